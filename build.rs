@@ -1,10 +1,10 @@
 //! Makes the messages and services of gRPC from the files below `proto/`. protox reads them, so no protoc is needed. Links the
-//! programs of which each pod has a process at fixed addresses.
+//! programs `podfs-supervisor` and `podfs-fuse` at fixed addresses.
 
 use std::env;
 use std::error::Error;
 
-/// The files, below `proto/`.
+/// The files with messages and services, below `proto/`.
 const FILES: [&str; 5] = [
     "podfs/volumemanager/v1/volumemanager.proto",
     "csi.proto",
@@ -13,7 +13,7 @@ const FILES: [&str; 5] = [
     "ttrpc.proto",
 ];
 
-/// The messages with fields that may be secret. `src/csi` and `src/node/nri` say what they show in debugging output.
+/// The messages with fields that may be secret. For these, `src/csi` and `src/node/nri` define the debugging output.
 const SECRET: [&str; 7] = [
     "csi.v1.NodeStageVolumeRequest",
     "csi.v1.NodePublishVolumeRequest",
@@ -30,14 +30,14 @@ const PROGRAMS_OF_PODS: [&str; 2] = ["podfs-supervisor", "podfs-fuse"];
 fn main() -> Result<(), Box<dyn Error>> {
     link_at_fixed_addresses();
     println!("cargo::rerun-if-changed=proto");
-    let described = protox::compile(FILES, ["proto"])?;
-    tonic_prost_build::configure().skip_debug(SECRET).compile_fds(described)?;
+    let descriptors = protox::compile(FILES, ["proto"])?;
+    tonic_prost_build::configure().skip_debug(SECRET).compile_fds(descriptors)?;
     Ok(())
 }
 
-/// A program that is loaded anywhere relocates its pointers when it starts, and no two processes share those pages: 490 KiB in each
-/// supervisor, 100 KiB in each server. Linked at fixed addresses, all processes share them. Heap, stacks and libraries stay at
-/// random addresses; `podfs` itself stays wholly so. See `docs/design/processes.md`.
+/// A program that the kernel may load at any address relocates its pointers when it starts, and no two processes share those
+/// pages: 490 KiB in each supervisor, 100 KiB in each server. If the program is linked at fixed addresses, all its processes share
+/// them. Heap, stacks and libraries stay at random addresses, and so does all of `podfs`. See `docs/design/processes.md`.
 fn link_at_fixed_addresses() {
     if env::var("CARGO_CFG_TARGET_ENV").is_ok_and(|environment| environment == "gnu") {
         PROGRAMS_OF_PODS.iter().for_each(|program| println!("cargo::rustc-link-arg-bin={program}=-no-pie"));

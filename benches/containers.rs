@@ -1,7 +1,7 @@
 //! The cost of containers: `cargo bench --bench containers`. Needs root and `/dev/fuse`.
 //!
 //! Measured are `podfs mounts prepare` and `release` for a container with ten mounts, five of them subPaths: as a command, and as
-//! a question to the control socket, which agents ask. Then a live subPath: opening, reading and closing it, beside a file on
+//! a question to the control socket, as agents do it. Then a live subPath: opening, reading and closing it, beside a file on
 //! tmpfs in the same rounds, and the time from the change of an object's file until a watcher of the subPath gets the event.
 
 #[path = "../tests/common/mod.rs"]
@@ -89,7 +89,7 @@ impl Pod {
         in_turn("podfs mounts", || command("prepare"), || command("release"));
     }
 
-    /// Where the live part is on the host.
+    /// The path of the live part on the host.
     fn live(&self) -> PathBuf {
         let request = ContainerRequest {
             container: "web".to_owned(),

@@ -1,9 +1,9 @@
 //! The cost of the CSI driver for a kubelet: `cargo bench --bench csi`. Needs root and `/dev/fuse`.
 //!
-//! The API server is that of the tests, on loopback, in this process; the kubelet is the calls that a kubelet makes. Printed are the
-//! figures of a NodePublishVolume of a ConfigMap for a new pod, of 100 pods at once, of the daemon's memory with 100 volumes, and of
-//! the time from a change at the API server to the bytes at the kubelet's target. What `--nri` adds to the creation of a container
-//! needs a container runtime: `cargo test --release --test cli node::nri::cost -- --ignored --nocapture` prints it.
+//! The API server is that of the tests, on loopback, in this process. The bench makes the calls that a kubelet makes. It prints the
+//! figures of a NodePublishVolume of a ConfigMap for a new pod, of 100 pods at once, of the daemon's memory with 100 volumes, and
+//! of the time from a change at the API server to the bytes at the kubelet's target. What `--nri` adds to the creation of a
+//! container needs a container runtime: `cargo test --release --test cli node::nri::cost -- --ignored --nocapture` prints it.
 
 #[path = "../tests/api_server/mod.rs"]
 mod api_server;
@@ -23,9 +23,9 @@ use common::{Running, config_map};
 use podfs::csi::v1::NodeGetCapabilitiesRequest;
 
 const NODE: &str = "n1";
-/// Pods that are published one after the other.
+/// The number of pods that are published one after the other.
 const ROUNDS: usize = 30;
-/// Pods that are published at once.
+/// The number of pods that are published at once.
 const PODS: usize = 100;
 /// How often an object changes.
 const CHANGES: usize = 101;
@@ -71,8 +71,8 @@ fn from_server() {
     thread::sleep(Duration::from_secs(2));
     println!(
         "memory of the daemon with {PODS} volumes: RSS {:.1} MiB, PSS {:.1} MiB",
-        of(&daemon, "Rss:"),
-        of(&daemon, "Pss:")
+        memory(&daemon, "Rss:"),
+        memory(&daemon, "Pss:")
     );
 
     println!("the object of {PODS} pods changes:");
@@ -166,14 +166,14 @@ fn change(put: impl Fn(usize), volume: &Volume, serial: usize) -> Duration {
     put(serial);
     while fs::read_to_string(&file).is_ok_and(|shown| shown != text) {
         assert!(began.elapsed() < TIMEOUT, "the change does not arrive");
-        // A reader that never rests takes the CPU from podfs.
+        // Without this, the reader would take the CPU from podfs.
         thread::yield_now();
     }
     began.elapsed()
 }
 
 /// A field of the daemon's `smaps_rollup`, in MiB.
-fn of(daemon: &Running, field: &str) -> f64 {
+fn memory(daemon: &Running, field: &str) -> f64 {
     let path = Path::new("/proc").join(daemon.pid().to_string()).join("smaps_rollup");
     let rollup = fs::read_to_string(path).expect("root may read it");
     let line = rollup.lines().find_map(|line| line.strip_prefix(field)).expect("the kernel says it");

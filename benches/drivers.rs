@@ -7,7 +7,7 @@
 //! | calling a driver | a pod with a volume of a CSI driver that stages and publishes, less a pod with a directory, less the time that the driver works |
 //! | data of a device | fio on a file in the page cache, through the pod's volume and at the mount that podfs serves |
 //!
-//! The directory stands for what each pod costs. Figures are medians of rounds in which all take turns.
+//! The pod with a directory shows what any pod costs. Figures are medians of rounds in which all pods take turns.
 
 #[path = "../tests/common/mod.rs"]
 mod common;
@@ -81,8 +81,8 @@ fn starts(device: &LoopDevice, directory: &Fixture, of_device: &Fixture) {
     println!("a driver's volume costs more than the driver   {}", difference(with_driver, base + worked));
 }
 
-/// Prints what fio moves through the pod's volume and beside it, in the same file. What one job has written is on the device before the
-/// next one begins, and each of them is first in every other round.
+/// Prints what fio reads and writes through the pod's volume and at the mount beside it, in the same file. The data of one job is
+/// on the device before the next job begins. In every other round the volume is first.
 fn data(of_device: &Fixture) {
     let mut running = of_device.run();
     let volume = running.volume("data");
@@ -139,7 +139,7 @@ fn pod(source: &str) -> Fixture {
     fixture
 }
 
-/// How long a pod takes to be ready. It is stopped again.
+/// How long a pod takes to be ready. Stops the pod again.
 fn start(fixture: &Fixture) -> Duration {
     let (mut running, took) = timed(fixture);
     assert!(running.stop().success(), "{}", running.log());
@@ -177,7 +177,7 @@ fn shown(time: Duration) -> String {
     format!("{:7.1} ms", time.as_secs_f64() * 1e3)
 }
 
-/// A difference of two medians may be less than nothing.
+/// The difference of two medians, which may be negative.
 fn difference(time: Duration, other: Duration) -> String {
     format!("{:7.1} ms", (time.as_secs_f64() - other.as_secs_f64()) * 1e3)
 }

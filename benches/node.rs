@@ -27,12 +27,12 @@ const PODS: usize = 110;
 const VOLUMES: usize = 3;
 /// How often an object changes.
 const CHANGES: usize = 20;
-/// How long the idle node is looked at.
+/// How long the idle node is measured.
 const IDLE: Duration = Duration::from_secs(20);
 /// How long anything may take, on a busy machine.
 const TIMEOUT: Duration = Duration::from_secs(300);
-/// How often something is looked at that takes some time.
-const GLANCE: Duration = Duration::from_millis(5);
+/// The pause between two checks of a condition.
+const CHECK_INTERVAL: Duration = Duration::from_millis(5);
 
 fn main() {
     let node = Node::new();
@@ -90,7 +90,7 @@ impl Node {
         node
     }
 
-    /// Starts a daemon, and waits until agents can ask it.
+    /// Starts a daemon, and waits until agents can connect to it.
     fn start(&self) -> Running {
         let mut command = Command::new(PODFS);
         command.args(["node", "--release-when-gone", "--node-name", NODE, "--kubeconfig"]).arg(&self.kubeconfig);
@@ -121,11 +121,11 @@ impl Node {
         let root = self.fixture.path("root");
         let all = mounts().expect("a mount table").into_iter();
         all.filter(|mounted| mounted.fs_type == FS_TYPE && mounted.at.starts_with(&root))
-            .map(|it| (it.at, it.id))
+            .map(|mounted| (mounted.at, mounted.id))
             .collect()
     }
 
-    /// How many volumes the daemon takes for mounted.
+    /// The number of volumes that the daemon reports as mounted.
     fn mounted_by_state(&self) -> usize {
         let mut command = Command::new(PODFS);
         command.args(["node", "state", "--output", "json", "--run-dir"]).arg(self.fixture.path("run"));
@@ -138,7 +138,7 @@ impl Node {
 
     fn shows(&self, pod: usize, volume: &str, serial: usize) -> bool {
         let volume = format!("root/pods/uid-{pod}/volumes/kubernetes.io~configmap/{volume}/serial");
-        fs::read_to_string(self.fixture.path(&volume)).is_ok_and(|is| is == serial.to_string())
+        fs::read_to_string(self.fixture.path(&volume)).is_ok_and(|content| content == serial.to_string())
     }
 
     fn report_memory(&self, daemon: Pid) {
@@ -191,11 +191,11 @@ fn until(what: &str, condition: impl Fn() -> bool) {
     let deadline = Instant::now() + TIMEOUT;
     while !condition() {
         assert!(Instant::now() < deadline, "still not true: {what}");
-        thread::sleep(GLANCE);
+        thread::sleep(CHECK_INTERVAL);
     }
 }
 
-/// The memory that is a process' share, in KiB.
+/// The memory of a process (PSS), in KiB.
 fn pss(process: Pid) -> u64 {
     let text = fs::read_to_string(Path::new(&format!("/proc/{process}/smaps_rollup"))).unwrap_or_default();
     let line = text.lines().find(|line| line.starts_with("Pss:")).unwrap_or_default();

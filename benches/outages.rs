@@ -24,8 +24,8 @@ use api_server::{ApiServer, Style};
 use common::{Fixture, PODFS, Running, config_map, eventually, secret};
 
 const NODE: &str = "node";
-/// How many requests of the node the server answers in a second, at the start and after an outage. A real one counts those
-/// that go on in the same moment, of which those that it refuses (403) hardly are any.
+/// How many requests of the node the server answers in a second, at the start and after an outage. A real server limits the
+/// requests that it executes at the same moment, and a request that it refuses (403) takes hardly any time.
 const LIMITS: (usize, usize) = (150, 1000);
 /// How long the server answers nodes with 403 after an outage.
 const STARTING: Duration = Duration::from_secs(1);
@@ -112,7 +112,7 @@ impl Node {
         Files { files, _running: running }
     }
 
-    /// Lets the server be away for so long.
+    /// Lets the server be away for the time `outage`, and prints how long the pods take to be current again.
     fn recover(&self, Files { files, .. }: &Files, serial: usize, outage: Duration) {
         for pod in 0..self.pods {
             let name = format!("config-{pod}");
@@ -128,12 +128,12 @@ impl Node {
         thread::sleep(STARTING);
         self.server.become_ready();
         let ready = Instant::now();
-        let mut left: Vec<_> = files.iter().collect();
+        let mut outdated: Vec<_> = files.iter().collect();
         let mut times = Vec::new();
-        while !left.is_empty() {
-            assert!(ready.elapsed() < TIMEOUT, "{} pods are not current", left.len());
-            left.retain(|file| {
-                let is_current = fs::read_to_string(file).is_ok_and(|is| is == serial.to_string());
+        while !outdated.is_empty() {
+            assert!(ready.elapsed() < TIMEOUT, "{} pods are not current", outdated.len());
+            outdated.retain(|file| {
+                let is_current = fs::read_to_string(file).is_ok_and(|content| content == serial.to_string());
                 if is_current {
                     times.push(ready.elapsed());
                 }

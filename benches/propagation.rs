@@ -25,9 +25,9 @@ use nix::sys::inotify::{AddWatchFlags, InitFlags, Inotify, WatchDescriptor};
 use nix::unistd::Pid;
 
 const NODE: &str = "node";
-/// Changes of the one object.
+/// The number of changes of the one object.
 const CHANGES: usize = 500;
-/// Pods with many, and volumes of each.
+/// The number of pods in the second measurement, and of the volumes of each.
 const PODS: usize = 200;
 const VOLUMES: usize = 5;
 /// How often all objects change, and within which time they do.
@@ -35,7 +35,7 @@ const ROUNDS: usize = 5;
 const WITHIN: Duration = Duration::from_secs(1);
 /// How many pods start at a time.
 const AT_ONCE: usize = 10;
-/// How long the idle pod is looked at.
+/// How long the idle pod is measured.
 const IDLE: Duration = Duration::from_secs(20);
 
 fn main() {
@@ -172,14 +172,14 @@ impl Node {
     }
 }
 
-/// An object that is visible since then.
+/// An object with this serial number is visible since `at`.
 struct Arrival {
     object: usize,
     serial: usize,
     at: Instant,
 }
 
-/// Hears of every switch of every volume.
+/// Reports every switch of every volume.
 fn watch(pods: &[Pod]) -> Receiver<Arrival> {
     let inotify = Inotify::init(InitFlags::IN_CLOEXEC).expect("an inotify instance");
     let add = |(object, volume): &(usize, PathBuf)| {
@@ -188,13 +188,13 @@ fn watch(pods: &[Pod]) -> Receiver<Arrival> {
     };
     let volumes: HashMap<WatchDescriptor, (usize, PathBuf)> =
         pods.iter().flat_map(|pod| &pod.volumes).map(add).collect();
-    let (tell, arrivals) = channel();
+    let (sender, arrivals) = channel();
     thread::spawn(move || {
         while let Ok(events) = inotify.read_events() {
             for event in events {
                 let Some((object, volume)) = volumes.get(&event.wd) else { return };
                 let Some(serial) = serial(volume) else { continue };
-                if tell.send(Arrival { object: *object, serial, at: Instant::now() }).is_err() {
+                if sender.send(Arrival { object: *object, serial, at: Instant::now() }).is_err() {
                     return;
                 }
             }
@@ -226,7 +226,7 @@ fn report(what: &str, mut times: Vec<Duration>) {
     println!("{what}: median {:.2} ms, p99 {:.2} ms, longest {longest:.2} ms", milliseconds(50), milliseconds(99));
 }
 
-/// The memory that is a process' share, in KiB.
+/// The memory of a process (PSS), in KiB.
 fn pss(process: Pid) -> u64 {
     field(Path::new(&format!("/proc/{process}/smaps_rollup")), "Pss:")
 }

@@ -43,14 +43,14 @@ fn main() {
     put_cluster(&server, nodes);
     let runtime = Runtime::new().expect("a runtime");
 
-    let (current, mut told) = unbounded_channel();
+    let (current, mut reports) = unbounded_channel();
     let (begun, rate, used) = (Instant::now(), Rate::measure(&server), cpu_time());
     let user = User::new("admin", MASTERS);
     let kubeconfig = server.kubeconfig_of(&user, Style::Token);
     for node in 0..nodes {
         runtime.spawn(run(SettingsSource::Kubeconfig(kubeconfig.clone()), node, current.clone()));
     }
-    let last = runtime.block_on(all_current(&mut told, nodes, 0, begun));
+    let last = runtime.block_on(all_current(&mut reports, nodes, 0, begun));
     report(&format!("{nodes} nodes at once"), &last, &server, rate, used);
 
     server.forget_requests();
@@ -71,7 +71,7 @@ fn main() {
     let (rate, used) = (Rate::measure(&server), cpu_time());
     server.boot();
     server.become_ready();
-    let last = runtime.block_on(all_current(&mut told, nodes, 1, Instant::now()));
+    let last = runtime.block_on(all_current(&mut reports, nodes, 1, Instant::now()));
     report(&format!("{} s away", OUTAGE.as_secs()), &last, &server, rate, used);
     runtime.shutdown_timeout(Duration::from_secs(5));
 }
@@ -87,7 +87,7 @@ async fn run(access: SettingsSource, node: usize, current: UnboundedSender<u64>)
     };
     let mut objects = feed.objects().follow(&pod);
     let mut serials = [None; OBJECTS];
-    let mut told = None;
+    let mut reported = None;
     loop {
         let push = tokio::select! {
             push = objects.next() => push,
@@ -102,21 +102,21 @@ async fn run(access: SettingsSource, node: usize, current: UnboundedSender<u64>)
             }
         }
         let least = serials.iter().copied().min().flatten();
-        if least.is_some() && least != told {
-            told = least;
-            // Fails only at the end.
+        if least.is_some() && least != reported {
+            reported = least;
+            // This fails only when the bench ends.
             let _ = current.send(least.unwrap_or_default());
         }
     }
 }
 
 /// When each node was current, since `begun`.
-async fn all_current(told: &mut UnboundedReceiver<u64>, nodes: usize, serial: u64, begun: Instant) -> Vec<Duration> {
+async fn all_current(reports: &mut UnboundedReceiver<u64>, nodes: usize, serial: u64, begun: Instant) -> Vec<Duration> {
     let mut times = Vec::new();
     while times.len() < nodes {
-        let next = tokio::time::timeout(TIMEOUT, told.recv()).await;
-        let Ok(Some(is)) = next else { panic!("{} of {nodes} nodes are current", times.len()) };
-        if is == serial {
+        let next = tokio::time::timeout(TIMEOUT, reports.recv()).await;
+        let Ok(Some(reported)) = next else { panic!("{} of {nodes} nodes are current", times.len()) };
+        if reported == serial {
             times.push(begun.elapsed());
         }
     }
@@ -198,9 +198,9 @@ fn put_objects(server: &ApiServer, nodes: usize, serial: u64) {
     }
 }
 
-/// Each node has a connection, both ends of which are here.
+/// Raises the limit on descriptors: each node has a connection, and this process has both ends.
 fn raise_limit_on_files() {
     let limit = getrlimit(Resource::Nofile);
-    // Where that is not allowed, the first connection too many says so.
+    // If that is not allowed, the first connection above the limit fails.
     let _ = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit });
 }

@@ -1,10 +1,10 @@
-//! One pod under storm, another measured: `cargo bench --bench storm`.
+//! How much one busy pod slows down another: `cargo bench --bench storm`.
 //!
-//! Two pods run side by side. On the volumes of the first, threads make and remove files, look at them and read them as
-//! fast as they can, on every CPU. Meanwhile calls on the volumes of the second are timed. The same is done with plain
-//! directories in place of volumes (a tmpfs for a projection, the disk for a passthrough). Every CPU has as many threads of
-//! the storm then, but they are not as busy with the same: a call on a volume waits for a server, which takes CPU time of
-//! its own. So the two ratios show how much each slows down, and their difference is not what podfs alone adds. Needs root
+//! Two pods run side by side. On the volumes of the first, the threads of a *storm* make and remove files, stat them and read them
+//! as fast as they can, on every CPU. Meanwhile the bench times calls on the volumes of the second. It does the same with plain
+//! directories in place of volumes (a tmpfs for a projection, the disk for a passthrough). Every CPU has as many threads of the
+//! storm in both cases, but the same number of calls keeps it busy differently: a call on a volume waits for a server, which takes
+//! CPU time, too. So the two ratios show how much each slows down, and their difference is not what podfs alone adds. Needs root
 //! and `/dev/fuse`.
 
 use std::fs::{self, File};
@@ -33,13 +33,13 @@ fn main() {
     println!("{:<44} {:>10} {:>10} {:>10} {:>10} {:>8}", "us", "alone p50", "p99", "storm p50", "p99", "p50");
     for pair in &places {
         let alone = pair.quiet.measure();
-        let (beside, done) = pair.stormy.storm(|| pair.quiet.measure());
+        let (beside, rounds) = pair.stormy.storm(|| pair.quiet.measure());
         for ((what, alone), (_, beside)) in alone.iter().zip(&beside) {
             let [a50, a99, b50, b99] = [(alone, 50), (alone, 99), (beside, 50), (beside, 99)].map(percentile);
             let what = format!("{}: {what}", pair.name);
             println!("{what:<44} {a50:>10.2} {a99:>10.2} {b50:>10.2} {b99:>10.2} {:>7.2}x", b50 / a50);
         }
-        println!("{:<44} {done:>10} rounds", format!("{}: the storm did", pair.name));
+        println!("{:<44} {rounds:>10} rounds", format!("{}: the storm did", pair.name));
     }
     let [_, podfs] = places;
     // Another volume of the pod under storm.
@@ -133,11 +133,11 @@ impl Place {
         timed(|| drop(black_box(fs::read(&self.config).expect("read"))))
     }
 
-    /// What `measured` gives while threads storm this place, and how many rounds they did.
+    /// Calls `measured` while the threads of a storm work in this place. Returns the result, and the number of their rounds.
     fn storm<T>(&self, measured: impl FnOnce() -> T) -> (T, u64) {
         let (over, rounds) = (AtomicBool::new(false), AtomicU64::new(0));
         let cpus = thread::available_parallelism().map_or(1, usize::from);
-        let blow = |number: usize| {
+        let work = |number: usize| {
             let (made, file) = (self.work.join(format!("storm-{number}")), self.work.join("file"));
             while !over.load(Ordering::Relaxed) {
                 fs::write(&made, [b'y'; 4096]).expect("written");
@@ -149,7 +149,7 @@ impl Place {
             }
         };
         let outcome = thread::scope(|scope| {
-            (0..cpus * THREADS).for_each(|number| drop(scope.spawn(move || blow(number))));
+            (0..cpus * THREADS).for_each(|number| drop(scope.spawn(move || work(number))));
             thread::sleep(Duration::from_millis(200));
             let outcome = measured();
             over.store(true, Ordering::Relaxed);
@@ -171,7 +171,7 @@ impl Drop for Mounted {
     }
 }
 
-/// On the disk that the project is built on.
+/// A directory on the disk that the project is built on.
 fn base() -> TempDir {
     TempDir::with_prefix_in("podfs-bench-", env!("CARGO_TARGET_TMPDIR")).expect("a directory")
 }

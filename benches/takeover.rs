@@ -12,13 +12,13 @@ use common::passthrough::disk_directory;
 use common::*;
 use nix::sys::signal::{Signal, kill};
 
-/// Kills of each pod.
+/// The number of kills for each figure.
 const KILLS: usize = 200;
-/// Files that are open, in the pod with few.
+/// The number of open files, in the pod with few files.
 const FILES: usize = 1000;
 /// The processes that are killed.
 const VICTIMS: [Victims; 2] = [Victims::Server, Victims::ServerAndKeeper];
-/// Files that the kernel has looked up, in the pod with many.
+/// The number of files that the kernel has looked up, in the pod with many files.
 const NODES: usize = 50_000;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -79,21 +79,21 @@ fn status(volume: &Path) {
     rustix::fs::statvfs(volume).expect("a server answers");
 }
 
-/// A name that was never asked for.
+/// Looks up a name that no call has looked up before.
 fn look_for_nothing(volume: &Path, number: usize) {
     assert!(!fs::exists(volume.join(format!("missing-{number}"))).expect("a server answers"));
 }
 
-/// The server is asked where an open file has data; this one is empty.
+/// Asks the server where an open file has data. The file is empty.
 fn look_for_data(file: &File) {
     let found = rustix::fs::seek(file, rustix::fs::SeekFrom::Data(0));
     assert_eq!(found, Err(rustix::io::Errno::NXIO));
 }
 
 /// The times without an answer, shortest first.
-fn measure(running: &Running, victims: Victims, ask: impl Fn(usize)) -> Vec<Duration> {
-    let told = "another one (pid ";
-    let before = running.log().matches(told).count();
+fn measure(running: &Running, victims: Victims, call: impl Fn(usize)) -> Vec<Duration> {
+    let restart = "another one (pid ";
+    let before = running.log().matches(restart).count();
     let measure = |number| {
         let mut processes = vec![running.server()];
         if victims == Victims::ServerAndKeeper {
@@ -101,11 +101,11 @@ fn measure(running: &Running, victims: Victims, ask: impl Fn(usize)) -> Vec<Dura
         }
         let killed = Instant::now();
         processes.iter().for_each(|process| kill(*process, Signal::SIGKILL).expect("it is there"));
-        ask(number);
+        call(number);
         let took = killed.elapsed();
-        // The supervisor is to know that this server served: others are followed with a pause.
-        running.wait_log_times(told, before + number + 1);
-        ask(KILLS + number);
+        // The supervisor must see that this server has answered a request: after some servers that have not, it pauses.
+        running.wait_log_times(restart, before + number + 1);
+        call(KILLS + number);
         took
     };
     let mut times: Vec<_> = (0..KILLS).map(measure).collect();

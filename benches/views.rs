@@ -24,7 +24,7 @@ use common::{Fixture, PODFS, Running, config_map, pod};
 const VIEWS: usize = 31;
 const ROUNDS: usize = 101;
 const VOLUMES: &str = "[{name: config, configMap: {name: app}}]";
-/// How long a change may take. It is a failure if it takes longer.
+/// How long a change may take at most.
 const CHANGE_TIMEOUT: Duration = Duration::from_secs(10);
 
 fn main() {
@@ -109,7 +109,7 @@ fn changes(what: &str, mut viewing: Running, fixture: &Fixture, put: impl Fn(&st
     assert!(viewing.stop().success(), "{}", viewing.log());
 }
 
-/// When the user reads the expected bytes.
+/// Waits until the user reads the expected bytes; returns that moment.
 fn shows(file: &Path, is_expected: impl Fn(&str) -> bool + Sync) -> Instant {
     let began = Instant::now();
     USER.run(Path::new("/"), || {

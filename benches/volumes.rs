@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 use podfs_fuse::mount::table::mounts;
 
 const PODFS: &str = env!("CARGO_BIN_EXE_podfs");
-/// Volumes of a large pod, and of one that is larger by a factor: what the time of each volume depends on.
+/// The numbers of volumes of two large pods: the figures show whether the time for a volume depends on the number.
 const LARGE: [usize; 2] = [500, 2000];
 /// How often each large pod is started and stopped; the medians count.
 const ROUNDS: usize = 3;
@@ -57,7 +57,7 @@ fn main() {
 /// What a pod of many volumes took.
 struct LargePod {
     volumes: usize,
-    /// Its start and its end.
+    /// The times of its start and of its end.
     steps: [Duration; 2],
     pss: u64,
 }
@@ -76,9 +76,9 @@ impl LargePod {
     }
 }
 
-fn median(mut of: Vec<Duration>) -> Duration {
-    of.sort_unstable();
-    of[of.len() / 2]
+fn median(mut times: Vec<Duration>) -> Duration {
+    times.sort_unstable();
+    times[times.len() / 2]
 }
 
 /// A running `podfs run`; stopped when it is dropped.
@@ -140,8 +140,8 @@ impl Drop for Pod {
         if matches!(self.child.try_wait(), Ok(None)) {
             self.end();
         }
-        let left = mounts().expect("a mount table").into_iter().filter(|mounted| mounted.at.starts_with(&self.root));
-        assert_eq!(left.count(), 0, "podfs must unmount what it mounted");
+        let own = mounts().expect("a mount table").into_iter().filter(|mounted| mounted.at.starts_with(&self.root));
+        assert_eq!(own.count(), 0, "podfs must unmount what it mounted");
     }
 }
 

@@ -12,10 +12,10 @@
 //! | [`render`] | payloads as text, JSON, directories and archives, without a mount |
 //! | [`view`] | payloads as a live file system of an ordinary user |
 //! | [`mounts`] | the mounts of a container, for its runtime |
-//! | [`binding`] | a claim leads to its PersistentVolume |
+//! | [`binding`] | from a claim to its PersistentVolume |
 //! | [`host`] | directories and files of the node: opened, made, given to a group, deleted |
 //! | `kube` | a client of the Kubernetes API |
-//! | [`driver`] | CSI and FlexVolume drivers of other vendors: called, and undone |
+//! | [`driver`] | CSI and FlexVolume drivers of other vendors: the calls that mount and unmount |
 //! | [`csi`] | messages and services of the Container Storage Interface |
 //! | [`supervisor`] | the life of one pod's volumes: mounts, commits, readiness |
 //! | [`node`] | the volume manager of a node: its pods, and the volumes to mount for them |

@@ -7,17 +7,17 @@ use std::io;
 
 use rustix::process::Pid;
 
-/// Makes a child that shares this process's table of descriptors, runs `life`, and ends. The caller must wait(2) for it, unless
-/// SIGCHLD is ignored.
+/// Makes a child that shares this process's table of descriptors. The child runs `body`, and ends. The caller must wait(2) for the
+/// child, unless SIGCHLD is ignored.
 ///
 /// # Safety
-/// `life` must only make system calls.
+/// `body` must only make system calls.
 ///
 /// # Errors
 /// When the kernel makes no more processes.
-pub(crate) unsafe fn start(life: impl FnOnce()) -> io::Result<Pid> {
-    // SAFETY: the caller promises what the child does.
-    unsafe { start_with(libc::CLONE_FILES, life) }
+pub(crate) unsafe fn start(body: impl FnOnce()) -> io::Result<Pid> {
+    // SAFETY: the caller guarantees that the child only makes system calls.
+    unsafe { start_with(libc::CLONE_FILES, body) }
 }
 
 /// Like [`start`], but the child has a copy of the table of descriptors.
@@ -27,17 +27,17 @@ pub(crate) unsafe fn start(life: impl FnOnce()) -> io::Result<Pid> {
 ///
 /// # Errors
 /// Those of [`start`].
-pub(crate) unsafe fn start_alone(life: impl FnOnce()) -> io::Result<Pid> {
-    // SAFETY: the caller promises what the child does.
-    unsafe { start_with(0, life) }
+pub(crate) unsafe fn start_alone(body: impl FnOnce()) -> io::Result<Pid> {
+    // SAFETY: the caller guarantees that the child only makes system calls.
+    unsafe { start_with(0, body) }
 }
 
-unsafe fn start_with(flags: libc::c_int, life: impl FnOnce()) -> io::Result<Pid> {
-    // SAFETY: the caller promises what the child does.
+unsafe fn start_with(flags: libc::c_int, body: impl FnOnce()) -> io::Result<Pid> {
+    // SAFETY: the caller guarantees that the child only makes system calls.
     if let Some(child) = unsafe { fork_with(flags) }? {
         return Ok(child);
     }
-    life();
+    body();
     // SAFETY: the child has nothing to clean up.
     unsafe { libc::_exit(0) }
 }
@@ -51,12 +51,12 @@ unsafe fn start_with(flags: libc::c_int, life: impl FnOnce()) -> io::Result<Pid>
 /// # Errors
 /// When the kernel makes no more processes.
 pub(crate) unsafe fn fork() -> io::Result<Option<Pid>> {
-    // SAFETY: the caller promises what the child does.
+    // SAFETY: the caller guarantees that the child only makes system calls.
     unsafe { fork_with(libc::CLONE_FILES) }
 }
 
 unsafe fn fork_with(flags: libc::c_int) -> io::Result<Option<Pid>> {
-    // SAFETY: the caller promises what the child does.
+    // SAFETY: the caller guarantees that the child only makes system calls.
     let pid = unsafe { libc::syscall(libc::SYS_clone, flags | libc::SIGCHLD, 0, 0, 0, 0) };
     if pid == 0 {
         // SAFETY: the memory outlives these calls.

@@ -42,10 +42,10 @@ pub fn main() -> ExitCode {
     memory_lock::tune_allocator();
     let words = env::args_os().skip(1).map(|word| word.to_string_lossy().into_owned());
     match ProgramCommand::parse(words) {
-        Ok(ProgramCommand::Version) => {
-            println!("{NAME} {VERSION}");
-            ExitCode::SUCCESS
-        }
+        Ok(ProgramCommand::Version) => match writeln!(io::stdout(), "{NAME} {VERSION}") {
+            Ok(()) => ExitCode::SUCCESS,
+            Err(error) => fail(FAILED, &format!("cannot write to standard output: {error}")),
+        },
         Ok(ProgramCommand::Serve(server)) => match server.serve() {
             Ok(()) => ExitCode::SUCCESS,
             Err(error) => fail(FAILED, &error.to_string()),
@@ -55,7 +55,7 @@ pub fn main() -> ExitCode {
 }
 
 fn fail(code: u8, sentence: &str) -> ExitCode {
-    // In one call: the supervisor writes to the same file, and may kill this process at any time.
+    // One write(2) writes the whole line: the supervisor writes to the same file, and may kill this process at any time.
     let line = format!("{NAME}: {}\n", printable(sentence));
     let _no_reader = std::io::stderr().write_all(line.as_bytes());
     ExitCode::from(code)
@@ -113,14 +113,14 @@ enum ProgramCommand {
 /// The arguments of a server.
 #[derive(Debug, PartialEq, Eq)]
 struct ServerArguments {
-    /// The pod's namespace and name. They only serve lists of processes.
+    /// The pod's namespace and name, for lists of processes, log lines and errors.
     pod: String,
     /// The pod's uid. The server refuses supervisors of other pods.
     uid: String,
     /// The rights of the server.
     profile: Profile,
     /// The format of log lines, like the supervisor's.
-    lines: LineFormat,
+    log_format: LineFormat,
     /// The podfs that executed this program.
     started_by: Option<StartedBy>,
 }
@@ -137,7 +137,8 @@ impl ProgramCommand {
 
 impl ServerArguments {
     fn parse(mut words: impl Iterator<Item = String>) -> Result<Self, ArgumentError> {
-        let (mut pod, mut uid, mut profile, mut lines, mut started_by) = (None, None, None, LineFormat::Text, None);
+        let (mut pod, mut uid, mut profile, mut started_by) = (None, None, None, None);
+        let mut log_format = LineFormat::Text;
         while let Some(word) = words.next() {
             let (option, value) = match word.split_once('=') {
                 Some((option, value)) => (option, Some(value.to_owned())),
@@ -149,7 +150,7 @@ impl ServerArguments {
                 "--pod" => pod = Some(value),
                 "--uid" => uid = Some(value),
                 "--profile" => profile = Some(Profile::named(&value).ok_or_else(bad)?),
-                "--log-format" => lines = LineFormat::named(&value).ok_or_else(bad)?,
+                "--log-format" => log_format = LineFormat::named(&value).ok_or_else(bad)?,
                 "--started-by" => started_by = Some(StartedBy::parse(&value).ok_or_else(bad)?),
                 _ => return Err(ArgumentError::Unknown(option.to_owned())),
             }
@@ -159,16 +160,16 @@ impl ServerArguments {
             pod: pod.ok_or_else(|| missing("--pod"))?,
             uid: uid.ok_or_else(|| missing("--uid"))?,
             profile: profile.ok_or_else(|| missing("--profile"))?,
-            lines,
+            log_format,
             started_by,
         })
     }
 
     fn serve(self) -> Result<(), ServeError> {
-        let Self { pod, uid, profile, lines, started_by } = self;
+        let Self { pod, uid, profile, log_format, started_by } = self;
         // SAFETY: the process has only read its arguments, so it has opened nothing.
         unsafe { close_inherited() };
-        log::start(lines);
+        log::start(log_format);
         log::set_pod(&pod, &uid);
         if let Some(Err(error)) = started_by.map(|podfs| podfs.check(version(), &own_path())) {
             process::refuse(&error.to_string());
@@ -177,8 +178,8 @@ impl ServerArguments {
         // The supervisor has warned already if memory cannot be locked.
         let _unlocked = memory_lock::protect_memory();
         let output = AuditOutput::standard_error();
-        // Before the process starts a thread and reads a message.
-        confine(profile, lines);
+        // The process confines itself before it starts a thread or reads a message.
+        confine(profile, log_format);
         // Neither this process nor the keeper needs the memory of the confinement again.
         memory_lock::return_free_memory();
         let served = process::serve(version(), &uid, output);
@@ -235,7 +236,7 @@ mod tests {
             pod: "default/web".to_owned(),
             uid: "u".to_owned(),
             profile: Profile::Audit,
-            lines: LineFormat::Json,
+            log_format: LineFormat::Json,
             started_by: Some(StartedBy { version: "1.2.3".to_owned(), path: "/a:b/podfs".into() }),
         };
         let in_one = "server --pod=default/web --uid=u --profile=audit --log-format=json --started-by=1.2.3:/a:b/podfs";

@@ -1,14 +1,21 @@
 //! Messages between supervisor and server.
 //!
 //! A message is a frame on a stream socket: its length (4 bytes, native order), then JSON. A message may have
-//! a few descriptors, attached to its first byte (`SCM_RIGHTS`, unix(7)). The supervisor sends a request, and the server answers,
-//! each with one message.
+//! descriptors (`SCM_RIGHTS`, unix(7)): the first `MAX_DESCRIPTORS` are attached to its first byte, the next ones to its second
+//! byte, and so on. The supervisor sends a request, and the server answers, each with one message.
+//!
+//! An earlier version receives only the descriptors of the first byte, and refuses a message that lacks some.
 
 use std::io::{self, IoSlice, IoSliceMut};
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::SystemTime;
 
-use nix::sys::socket::{ControlMessage, ControlMessageOwned, MsgFlags, recvmsg, sendmsg};
+use rustix::io::{Errno, retry_on_intr};
+use rustix::net::{
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer, SendAncillaryMessage,
+    SendFlags, recvmsg, sendmsg,
+};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -88,7 +95,8 @@ pub enum VolumeBody {
         #[serde(flatten)]
         reporting: Reporting,
     },
-    /// A source of the host. The last two descriptors of the message are the source and the mount table of its namespace.
+    /// A source of the host. The last descriptors of the message are the source, the mount table of its namespace, and the
+    /// memory of its rings if the volume may use io_uring.
     Passthrough {
         /// The options of the mount.
         options: PassthroughOptions,
@@ -126,7 +134,8 @@ pub enum ServerRequest {
         #[serde(flatten)]
         reporting: Reporting,
     },
-    /// Serve a passthrough volume. The message has its device, mount, region, source and mount table.
+    /// Serve a passthrough volume. The message has its device, mount, region, source and mount table, and the memory of its
+    /// rings if the volume may use io_uring.
     Pass {
         /// Its number.
         volume: VolumeNumber,
@@ -268,12 +277,17 @@ pub enum ServerReply {
         /// Its process id.
         keeper: i32,
     },
-    /// The server accepts the steps. These are its threads for them.
+    /// The server accepts the steps. These threads of the server take part in them.
     Announced {
         /// The volume's session thread, once it has served a request.
         session: Option<i32>,
         /// The thread that wrote this answer.
         control: i32,
+    },
+    /// The server serves the loaded volumes, except these, with the reasons.
+    Started {
+        /// The volumes that it cannot serve.
+        failed: Vec<(VolumeNumber, String)>,
     },
     /// The server serves the volume, with this data path.
     Passing(DataPath),
@@ -289,30 +303,29 @@ pub enum ServerReply {
     Failed(String),
 }
 
-/// Most descriptors of one message (`SCM_MAX_FD` is 253).
+/// Most descriptors that are attached to one byte (`SCM_MAX_FD` is 253).
 const MAX_DESCRIPTORS: usize = 250;
 
 /// Sends one message and its descriptors.
 ///
 /// # Errors
-/// When the other process has closed the socket.
+/// When the other process has closed the socket, or the message has more descriptors than its bytes can carry.
 pub fn send(socket: &impl AsFd, message: &impl Serialize, descriptors: &[BorrowedFd<'_>]) -> io::Result<()> {
-    let body = serde_json::to_vec(message)?;
-    let length = u32::try_from(body.len()).map_err(io::Error::other)?.to_ne_bytes();
-    let raw: Vec<_> = descriptors.iter().map(AsRawFd::as_raw_fd).collect();
-    let rights = [ControlMessage::ScmRights(&raw)];
-    let rights = if raw.is_empty() { &[][..] } else { &rights };
-    let socket = socket.as_fd();
-    let sent = loop {
-        let parts = [IoSlice::new(&length), IoSlice::new(&body)];
-        match sendmsg::<()>(socket.as_raw_fd(), &parts, rights, MsgFlags::MSG_NOSIGNAL, None) {
-            Err(nix::errno::Errno::EINTR) => {}
-            sent => break sent?,
-        }
-    };
-    let rest_of_length = length.get(sent..).unwrap_or(&[]);
-    send_all(socket, rest_of_length)?;
-    send_all(socket, &body[sent.saturating_sub(length.len())..])
+    let frame = frame(message)?;
+    let (socket, mut rest) = (socket.as_fd(), &frame[..]);
+    let mut groups = descriptors.chunks(MAX_DESCRIPTORS).peekable();
+    if groups.len() > frame.len() {
+        return Err(io::Error::other(format!("a message cannot carry {} descriptors", descriptors.len())));
+    }
+    while let Some(group) = groups.next() {
+        let part = if groups.peek().is_some() { &rest[..1] } else { rest };
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_DESCRIPTORS))];
+        let mut rights = SendAncillaryBuffer::new(&mut space);
+        rights.push(SendAncillaryMessage::ScmRights(group));
+        let sent = retry_on_intr(|| sendmsg(socket, &[IoSlice::new(part)], &mut rights, SendFlags::NOSIGNAL))?;
+        rest = &rest[sent..];
+    }
+    send_all(socket, rest)
 }
 
 /// The bytes of a message, for a non-blocking socket.
@@ -329,21 +342,20 @@ pub fn frame(message: &impl Serialize) -> io::Result<Vec<u8>> {
 
 fn send_all(socket: BorrowedFd<'_>, mut bytes: &[u8]) -> io::Result<()> {
     while !bytes.is_empty() {
-        match rustix::net::send(socket, bytes, rustix::net::SendFlags::NOSIGNAL) {
-            Err(rustix::io::Errno::INTR) => {}
-            sent => bytes = &bytes[sent?..],
-        }
+        bytes = &bytes[retry_on_intr(|| rustix::net::send(socket, bytes, SendFlags::NOSIGNAL))?..];
     }
     Ok(())
 }
 
-fn receive_all(socket: BorrowedFd<'_>, mut bytes: &mut [u8]) -> io::Result<()> {
+/// Fills `bytes`, and adds the descriptors that come with them to `descriptors`.
+fn receive_all(socket: &impl AsFd, mut bytes: &mut [u8], descriptors: &mut Vec<OwnedFd>) -> io::Result<()> {
     while !bytes.is_empty() {
-        match rustix::io::read(socket, &mut *bytes) {
-            Err(rustix::io::Errno::INTR) => {}
-            Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
-            got => bytes = &mut bytes[got?..],
+        let (got, more) = receive_descriptors(socket, bytes)?;
+        if got == 0 {
+            return Err(io::ErrorKind::UnexpectedEof.into());
         }
+        descriptors.extend(more);
+        bytes = &mut bytes[got..];
     }
     Ok(())
 }
@@ -362,42 +374,39 @@ pub fn receive<T: DeserializeOwned>(socket: &impl AsFd) -> io::Result<Option<(T,
 /// Those of [`receive`].
 pub fn receive_at_most<T: DeserializeOwned>(socket: &impl AsFd, most: usize) -> io::Result<Option<(T, Vec<OwnedFd>)>> {
     let mut length = [0; 4];
-    let (got, descriptors) = receive_descriptors(socket, &mut length)?;
+    let (got, mut descriptors) = receive_descriptors(socket, &mut length)?;
     if got == 0 {
         return Ok(None);
     }
-    let socket = socket.as_fd();
-    receive_all(socket, &mut length[got..])?;
+    receive_all(socket, &mut length[got..], &mut descriptors)?;
     let length = u32::from_ne_bytes(length) as usize;
     if length > most {
         return Err(io::Error::new(io::ErrorKind::InvalidData, "a control message is too long"));
     }
     let mut body = vec![0; length];
-    receive_all(socket, &mut body)?;
+    receive_all(socket, &mut body, &mut descriptors)?;
     Ok(Some((serde_json::from_slice(&body)?, descriptors)))
 }
 
 /// Calls recvmsg(2) once. Returns the number of bytes, and the descriptors.
+///
+/// # Errors
+/// When the socket fails, or not all descriptors have arrived: this process may have no more, or there are too many of them.
 pub(super) fn receive_descriptors(socket: &impl AsFd, buffer: &mut [u8]) -> io::Result<(usize, Vec<OwnedFd>)> {
-    loop {
-        let mut space = nix::cmsg_space!([std::os::fd::RawFd; MAX_DESCRIPTORS]);
-        let mut parts = [IoSliceMut::new(buffer)];
-        let flags = MsgFlags::MSG_CMSG_CLOEXEC;
-        let received = match recvmsg::<()>(socket.as_fd().as_raw_fd(), &mut parts, Some(&mut space), flags) {
-            Err(nix::errno::Errno::EINTR) => continue,
-            received => received?,
-        };
-        let mut descriptors = Vec::new();
-        for message in received.cmsgs()? {
-            if let ControlMessageOwned::ScmRights(raw) = message {
-                for raw in raw {
-                    // SAFETY: recvmsg(2) has returned this descriptor, and no other code owns it.
-                    descriptors.push(unsafe { OwnedFd::from_raw_fd(raw) });
-                }
-            }
-        }
-        return Ok((received.bytes, descriptors));
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_DESCRIPTORS))];
+    let mut control = RecvAncillaryBuffer::new(&mut space);
+    let mut parts = [IoSliceMut::new(buffer)];
+    let received = retry_on_intr(|| recvmsg(socket, &mut parts, &mut control, RecvFlags::CMSG_CLOEXEC))?;
+    let descriptors = |message| match message {
+        RecvAncillaryMessage::ScmRights(descriptors) => Some(descriptors),
+        _ => None,
+    };
+    // On an error, this closes those that have arrived.
+    let descriptors: Vec<OwnedFd> = control.drain().filter_map(descriptors).flatten().collect();
+    if received.flags.contains(ReturnFlags::CTRUNC) {
+        return Err(Errno::NOBUFS.into());
     }
+    Ok((received.bytes, descriptors))
 }
 
 /// Why a supervisor and a server cannot work together.
@@ -454,6 +463,38 @@ mod tests {
         let mut byte = [0];
         std::fs::File::from(descriptors.pop().expect("a descriptor")).read_exact(&mut byte).expect("a byte");
         assert_eq!(&byte, b"x");
+    }
+
+    #[test]
+    fn a_message_arrives_with_more_descriptors_than_one_call_can_send() {
+        let (a, b) = UnixStream::pair().expect("a socket pair");
+        let (reader, writer) = io::pipe().expect("a pipe");
+        let many = vec![reader.as_fd(); 2 * MAX_DESCRIPTORS + 100];
+        send(&a, &ServerReply::Kept { keeper: 7 }, &many).expect("sent");
+        send(&a, &ServerReply::Done, &[writer.as_fd()]).expect("sent");
+        let (reply, descriptors) = receive::<ServerReply>(&b).expect("received").expect("a message");
+        assert!(matches!(reply, ServerReply::Kept { keeper: 7 }));
+        assert_eq!(descriptors.len(), many.len());
+        let (reply, descriptors) = receive::<ServerReply>(&b).expect("received").expect("a message");
+        assert!(matches!(reply, ServerReply::Done));
+        assert_eq!(descriptors.len(), 1);
+    }
+
+    #[test]
+    fn descriptors_of_a_message_with_too_many_of_them_are_closed() {
+        use rustix::event::{PollFd, PollFlags, Timespec, poll};
+        let (a, b) = UnixStream::pair().expect("a socket pair");
+        let (reader, writer) = io::pipe().expect("a pipe");
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_DESCRIPTORS + 1))];
+        let mut rights = SendAncillaryBuffer::new(&mut space);
+        let many = [writer.as_fd(); MAX_DESCRIPTORS + 1];
+        assert!(rights.push(SendAncillaryMessage::ScmRights(&many)));
+        sendmsg(&a, &[IoSlice::new(&[0; 4])], &mut rights, SendFlags::empty()).expect("sent");
+        receive::<ServerReply>(&b).expect_err("there are too many");
+        drop(writer);
+        let mut state = [PollFd::new(&reader, PollFlags::empty())];
+        poll(&mut state, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })).expect("polled");
+        assert!(state[0].revents().contains(PollFlags::HUP), "no descriptor of the other end is open");
     }
 
     #[test]

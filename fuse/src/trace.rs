@@ -86,7 +86,7 @@ impl Trace {
         self.on.load(Ordering::Relaxed)
     }
 
-    /// Notes the begin of a request; `None` without a reader.
+    /// Notes the start of a request; `None` without a reader.
     pub fn begin(&self, path: impl FnOnce() -> String) -> Option<TraceLine<'_>> {
         if !self.is_on() {
             return None;
@@ -142,15 +142,15 @@ impl TraceLine<'_> {
             "{} {operation} {} pid={} uid={} {result} {}us\n",
             utc(self.at).strftime("%H:%M:%S%.6f"),
             shortened(self.path.escape_debug().to_string()),
-            known(pid),
-            known(uid),
+            id_or_dash(pid),
+            id_or_dash(uid),
             self.since.elapsed().as_micros()
         );
         self.trace.write(&line);
     }
 }
 
-fn known(id: u32) -> String {
+fn id_or_dash(id: u32) -> String {
     if id == NOBODY { "-".to_owned() } else { id.to_string() }
 }
 
@@ -210,8 +210,8 @@ mod tests {
         let shown = seen[..length].iter().filter(|byte| **byte == b'\n').count();
         let mut rest = String::new();
         reader.read_to_string(&mut rest).expect("the rest");
-        let told = format!("… {} requests not shown\n", 1000 - shown);
-        assert!(shown < 1000 && rest.starts_with(&told) && rest.contains("/again"), "{shown}: {rest}");
+        let missing = format!("… {} requests not shown\n", 1000 - shown);
+        assert!(shown < 1000 && rest.starts_with(&missing) && rest.contains("/again"), "{shown}: {rest}");
     }
 
     #[test]
@@ -247,6 +247,6 @@ mod tests {
         readers.pop();
         readers.push(attached(&trace));
         let file = tempfile::tempfile().expect("a file");
-        trace.attach(file.into()).expect_err("a file can be waited for");
+        trace.attach(file.into()).expect_err("a write to a file may block");
     }
 }

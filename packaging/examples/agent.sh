@@ -122,7 +122,7 @@ end_pod() {
   podfs node wait "$pod" --unmounted --timeout $seconds || fail "pod $pod: $(cat "$work/trouble")"
 }
 
-# shellcheck disable=SC2317 # it is called: when this process ends, however that comes
+# shellcheck disable=SC2317 # the trap below calls it when this process ends
 leave() {
   trap '' INT TERM
   [ -z "$waiting" ] || kill "$waiting" 2>/dev/null || true
@@ -161,7 +161,8 @@ done
 
 for file in "$agent"/changes/*; do
   cp "$file" "$work/new"
-  mv "$work/new" "$work/pods/$(basename "$file")" # by rename, so that podfs never reads half of it
+  # Bash loses a SIGINT that comes at the end of a command substitution, so there is none here.
+  mv "$work/new" "$work/pods/${file##*/}" # by rename, so that podfs never reads half of it
 done
 for pod in "${ready[@]}"; do
   # Its program ends when it has seen the change.

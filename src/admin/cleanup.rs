@@ -3,15 +3,15 @@
 //! The cleanup changes nothing of a served pod, and no supervisor changes a pod during its cleanup:
 //! 1. The cleanup takes the pod's lock before it looks at the pod, and holds it until the end. A supervisor holds this lock for
 //!    its whole life; a `podfs run` that starts during the cleanup waits for it.
-//! 2. A server that goes on without its supervisor listens on its socket. Then everything stays. If none of the pod's volumes is
-//!    mounted on the node any more, no new container can use them, and the cleanup ends the server.
-//! 3. It unmounts a mount lazily, if the mount's server is dead and nothing else is mounted inside it.
-//! 4. It removes recorded files and directories as `leftovers` says, only empty ones.
+//! 2. A server that goes on without its supervisor listens on its socket. Then the cleanup leaves the pod as it is. If none of the
+//!    pod's volumes is mounted on the node any more, no new container can use them, and the cleanup ends the server.
+//! 3. The cleanup unmounts a mount lazily, if the mount's server is dead and nothing else is mounted inside it.
+//! 4. It removes recorded files and directories with `leftovers`, and only empty ones.
 //! 5. It removes the run files last. They stay if the next podfs of the pod needs them.
 //!
 //! A retired pod ([`Cleanup::retire`]) does not come back: the cleanup ends its server in any case, unmounts its mounts with
-//! the mounts inside them, and deletes the content of its emptyDirs. The order is the same, so the next retirement finishes one
-//! that was killed: it finds the remains by their records or names.
+//! the mounts inside them, and deletes the content of its emptyDirs. The order is the same, so the next retirement finishes a
+//! retirement that was killed: it finds the remains by their records or names.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -43,7 +43,8 @@ pub enum CleanupStep {
     Unmounted(PathBuf),
     /// A file or directory was removed.
     Removed(PathBuf),
-    /// The server with this process id was ended. None of its volumes was mounted on the node.
+    /// The cleanup has ended the server with this process id. If the pod is not retired, none of its volumes was mounted on the
+    /// node.
     Ended(u32),
     /// A file, directory or mount stays, for this reason.
     Left(PathBuf, String),
@@ -75,11 +76,11 @@ impl fmt::Display for CleanupLine<'_> {
 pub struct Cleanup<'a> {
     dry_run: bool,
     report: &'a mut dyn FnMut(&CleanupStep),
-    /// Mounts of pods that cleanup leaves alone.
+    /// Mounts of pods that the cleanup leaves alone.
     kept: Vec<PathBuf>,
     /// The root directory of the pods to clean up.
     root: PathBuf,
-    /// Mounts that were reported.
+    /// Mounts that the cleanup has reported.
     reported: Vec<PathBuf>,
     /// The directory of the pod to retire; `None` for a cleanup of the node.
     retired: Option<PathBuf>,
@@ -108,7 +109,7 @@ impl<'a> Cleanup<'a> {
         for directory in entries {
             match PodLockRecord::read(&directory) {
                 Some(record) => drop(self.pod(&directory, &Bounds::new(&directory, root_directory)?, record)),
-                // Its podfs was killed between its first and its last step.
+                // The pod's podfs was killed before it wrote the record of the pod, or after it removed the record.
                 None if has_uid(&directory) => drop(self.settle(&directory, remove_if_empty(&directory, self.dry_run))),
                 None => {}
             }
@@ -232,7 +233,8 @@ impl<'a> Cleanup<'a> {
         for directory in record.directories.iter().rev() {
             let outcome = leftovers.remove_directory(directory);
             let is_removed = matches!(outcome, RemovalOutcome::Removed | RemovalOutcome::Absent);
-            // Only the innermost directory, or the mount on it, gets the reason; those above it stay for the same one.
+            // The report has the reason only for the innermost directory, or for the mount on it. The directories above stay for
+            // the same reason.
             let is_reported =
                 in_use.iter().any(|inner| inner.starts_with(directory)) || self.reported.contains(directory);
             if is_removed || !is_reported {
@@ -324,7 +326,7 @@ impl<'a> Cleanup<'a> {
         }
     }
 
-    /// Calls the FlexVolume and CSI drivers to unmount the pod's volumes. Returns whether all did.
+    /// Calls the FlexVolume and CSI drivers to unmount the pod's volumes. Returns whether all have done so.
     fn drivers(&mut self, pod: &Path) -> bool {
         let mut all = true;
         for (home, _) in DriverHome::all(pod) {
@@ -364,7 +366,8 @@ impl<'a> Cleanup<'a> {
     fn unknown_mounts(&mut self, root: &Path) -> io::Result<bool> {
         let table = mounts()?;
         let known = |path: &PathBuf| self.kept.contains(path) || self.reported.contains(path);
-        let unknown: Vec<_> = table.iter().filter(|it| it.fs_type == FS_TYPE && !known(&it.at)).collect();
+        let unknown: Vec<_> =
+            table.iter().filter(|mounted| mounted.fs_type == FS_TYPE && !known(&mounted.at)).collect();
         let mut all = true;
         for mounted in unknown.into_iter().rev() {
             let is_below = mounted.at.starts_with(root);
@@ -375,7 +378,7 @@ impl<'a> Cleanup<'a> {
             match (server_state(path), is_below) {
                 (ServerState::Dead, true) => all &= self.unmount(mounted, &table),
                 (ServerState::Dead, false) => {
-                    self.leave(path, &format!("no process answers for it; umount -l {} removes it", path.display()));
+                    self.leave(path, &format!("no process answers for it; umount -l {} removes it", in_shell(path)));
                 }
                 (_, true) if self.retired.is_some() => {
                     self.leave(
@@ -412,6 +415,11 @@ impl<'a> Cleanup<'a> {
     fn leave(&mut self, path: &Path, reason: &str) {
         (self.report)(&CleanupStep::Left(path.to_owned(), reason.to_owned()));
     }
+}
+
+/// A path as an argument in a shell.
+fn in_shell(path: &Path) -> String {
+    format!("'{}'", path.display().to_string().replace('\'', r"'\''"))
 }
 
 /// Whether none of the recorded mounts of the pod is in the mount table.

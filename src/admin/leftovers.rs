@@ -1,8 +1,8 @@
 //! Removes recorded directories and mount point files, and says why it leaves others.
 //!
-//! The cleanup opens each from the directory above the outermost that podfs made, and the kernel refuses symbolic links and
-//! mount points on the way (`RESOLVE_NO_XDEV`), so no mount can appear between check and removal. It removes directories with
-//! rmdir(2), and only empty files, except those that podfs wrote for containers.
+//! The cleanup opens each path from the directory that contains the outermost directory that podfs made. The kernel refuses
+//! symbolic links and mount points on the way (`RESOLVE_NO_XDEV`), so no mount can appear between check and removal. The cleanup
+//! removes directories with rmdir(2), and only empty files, except those that podfs wrote for containers.
 
 use std::ffi::{OsStr, OsString};
 use std::os::fd::OwnedFd;
@@ -53,9 +53,9 @@ impl<'a> PodRemoval<'a> {
                 // The file below the mount was empty when podfs mounted on it.
                 return Ok(None);
             }
-            let found = statat(parent, name, AtFlags::SYMLINK_NOFOLLOW)?;
-            let as_made = FileType::from_raw_mode(found.st_mode) == FileType::RegularFile && found.st_size == 0;
-            Ok((!as_made).then(|| RemovalOutcome::InUse("it is not the empty file that podfs made".to_owned())))
+            let stat = statat(parent, name, AtFlags::SYMLINK_NOFOLLOW)?;
+            let is_as_made = FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile && stat.st_size == 0;
+            Ok((!is_as_made).then(|| RemovalOutcome::InUse("it is not the empty file that podfs made".to_owned())))
         });
         self.remove(path, outcome, AtFlags::empty())
     }
@@ -63,8 +63,8 @@ impl<'a> PodRemoval<'a> {
     /// Removes a file that podfs wrote for containers, also if its content has changed.
     pub(super) fn remove_written(&mut self, path: &Path) -> RemovalOutcome {
         let outcome = self.check(path, |parent, name| {
-            let found = statat(parent, name, AtFlags::SYMLINK_NOFOLLOW)?;
-            let is_file = FileType::from_raw_mode(found.st_mode) == FileType::RegularFile;
+            let stat = statat(parent, name, AtFlags::SYMLINK_NOFOLLOW)?;
+            let is_file = FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile;
             Ok((!is_file).then(|| RemovalOutcome::InUse("it is not the file that podfs wrote".to_owned())))
         });
         self.remove(path, outcome, AtFlags::empty())
@@ -80,7 +80,7 @@ impl<'a> PodRemoval<'a> {
             let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
             let directory = openat2(parent, name, flags, Mode::empty(), ResolveFlags::NO_XDEV)?;
             let other = entries(directory)?.into_iter().find(|entry| !gone.contains(&path.join(entry)));
-            Ok(other.map(|entry| held_by(path, &entry)))
+            Ok(other.map(|entry| not_empty(path, &entry)))
         });
         self.remove(path, outcome, AtFlags::REMOVEDIR)
     }
@@ -143,7 +143,7 @@ fn explain(errno: Errno) -> RemovalOutcome {
     }
 }
 
-fn held_by(directory: &Path, entry: &OsStr) -> RemovalOutcome {
+fn not_empty(directory: &Path, entry: &OsStr) -> RemovalOutcome {
     if directory.parent().is_some_and(|parent| parent.ends_with(HOMES)) {
         return RemovalOutcome::Kept(
             "it holds the content of an emptyDir, which the next podfs run of the pod finds".to_owned(),
@@ -162,9 +162,9 @@ fn entries(directory: OwnedFd) -> Result<Vec<OsString>, Errno> {
 pub(super) fn remove_if_empty(path: &Path, dry_run: bool) -> RemovalOutcome {
     if dry_run {
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        let found = open(path, flags, Mode::empty()).and_then(entries);
-        return match found {
-            Ok(found) if found.is_empty() => RemovalOutcome::Removed,
+        let names = open(path, flags, Mode::empty()).and_then(entries);
+        return match names {
+            Ok(names) if names.is_empty() => RemovalOutcome::Removed,
             Ok(_) => explain(Errno::NOTEMPTY),
             Err(errno) => explain(errno),
         };
@@ -188,9 +188,9 @@ mod tests {
         fs::write(&used, "x").expect("written");
         let checked = |dry_run| {
             let mut leftovers = PodRemoval::new(&made, &[], dry_run);
-            let mut fates: Vec<_> = [&point, &used].iter().map(|file| leftovers.remove_file(file)).collect();
-            fates.extend(made.iter().rev().map(|directory| leftovers.remove_directory(directory)));
-            fates
+            let mut outcomes: Vec<_> = [&point, &used].iter().map(|file| leftovers.remove_file(file)).collect();
+            outcomes.extend(made.iter().rev().map(|directory| leftovers.remove_directory(directory)));
+            outcomes
         };
         let planned = checked(true);
         assert!(point.exists() && made.iter().all(|directory| directory.is_dir()), "a dry run changes nothing");

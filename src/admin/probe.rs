@@ -1,13 +1,14 @@
 //! Whether the server of a mount answers, without blocking on it.
 //!
 //! A mount whose server is gone fails at once with `ENOTCONN`. A mount whose server hangs does not answer, and once the server
-//! has read the request, even SIGKILL does not end the calling process (`fuse_dev_do_read`). So a child process makes the call,
-//! and podfs abandons it when it does not return.
+//! has read the request, even SIGKILL does not end the calling process (`fuse_dev_do_read`). So a child process makes the call.
+//! When it does not return, podfs goes on, and a thread waits for the child's end.
 
 use std::ffi::CString;
 use std::os::fd::AsFd;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
+use std::thread;
 use std::time::Duration;
 
 use nix::sys::signal::{Signal, kill};
@@ -48,19 +49,20 @@ pub(super) fn server_state(path: &Path) -> ServerState {
             // SAFETY: `_exit` runs no exit handler of the parent.
             unsafe { libc::_exit(code) }
         }
-        Ok(ForkResult::Parent { child }) => wait(child),
+        Ok(ForkResult::Parent { child }) => wait(child, TIMEOUT),
         Err(_) => ServerState::Silent,
     }
 }
 
-fn wait(child: Pid) -> ServerState {
-    let timeout = Timespec { tv_sec: TIMEOUT.as_secs() as i64, tv_nsec: 0 };
+fn wait(child: Pid, limit: Duration) -> ServerState {
+    let timeout = Timespec { tv_sec: limit.as_secs() as i64, tv_nsec: limit.subsec_nanos().into() };
     let ended = rustix::process::Pid::from_raw(child.as_raw())
         .and_then(|pid| pidfd_open(pid, PidfdFlags::empty()).ok())
         .is_some_and(|pid| poll(&mut [PollFd::from_borrowed_fd(pid.as_fd(), PollFlags::IN)], Some(&timeout)) == Ok(1));
     if !ended {
-        // podfs does not wait for the child's end: the kernel may delay it until the server answers.
         let _ = kill(child, Signal::SIGKILL);
+        // The kernel may delay the child's end until the server answers. Without a thread, a zombie stays until podfs ends.
+        let _no_thread = thread::Builder::new().name("probe".to_owned()).spawn(move || waitpid(child, None));
         return ServerState::Silent;
     }
     match waitpid(child, None) {
@@ -73,6 +75,25 @@ fn wait(child: Pid) -> ServerState {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn no_zombie_of_a_silent_mount_stays() {
+        // SAFETY: the child makes a system call only, and does not return.
+        let child = match unsafe { fork() }.expect("a child") {
+            ForkResult::Child => loop {
+                // SAFETY: the call reads no memory.
+                unsafe { libc::pause() };
+            },
+            ForkResult::Parent { child } => child,
+        };
+        assert_eq!(wait(child, Duration::ZERO), ServerState::Silent);
+        let process = format!("/proc/{child}");
+        let is_gone = (0..1000).any(|_| {
+            thread::sleep(Duration::from_millis(10));
+            !Path::new(&process).exists()
+        });
+        assert!(is_gone, "{:?}", std::fs::read_to_string(format!("{process}/status")));
+    }
 
     #[test]
     fn the_root_answers() {

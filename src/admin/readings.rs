@@ -1,4 +1,5 @@
-//! The metrics of the pods of a run directory, for each scrape. It reports a pod that does not answer once.
+//! The metrics of the pods of a run directory, for each scrape. If a pod stops answering, this module reports that
+//! once.
 
 use std::collections::BTreeSet;
 use std::path::PathBuf;
@@ -17,16 +18,16 @@ pub struct Readings {
 }
 
 impl Readings {
-    /// The metrics of the pods of these directories. It calls `complain` with a sentence for each pod that
+    /// The metrics of the pods of these directories. Calls `report` with a sentence for each pod that
     /// answered before, and does not now.
-    pub fn take(&self, directories: &[PathBuf], complain: impl Fn(&PodStatus, &str)) -> Vec<PodReading> {
+    pub fn take(&self, directories: &[PathBuf], report: impl Fn(&PodStatus, &str)) -> Vec<PodReading> {
         let mut silent_before = self.silent.lock().expect("a panic ends the process");
         let mut silent = BTreeSet::new();
         let readings = survey::metrics_of(directories).into_iter().map(|read| {
             read.unwrap_or_else(|status| {
                 if !silent_before.contains(&status.uid) {
                     let reason = status.reason.as_deref().unwrap_or_default();
-                    complain(&status, &format!("there are no metrics of pod {}: {reason}", status.title()));
+                    report(&status, &format!("there are no metrics of pod {}: {reason}", status.title()));
                 }
                 silent.insert(status.uid.clone());
                 without_answer(&status)

@@ -1,7 +1,7 @@
 //! Asks the supervisors of all pods of a run directory for their status. A supervisor that does not answer delays no other.
 //!
 //! The threads that ask are not those of a runtime: `spawn_blocking` panics when no thread can be started, and a panic would end
-//! `podfs node`. Here such a supervisor counts as one that does not answer.
+//! `podfs node`. If no thread can be started here, the supervisor counts as one that does not answer.
 
 use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
@@ -11,6 +11,7 @@ use std::sync::mpsc::channel;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use super::process_delay::ProcessDelay;
 use crate::metrics::PodReading;
 use crate::supervisor::control::{self, AskError, ControlAnswer, ControlQuestion};
 use crate::supervisor::run_dir::claim::{self, PodLockRecord, SERVER};
@@ -41,24 +42,25 @@ pub fn pods(run_directory: &Path) -> io::Result<Vec<PathBuf>> {
 
 /// The status of the pods of these directories, in their order, without those that have ended meanwhile.
 pub fn statuses_of(pods: &[PathBuf]) -> Vec<PodStatus> {
-    each(pods, look, silent)
+    each(pods, status_of, silent)
 }
 
 /// The metrics of the pods of these directories, in their order, without those that have ended meanwhile. If a supervisor does
 /// not send metrics, its entry is the status of the pod.
 pub fn metrics_of(pods: &[PathBuf]) -> Vec<Result<PodReading, Box<PodStatus>>> {
-    each(pods, read, |directory| Err(Box::new(silent(directory))))
+    each(pods, reading_of, |directory, limit| Err(Box::new(silent(directory, limit))))
 }
 
-/// Calls `look` for each pod, on at most [`MOST_THREADS`] threads. If it takes too long, `silent` makes the result.
-fn each<T: Send + 'static>(pods: &[PathBuf], look: fn(&Path) -> Option<T>, silent: fn(&Path) -> T) -> Vec<T> {
-    let (found, findings) = channel();
+/// Calls `look` for each pod, on at most [`MOST_THREADS`] threads. If it takes too long, `silent` makes the result, with the time
+/// that it took.
+fn each<T: Send + 'static>(pods: &[PathBuf], look: fn(&Path) -> Option<T>, silent: fn(&Path, Duration) -> T) -> Vec<T> {
+    let (sender, results) = channel();
     let (all_pods, next): (Arc<[PathBuf]>, _) = (pods.into(), Arc::new(AtomicUsize::new(0)));
     for _ in 0..pods.len().min(MOST_THREADS) {
-        let (found, pods, next) = (found.clone(), Arc::clone(&all_pods), Arc::clone(&next));
+        let (sender, pods, next) = (sender.clone(), Arc::clone(&all_pods), Arc::clone(&next));
         let work = move || {
             while let Some((place, directory)) = pick(&pods, &next) {
-                if found.send((place, look(directory))).is_err() {
+                if sender.send((place, look(directory))).is_err() {
                     return;
                 }
             }
@@ -66,15 +68,20 @@ fn each<T: Send + 'static>(pods: &[PathBuf], look: fn(&Path) -> Option<T>, silen
         // If no thread starts, all pods count as not answering.
         let _none = thread::Builder::new().spawn(work);
     }
-    drop(found);
+    drop(sender);
     let mut all: Vec<_> = pods.iter().map(|_| None).collect();
     // Even if no pod answers, the last ones have as much time as the first.
     let rounds = u32::try_from(pods.len().div_ceil(MOST_THREADS)).unwrap_or(u32::MAX);
-    let deadline = Instant::now() + TIMEOUT * rounds;
-    while let Ok((place, one)) = findings.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
-        all[place] = Some(one);
+    let limit = TIMEOUT * rounds;
+    let deadline = Instant::now() + limit;
+    while let Ok((place, result)) = results.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
+        all[place] = Some(result);
     }
-    pods.iter().zip(all).filter_map(|(directory, one)| one.unwrap_or_else(|| Some(silent(directory)))).collect()
+    let result = |(directory, result): (&PathBuf, Option<Option<T>>)| match result {
+        Some(result) => result,
+        None => Some(silent(directory, limit)),
+    };
+    pods.iter().zip(all).filter_map(result).collect()
 }
 
 fn pick<'a>(pods: &'a [PathBuf], next: &AtomicUsize) -> Option<(usize, &'a Path)> {
@@ -82,26 +89,26 @@ fn pick<'a>(pods: &'a [PathBuf], next: &AtomicUsize) -> Option<(usize, &'a Path)
     pods.get(place).map(|directory| (place, directory.as_path()))
 }
 
-fn look(directory: &Path) -> Option<PodStatus> {
+fn status_of(directory: &Path) -> Option<PodStatus> {
     let status = ask(directory, &ControlQuestion::Status, |answer| match answer {
         ControlAnswer::Status(status) if status.uid == uid(directory) => Ok(*status),
         ControlAnswer::Status(status) => Err(AnswerError::OtherPod(status.title())),
-        other => Err(no_answer(other)),
+        other => Err(answer_error(other)),
     });
     status.map(|status| status.unwrap_or_else(|instead| *instead))
 }
 
-fn read(directory: &Path) -> Option<Result<PodReading, Box<PodStatus>>> {
+fn reading_of(directory: &Path) -> Option<Result<PodReading, Box<PodStatus>>> {
     ask(directory, &ControlQuestion::Metrics, |answer| match answer {
         ControlAnswer::Metrics(reading) => match reading.pod.as_ref().map(|pod| pod.uid.as_str()) {
             Some(pod) if pod == uid(directory) => Ok(*reading),
             other => Err(AnswerError::OtherPod(other.unwrap_or_default().to_owned())),
         },
-        other => Err(no_answer(other)),
+        other => Err(answer_error(other)),
     })
 }
 
-/// Why an answer does not answer the question.
+/// Why the answer of a supervisor is not one to the question.
 #[derive(Debug, thiserror::Error)]
 enum AnswerError {
     #[error("its control socket answers for another pod, {0}")]
@@ -112,7 +119,7 @@ enum AnswerError {
     OtherQuestion,
 }
 
-fn no_answer(answer: ControlAnswer) -> AnswerError {
+fn answer_error(answer: ControlAnswer) -> AnswerError {
     match answer {
         ControlAnswer::Refused(reason) | ControlAnswer::Busy(reason) => AnswerError::Refused(reason),
         _ => AnswerError::OtherQuestion,
@@ -140,7 +147,9 @@ fn ask<T>(
                 }
                 AskError::NotListening(_) | AskError::OtherUser { .. } | AskError::Failed { .. } => None,
             };
-            not_answering(directory, pid, error.to_string())
+            let why = pid.and_then(ProcessDelay::of).filter(|_| matches!(error, AskError::Silent { .. }));
+            let why = why.map(|why| format!("; {}", why.sentence())).unwrap_or_default();
+            not_answering(directory, pid, format!("{error}{why}"))
         }
     };
     // The pod may have ended meanwhile.
@@ -159,8 +168,10 @@ fn named(status: PodStatus, record: PodLockRecord) -> PodStatus {
 /// the recorded process id by now.
 fn not_listening(directory: &Path, record: &PodLockRecord) -> PodStatus {
     if claim::is_held(directory) {
-        let reason = "its supervisor does not listen: it starts or ends just now, or could not make its control socket";
-        return not_answering(directory, Some(record.pid).filter(|pid| *pid != 0), reason.to_owned());
+        let pid = Some(record.pid).filter(|pid| *pid != 0);
+        let or_that = "it starts or ends just now, or could not make its control socket";
+        let why = pid.and_then(ProcessDelay::of).map_or(or_that, ProcessDelay::sentence);
+        return not_answering(directory, pid, format!("its supervisor does not listen: {why}"));
     }
     match control::call(directory, SERVER) {
         Ok(stream) => {
@@ -182,8 +193,8 @@ fn not_answering(directory: &Path, pid: Option<u32>, reason: String) -> PodStatu
     PodStatus { supervisor, ..PodStatus::without_answer(uid(directory), PodState::NotAnswering, reason) }
 }
 
-fn silent(directory: &Path) -> PodStatus {
-    let reason = format!("it did not answer within {} ms", TIMEOUT.as_millis());
+fn silent(directory: &Path, limit: Duration) -> PodStatus {
+    let reason = format!("it did not answer within {} ms", limit.as_millis());
     named(not_answering(directory, None, reason), PodLockRecord::read(directory).unwrap_or_default())
 }
 
@@ -207,7 +218,7 @@ mod tests {
             THREADS.lock().expect("no panic").insert(format!("{:?}", thread::current().id()));
             (!directory.ends_with("7")).then(|| directory.to_owned())
         };
-        let looked = each(&pods, look, |_| panic!("none takes long"));
+        let looked = each(&pods, look, |_, _| panic!("none takes long"));
         let expected: Vec<_> = pods.iter().filter(|pod| !pod.ends_with("7")).cloned().collect();
         assert_eq!(looked, expected);
         assert!(THREADS.lock().expect("no panic").len() <= MOST_THREADS);

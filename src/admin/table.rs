@@ -21,9 +21,9 @@ use crate::supervisor::status::{AuditStatus, ObjectStatus, PodStatus, ProcessSta
 
 const HEADINGS: [&str; 7] = ["VOLUME", "KIND", "MODE", "GENERATION", "AGE", "REQUESTS", "PATH"];
 /// The columns of numbers. They are right-aligned.
-const NUMBERS: [usize; 2] = [4, 5];
+const NUMERIC: [usize; 2] = [4, 5];
 const OBJECT_HEADINGS: [&str; 4] = ["OBJECT", "VERSION", "WATCH", "HEARD"];
-const OBJECT_NUMBERS: [usize; 2] = [1, 3];
+const OBJECT_NUMERIC: [usize; 2] = [1, 3];
 
 /// The text for these pods.
 pub fn table(pods: &[PodStatus]) -> String {
@@ -84,7 +84,7 @@ fn base(volumes: &[VolumeStatus]) -> Option<&Path> {
 
 fn volumes(volumes: &[VolumeStatus], base: Option<&Path>) -> String {
     let rows = volumes.iter().map(|volume| (cells(volume, base), remarks(volume)));
-    grid(HEADINGS, &NUMBERS, &rows.collect::<Vec<_>>())
+    grid(HEADINGS, &NUMERIC, &rows.collect::<Vec<_>>())
 }
 
 fn remarks(volume: &VolumeStatus) -> Vec<String> {
@@ -103,14 +103,14 @@ fn audit(audit: &AuditStatus) -> String {
 
 /// The volume's present or last error.
 fn trouble(volume: &VolumeStatus) -> Option<String> {
-    let what = match volume.state {
+    let label = match volume.state {
         VolumeState::Waiting => "waiting",
         VolumeState::Behind => "not refreshed",
         VolumeState::Hidden => "not at its path",
         VolumeState::Live | VolumeState::Silent => "trouble",
     };
     match (&volume.reason, &volume.last_error) {
-        (Some(reason), _) => Some(format!("{what}: {}", one_line(reason))),
+        (Some(reason), _) => Some(format!("{label}: {}", one_line(reason))),
         (None, Some(error)) => Some(format!("last error: {}", one_line(error))),
         (None, None) => None,
     }
@@ -126,19 +126,19 @@ fn objects(objects: &[ObjectStatus]) -> String {
         ];
         (cells, object.trouble.as_deref().map(one_line).into_iter().collect())
     });
-    grid(OBJECT_HEADINGS, &OBJECT_NUMBERS, &rows.collect::<Vec<_>>())
+    grid(OBJECT_HEADINGS, &OBJECT_NUMERIC, &rows.collect::<Vec<_>>())
 }
 
-/// A table with headings, each row followed by its remarks. A column is as wide as its widest cell; those in `numbers` are
+/// A table with headings, each row followed by its remarks. A column is as wide as its widest cell; the columns in `numeric` are
 /// right-aligned.
-pub fn grid<const N: usize>(headings: [&str; N], numbers: &[usize], rows: &[([String; N], Vec<String>)]) -> String {
+pub fn grid<const N: usize>(headings: [&str; N], numeric: &[usize], rows: &[([String; N], Vec<String>)]) -> String {
     let headings = headings.map(str::to_owned);
     let cells = || rows.iter().map(|(cells, _)| cells).chain([&headings]);
     let width = |column: usize| cells().map(|row| row[column].chars().count()).max();
     let widths: Vec<_> = (0..N).map(|column| width(column).unwrap_or_default()).collect();
-    let mut text = line(&headings, &widths, numbers);
+    let mut text = line(&headings, &widths, numeric);
     for (row, remarks) in rows {
-        text.push_str(&line(row, &widths, numbers));
+        text.push_str(&line(row, &widths, numeric));
         for remark in remarks {
             let _ = writeln!(text, "    {remark}");
         }
@@ -146,9 +146,9 @@ pub fn grid<const N: usize>(headings: [&str; N], numbers: &[usize], rows: &[([St
     text
 }
 
-fn line(row: &[String], widths: &[usize], numbers: &[usize]) -> String {
+fn line(row: &[String], widths: &[usize], numeric: &[usize]) -> String {
     let cells = row.iter().zip(widths).enumerate().map(|(column, (cell, width))| {
-        if numbers.contains(&column) { format!("{cell:>width$}") } else { format!("{cell:<width$}") }
+        if numeric.contains(&column) { format!("{cell:>width$}") } else { format!("{cell:<width$}") }
     });
     format!("  {}\n", cells.collect::<Vec<_>>().join("  ").trim_end())
 }

@@ -1,10 +1,10 @@
-//! Whether a node is one of those a PersistentVolume can be used on.
+//! Whether a PersistentVolume can be used on a node.
 
 use k8s_openapi::api::core::v1::{NodeSelector, NodeSelectorRequirement, NodeSelectorTerm};
 
 use crate::manifest::objects::NodeFacts;
 
-/// The one field of a node that selectors know.
+/// The only field of a node that selectors can name.
 const NAME: &str = "metadata.name";
 
 /// Whether any term selects the node.

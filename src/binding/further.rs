@@ -1,5 +1,5 @@
-//! Objects that volumes refer to through other objects: a claim names its PersistentVolume, that a driver, and the driver needs
-//! an attachment, Secrets and tokens. Each object that a source gets may name further ones.
+//! Objects that volumes refer to through other objects: a claim names its PersistentVolume, the PersistentVolume names a driver,
+//! and the driver needs a VolumeAttachment, Secrets and tokens. Each object that a source reads may name further ones.
 
 use std::collections::BTreeSet;
 
@@ -7,12 +7,12 @@ use crate::manifest::objects::{ObjectKey, ObjectKind, Objects, PersistentSource}
 use crate::manifest::pod::{PodFacts, PodIdentity};
 use crate::volume::{CredentialKey, Csi, SecretReference, TokenKey, Volume, VolumeSource};
 
-/// Objects and tokens besides those that the volumes name.
+/// Objects and tokens besides those that the volumes themselves name.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ExtraReferences {
     /// The objects.
     pub objects: BTreeSet<ObjectKey>,
-    /// Tokens of the pod's service account, which drivers get.
+    /// Tokens of the pod's service account that drivers need.
     pub tokens: BTreeSet<CredentialKey>,
 }
 
@@ -23,8 +23,8 @@ pub fn further(volumes: &[Volume], pod: &PodIdentity, facts: &PodFacts, objects:
         match &volume.source {
             VolumeSource::Claim(claim) => {
                 let name = claim.reference.name(&pod.name, volume.name.as_str());
-                let found = objects.claim(&pod.namespace, &name);
-                let Some(name) = found.and_then(|claim| claim.volume.as_deref()) else { continue };
+                let claim = objects.claim(&pod.namespace, &name);
+                let Some(name) = claim.and_then(|claim| claim.volume.as_deref()) else { continue };
                 further.add(ObjectKind::PersistentVolume, "", name);
                 match objects.persistent_volume(name).map(|volume| &volume.source) {
                     Some(PersistentSource::Csi(Ok(csi))) => further.add_csi(csi, pod, facts, objects),

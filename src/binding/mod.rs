@@ -1,9 +1,9 @@
-//! Bindings: from a claim to the PersistentVolume behind it, with the checks and the words of the kubelet.
+//! Bindings: from a claim to the PersistentVolume that it is bound to, with the checks and the messages of the kubelet.
 //!
 //! Manifest files often lack fields that an API server fills in, so podfs makes two checks differently without them:
 //!
 //! - a claim without a status counts as bound when it names a PersistentVolume;
-//! - where one of the two uids is missing, the claim's namespace and name are compared instead.
+//! - if the claim or the `claimRef` of the PersistentVolume has no uid, podfs compares namespaces and names instead.
 
 mod affinity;
 mod further;
@@ -31,7 +31,7 @@ pub struct BoundVolume {
     pub source: BoundSource,
     /// Whether containers can only read the volume.
     pub read_only: bool,
-    /// Whether no other pod may use it at the same time.
+    /// Whether no other pod may use the volume at the same time.
     pub exclusive: bool,
     /// The access modes of its manifest, such as `ReadWriteOncePod`: how many pods or nodes may use it at once.
     pub access_modes: Vec<String>,
@@ -39,9 +39,10 @@ pub struct BoundVolume {
     pub mount_options: Vec<String>,
     /// The bytes that the PersistentVolume has.
     pub capacity: Option<u64>,
-    /// The bytes that the claim has, as its status says: fewer, while the PersistentVolume was grown and its file system was not.
+    /// The bytes in the claim's status. They are fewer than `capacity` while the PersistentVolume has grown and its file system
+    /// has not.
     pub claimed: Option<u64>,
-    /// A group that containers need to use it (PV-04). Adding it to them is up to the container runtime.
+    /// A group that containers need in order to use the volume (PV-04). The container runtime has to add it to them.
     pub gid: Option<u32>,
     /// Warnings for the user.
     pub warnings: Vec<String>,
@@ -50,9 +51,9 @@ pub struct BoundVolume {
 /// The volume source of a PersistentVolume that podfs can serve.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum BoundSource {
-    /// A path of any node.
+    /// A path of the node that the pod runs on, whichever node that is.
     HostPath(HostPath),
-    /// A path of this node.
+    /// A path of the node that the PersistentVolume belongs to.
     Local(Local),
     /// An export of an NFS server, and its mount options.
     Nfs(Nfs, Box<NfsOptions>),
@@ -69,12 +70,12 @@ pub struct Local {
     pub path: String,
     /// The type of the file system on a block device. Without it, the type that the device has, or ext4 for a blank device.
     pub fs_type: Option<String>,
-    /// Options of the mount of a block device. A directory is not mounted; of its options, `ro` counts.
+    /// Options of the mount of a block device. For a directory, which is not mounted, only `ro` has an effect.
     pub mount_options: Vec<String>,
 }
 
 impl BoundSource {
-    /// The directory the kubelet keeps such volumes in.
+    /// The directory in which the kubelet keeps such volumes.
     pub fn directory(&self) -> Cow<'static, str> {
         match self {
             BoundSource::HostPath(_) => HostPath::DIRECTORY.into(),
@@ -100,17 +101,17 @@ pub enum BindingError {
         #[source]
         problem: ClaimProblem,
     },
-    /// A claim that has the name of an ephemeral volume's but was made for something else (PV-02).
+    /// The claim has the name of an ephemeral volume's claim, but was not made for the pod (PV-02).
     #[error("PVC {namespace}/{claim} was not created for pod {namespace}/{pod} (pod is not owner)")]
     NotOwner {
-        /// Namespace of both.
+        /// The namespace of claim and pod.
         namespace: String,
         /// The claim's name.
         claim: String,
         /// The pod's name.
         pod: String,
     },
-    /// Containers use the volume as a block device, and it is a file system, or the reverse (PV-06).
+    /// Containers use a file system as a block device, or a block device as a file system (PV-06).
     #[error("volume {volume} has volumeMode {mode}, but is specified in {place}")]
     Mode {
         /// The volume's name in the pod.
@@ -120,7 +121,7 @@ pub enum BindingError {
         /// The field of the container that names it: `volumeMounts` or `volumeDevices`.
         place: &'static str,
     },
-    /// A block device that no container has.
+    /// No container uses the block device.
     #[error(
         "volume {0} has volumeMode Block, and no container has it in volumeDevices; add it there, or remove the volume"
     )]
@@ -130,7 +131,7 @@ pub enum BindingError {
     Unsupported {
         /// Its name.
         name: String,
-        /// Why not.
+        /// The reason.
         #[source]
         problem: VolumeProblem,
     },
@@ -148,10 +149,10 @@ pub enum ClaimProblem {
     /// There is no claim, for this reason.
     #[error("failed to fetch PVC from API server: {0}")]
     Missing(String),
-    /// The claim waits for nothing but its deletion.
+    /// The claim is being deleted, and no finalizer keeps it for its pods.
     #[error("PVC is being deleted")]
     Deleting,
-    /// The claim is bound, and says not to what.
+    /// The claim is bound, but names no PersistentVolume.
     #[error("PVC has empty pvc.Spec.VolumeName")]
     NoVolumeName,
     /// No PersistentVolume was found for the claim yet.
@@ -165,7 +166,7 @@ pub enum ClaimProblem {
         /// The reason.
         reason: String,
     },
-    /// The PersistentVolume is for no claim.
+    /// The PersistentVolume has no `claimRef`.
     #[error("found PV object {0} but it has a nil pv.Spec.ClaimRef indicating it is not yet bound to the claim")]
     Free(String),
     /// The PersistentVolume is for an earlier claim of the name.
@@ -173,9 +174,9 @@ pub enum ClaimProblem {
     OtherUid {
         /// The PersistentVolume.
         name: String,
-        /// The uid that it names.
+        /// The uid in its `claimRef`.
         theirs: String,
-        /// The claim's.
+        /// The claim's uid.
         own: String,
     },
     /// The PersistentVolume is for a claim of another name.
@@ -191,19 +192,19 @@ pub enum ClaimProblem {
 /// Why podfs cannot serve a PersistentVolume.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum VolumeProblem {
-    /// Its name is no name of a directory.
+    /// Its name cannot be the name of a directory.
     #[error("cannot name a directory; rename it")]
     Name,
-    /// A field of its source.
+    /// A field of its source is invalid.
     #[error("cannot be used: {0}")]
     Invalid(#[from] InvalidField),
-    /// Its mount options.
+    /// Its mount options are invalid.
     #[error("cannot be used: {0}")]
     MountOptions(#[from] NfsOptionsError),
-    /// A source that is not mounted.
+    /// It has mount options, and podfs does not mount sources of its kind.
     #[error("cannot be used: mount options are not supported for this volume type")]
     NoMountOptions,
-    /// Its source has this kind, and what to do.
+    /// podfs does not serve sources of its kind.
     #[error("is of kind {kind}; {instead}")]
     Kind {
         /// The kind.
@@ -213,7 +214,7 @@ pub enum VolumeProblem {
     },
 }
 
-/// Finds the PersistentVolume behind the volume `volume` of a pod.
+/// Finds the PersistentVolume that the volume `volume` of a pod shows.
 ///
 /// # Errors
 /// The first obstacle; a change of the objects may remove it.
@@ -230,17 +231,18 @@ pub fn resolve(
         name: key.name.clone(),
         problem,
     };
-    let found = objects.claim(&key.namespace, &key.name).ok_or_else(|| {
+    let claim_object = objects.claim(&key.namespace, &key.name).ok_or_else(|| {
         let reason = match objects.why_absent(ObjectKind::PersistentVolumeClaim, &key.namespace, &key.name) {
             Some(reason) => reason.to_owned(),
             None => format!("persistentvolumeclaims {:?} not found", key.name),
         };
         failed(ClaimProblem::Missing(reason))
     })?;
-    if claim.reference == ClaimReference::OfPod && !found.controller.as_ref().is_some_and(|owner| owns(owner, pod)) {
+    let is_owner = claim_object.controller.as_ref().is_some_and(|owner| is_pod(owner, pod));
+    if claim.reference == ClaimReference::OfPod && !is_owner {
         return Err(BindingError::NotOwner { namespace: key.namespace, claim: key.name, pod: pod.name.clone() });
     }
-    let name = volume_name(found).map_err(failed)?;
+    let name = volume_name(claim_object).map_err(failed)?;
     let persistent = objects.persistent_volume(name).ok_or_else(|| {
         let reason = match objects.why_absent(ObjectKind::PersistentVolume, "", name) {
             Some(reason) => reason.to_owned(),
@@ -248,7 +250,7 @@ pub fn resolve(
         };
         failed(ClaimProblem::NoVolume { name: name.to_owned(), reason })
     })?;
-    check_back_reference(name, persistent.claim.as_ref(), &key, found).map_err(failed)?;
+    check_back_reference(name, persistent.claim.as_ref(), &key, claim_object).map_err(failed)?;
     check_mode(volume, persistent.mode, claim.usage)?;
     let unsupported = |problem: VolumeProblem| BindingError::Unsupported { name: name.to_owned(), problem };
     if !is_path_element(name) {
@@ -276,13 +278,13 @@ pub fn resolve(
         access_modes: persistent.access_modes.clone(),
         mount_options: persistent.mount_options.clone(),
         capacity: persistent.capacity,
-        claimed: found.capacity,
+        claimed: claim_object.capacity,
         gid: persistent.gid,
         warnings,
     })
 }
 
-/// The PersistentVolume a claim names. A claim that is being deleted is as good as gone, unless it waits for pods.
+/// The PersistentVolume that a claim names. A claim that is being deleted is refused, unless a finalizer keeps it for its pods.
 fn volume_name(claim: &PersistentVolumeClaim) -> Result<&str, ClaimProblem> {
     if claim.deleting && !claim.protected {
         return Err(ClaimProblem::Deleting);
@@ -325,15 +327,15 @@ fn check_mode(volume: &str, mode: VolumeMode, usage: ClaimUsage) -> Result<(), B
     }
 }
 
-/// A manifest file need not have uids, on either side.
-fn owns(owner: &Controller, pod: &PodIdentity) -> bool {
+/// Whether the owner is the pod. In a manifest file, an owner may have no uid; then podfs compares kind and name.
+fn is_pod(owner: &Controller, pod: &PodIdentity) -> bool {
     match &owner.uid {
         Some(uid) => uid == pod.uid.as_str(),
         None => owner.kind == "Pod" && owner.name == pod.name,
     }
 }
 
-/// A name that leads to no other directory.
+/// Whether the name, as a part of a path, leads to no other directory.
 fn is_path_element(name: &str) -> bool {
     let mut components = Path::new(name).components();
     matches!((components.next(), components.next()), (Some(Component::Normal(only)), None) if only == name)
@@ -359,7 +361,7 @@ fn source(persistent: &PersistentVolume) -> Result<(BoundSource, bool), VolumePr
                 false => Err(VolumeProblem::NoMountOptions),
             }
         }
-        // Its own `readOnly` does not count (NF-03).
+        // The `readOnly` of the PersistentVolume does not count (NF-03).
         PersistentSource::Nfs(source) => {
             let source = source.clone()?;
             let parsed = NfsOptions::parse(options.iter().map(String::as_str))?;
@@ -383,7 +385,7 @@ fn source(persistent: &PersistentVolume) -> Result<(BoundSource, bool), VolumePr
             Ok((BoundSource::Csi(source), read_only))
         }
         PersistentSource::Other(word) => {
-            let instead = instead_of(word).unwrap_or("supported are hostPath, local and nfs");
+            let instead = instead_of(word).unwrap_or("supported are hostPath, local, nfs, flexVolume and csi");
             Err(VolumeProblem::Kind { kind: word.clone(), instead })
         }
     }

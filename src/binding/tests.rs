@@ -1,4 +1,4 @@
-//! Claims as manifests have them, and the outcome for each.
+//! Claims as manifests have them, and what `resolve` returns for each.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -148,7 +148,8 @@ fn a_volume_podfs_cannot_serve_is_named_with_its_kind() {
     let newer = VOLUME.replace("local: {path: /srv}", "ofALaterApi: {some: [thing]}");
     assert_eq!(
         pair(CLAIM, &newer),
-        Err("PersistentVolume \"pv-1\" is of kind ofALaterApi; supported are hostPath, local and nfs".to_owned())
+        Err("PersistentVolume \"pv-1\" is of kind ofALaterApi; supported are hostPath, local, nfs, flexVolume and csi"
+            .to_owned())
     );
     let up = VOLUME.replace("local: {path: /srv}", "hostPath: {path: /srv/../etc}");
     assert_eq!(

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 
 use anyhow::anyhow;
 use clap::{Args, ValueHint};
+use podfs_fuse::printable::printable_line;
 
 use super::exit::Failure;
 use crate::admin::cleanup::{Cleanup, CleanupLine, CleanupStep};
@@ -19,7 +20,7 @@ use crate::supervisor::program::options::{ROOT_DIRECTORY, RUN_DIRECTORY};
 /// podfs leaves served pods alone, also those whose supervisor is gone while their server still serves. It keeps the content of
 /// emptyDirs, too: the next podfs run of the pod finds it.
 ///
-/// podfs run needs no cleanup before it: it continues with what is left. It mounts over a dead mount, and running containers
+/// podfs run needs no cleanup before it: it continues with these leftovers. It mounts over a dead mount, and running containers
 /// see the new mount; after a cleanup of the dead mount, they do not. So use this for pods that do not come back.
 ///
 /// podfs prints one line for each path: "unmounted PATH", "removed PATH", "left PATH: reason". A second cleanup does nothing
@@ -53,11 +54,13 @@ impl Cleaning {
         if !rustix::process::geteuid().is_root() {
             return Err(Failure::machine(anyhow!("podfs unmounts file systems, so it must run as root")));
         }
-        // The cleanup continues after the reader closed standard output.
-        let mut report = |step: &CleanupStep| drop(writeln!(std::io::stdout(), "{}", CleanupLine(step, dry_run)));
+        let mut report = |step: &CleanupStep| {
+            let line = CleanupLine(step, dry_run).to_string();
+            // The cleanup continues after the reader closed standard output.
+            let _ = writeln!(std::io::stdout(), "{}", printable_line(&line));
+        };
         let cleaned = Cleanup::new(dry_run, &mut report).clean(&run_dir, &root_dir);
-        cleaned.map_err(|error| {
-            Failure::general(anyhow!("cannot look for what is left in {}: {error}", run_dir.display()))
-        })
+        cleaned
+            .map_err(|error| Failure::general(anyhow!("cannot look for leftovers in {}: {error}", run_dir.display())))
     }
 }

@@ -12,6 +12,7 @@ use super::exit::Failure;
 #[command(after_help = "\
 EXIT STATUS:
   0  it is printed
+  1  standard output cannot be written
   2  bad arguments
 
 EXAMPLES:

@@ -5,7 +5,7 @@ use std::net::{SocketAddr, TcpListener};
 use std::path::PathBuf;
 
 use anyhow::anyhow;
-use clap::{Args, ValueHint};
+use clap::{ArgGroup, Args, ValueHint};
 use sd_notify::NotifyState;
 
 use super::exit::Failure;
@@ -24,6 +24,7 @@ use crate::supervisor::run::signals::StopSignals;
 /// With --metrics-addr, the command stays in the foreground until SIGTERM or Ctrl-C, and asks all pods at each request for
 /// http://ADDR:PORT/metrics; one port for all pods of the node. It answers every client that reaches the address.
 #[derive(Args)]
+#[command(group = ArgGroup::new("pods").args(["pod", "all"]).required(true))]
 #[command(after_help = "\
 EXIT STATUS:
   0  the metrics were printed
@@ -37,10 +38,10 @@ EXAMPLES:
   podfs metrics --all --metrics-addr 127.0.0.1:9753")]
 pub(super) struct Metrics {
     /// This pod; podfs status lists all.
-    #[arg(long, value_name = "UID", required_unless_present = "all")]
+    #[arg(long, value_name = "UID")]
     pod: Option<String>,
     /// Every pod of this node.
-    #[arg(long, conflicts_with = "pod")]
+    #[arg(long)]
     all: bool,
     /// Serve them at http://ADDR:PORT/metrics.
     #[arg(long, value_name = "ADDR:PORT", conflicts_with = "pod")]

@@ -32,6 +32,7 @@ use podfs_fuse::memory_lock;
 
 use crate::supervisor::program::machine::block_on;
 use crate::supervisor::program::{become_supervisor, log};
+use crate::supervisor::run::upgrade::roll_back;
 use exit::Failure;
 
 /// Kubernetes pod volumes as FUSE mounts, switched atomically.
@@ -87,7 +88,7 @@ fn command_line_for(words: &[OsString]) -> clap::Command {
     GlobalOptions::augment_args(podfs).subcommand(command)
 }
 
-/// The description of a command for people.
+/// The description of the command with this name; `None` if the help does not show it.
 fn described(name: &str) -> Option<clap::Command> {
     fn of<A: Args>(name: &'static str) -> Option<clap::Command> {
         Some(A::augment_args(clap::Command::new(name)))
@@ -116,6 +117,7 @@ fn described(name: &str) -> Option<clap::Command> {
 pub fn main() -> ExitCode {
     memory_lock::tune_allocator();
     if let Some(failure) = become_supervisor(std::env::args_os()) {
+        roll_back(&failure.to_string());
         return failure.report();
     }
     match config::arguments().and_then(execute) {
@@ -161,11 +163,11 @@ mod tests {
             let mut alone = command_line_for(&["podfs".into(), name.into()]);
             alone.build();
             assert_eq!(visible(&alone).count(), 2, "{name} and help");
-            let told = |podfs: &clap::Command| {
+            let description = |podfs: &clap::Command| {
                 let mut command = podfs.find_subcommand(name).expect(name).clone();
                 (command.render_long_help().to_string(), format!("{:?}", command.get_arguments().collect::<Vec<_>>()))
             };
-            assert_eq!(told(&alone), told(&all), "{name}");
+            assert_eq!(description(&alone), description(&all), "{name}");
         }
         let misspelt = command_line_for(&["podfs".into(), "rum".into()]);
         assert!(visible(&misspelt).count() > 10, "all commands, for a suggestion");

@@ -1,6 +1,5 @@
 //! `podfs mount`: one volume in the foreground, for debugging.
 
-use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 
 use anyhow::anyhow;
@@ -12,9 +11,9 @@ use serde_json::Value;
 use super::block_on;
 use super::exit::Failure;
 use super::log::{LogFormat, LogOptions};
-use super::source::SourceOptions;
-use crate::manifest::parse_bare;
+use super::source::{SourceOptions, read_input};
 use crate::manifest::pod::{PodFacts, PodIdentity};
+use crate::manifest::{check_volume_spelling, parse_bare};
 use crate::supervisor::program::machine::check_machine;
 use crate::supervisor::program::options::{FLEX_VOLUMES, GenerationOptions, TransportOptions};
 use crate::supervisor::run_dir::claim::PodLeftovers;
@@ -31,7 +30,7 @@ use crate::volume::{Claim, ClaimReference, Projection, SubPathMode, Volume, Volu
 #[derive(Args)]
 #[command(after_help = "\
 EXIT STATUS:
-  0  stopped as asked
+  0  stopped by a signal
   1  failed
   2  bad arguments, settings or manifests
   3  a privilege, a kernel feature or the program podfs-fuse is missing
@@ -209,22 +208,18 @@ impl Mount {
 }
 
 fn read_volume(path: &Path) -> Result<Volume, Failure> {
-    let bytes = if path == Path::new("-") {
-        let mut bytes = Vec::new();
-        io::stdin().read_to_end(&mut bytes).map(|_| bytes)
-    } else {
-        std::fs::read(path)
-    };
-    let bytes = bytes.map_err(|error| Failure::input(anyhow!("{}: cannot be read: {error}", path.display())))?;
-    let found = parse_bare(path, &bytes)?;
-    let fields = VolumeFields::of(&found);
+    let (path, bytes) = read_input(path)?;
+    let document = parse_bare(path, &bytes)?;
+    let fields = VolumeFields::of(&document);
     let volume: core::Volume = parse_bare(path, &bytes)?;
     let invalid = |sentence: String| Failure::input(anyhow!("{}: {sentence}", path.display()));
-    if let Some(kind) = found.get("kind").and_then(Value::as_str) {
+    if let Some(kind) = document.get("kind").and_then(Value::as_str) {
         return Err(invalid(format!("is an object of kind {kind:?}; give one entry of a pod's spec.volumes")));
     }
-    let volume = Volume::parse(&volume, &fields, &VolumeUses::default()).map_err(|error| invalid(error.to_string()))?;
-    // There is no other volume to serve.
+    let volume =
+        check_volume_spelling(&document).and_then(|()| Volume::parse(&volume, &fields, &VolumeUses::default()));
+    let volume = volume.map_err(|error| invalid(error.to_string()))?;
+    // podfs run would serve the other volumes of the pod. Here, there is no other volume.
     why_unsupported(path, &volume).map_or(Ok(volume), Err)
 }
 

@@ -1,7 +1,6 @@
 //! `podfs mounts`: prepares the mounts of a container for its runtime.
 
 use std::collections::BTreeMap;
-use std::io::{self, Read};
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 
@@ -9,6 +8,7 @@ use anyhow::anyhow;
 use clap::{Args, ValueEnum, ValueHint};
 
 use super::exit::Failure;
+use super::source::read_input;
 use super::status::{pod_directory, print};
 use crate::mounts::output::OutputFormat;
 use crate::mounts::{AgentFacts, ContainerMount, IdMapping};
@@ -68,7 +68,7 @@ pub(super) struct Mounts {
     /// node, and how many. May be given several times. Needed with cri; the other runtimes map the ids of the container.
     #[arg(long = "uid-map", value_name = "IDS", requires = "gid_maps")]
     uid_maps: Vec<IdMapping>,
-    /// Groups of the pod's user namespace, likewise.
+    /// Groups of the pod's user namespace, in the same form.
     #[arg(long = "gid-map", value_name = "IDS", requires = "uid_maps")]
     gid_maps: Vec<IdMapping>,
     /// The runtime cannot make a mount and the mounts below it read-only. Always so with docker and podman.
@@ -125,7 +125,7 @@ impl Mounts {
         let needed = || Failure::input(anyhow!("prepare is for one container; name it with --container"));
         let format = OutputFormat::from(self.output);
         let environment = AgentFacts {
-            variables: self.env.as_deref().map(variables).transpose().map_err(Failure::input)?.unwrap_or_default(),
+            variables: self.env.as_deref().map(variables).transpose()?.unwrap_or_default(),
             pod_ips: self.pod_ips,
             hostname: self.hostname,
             host_network: self.host_network,
@@ -173,14 +173,8 @@ fn answer(directory: &Path, question: &ControlQuestion) -> Result<ControlAnswer,
 }
 
 /// The variables of a file. Errors have line numbers, but no content of lines: it may be secret.
-fn variables(path: &Path) -> anyhow::Result<BTreeMap<String, String>> {
-    let (name, bytes) = if path == Path::new("-") {
-        let mut bytes = Vec::new();
-        (Path::new("standard input"), io::stdin().read_to_end(&mut bytes).map(|_| bytes))
-    } else {
-        (path, std::fs::read(path))
-    };
-    let bytes = bytes.map_err(|error| anyhow!("{}: cannot be read: {error}", name.display()))?;
+fn variables(path: &Path) -> Result<BTreeMap<String, String>, Failure> {
+    let (name, bytes) = read_input(path)?;
     let separator = if bytes.contains(&0) { 0 } else { b'\n' };
     let mut variables = BTreeMap::new();
     for (index, entry) in bytes.split(|byte| *byte == separator).enumerate() {
@@ -189,7 +183,7 @@ fn variables(path: &Path) -> anyhow::Result<BTreeMap<String, String>> {
         }
         let entry = std::str::from_utf8(entry).ok().and_then(|entry| entry.split_once('='));
         let (variable, value) = entry.filter(|(variable, _)| !variable.is_empty()).ok_or_else(|| {
-            anyhow!("{}: entry {} is no variable; write NAME=VALUE in UTF-8", name.display(), index + 1)
+            Failure::input(anyhow!("{}: entry {} is no variable; write NAME=VALUE in UTF-8", name.display(), index + 1))
         })?;
         variables.insert(variable.to_owned(), value.to_owned());
     }

@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use clap::{Args, ValueHint};
+use clap::{ArgGroup, Args, ValueHint};
 
 use super::exit::Failure;
 use super::kubectl::{self, PodReference};
@@ -12,18 +12,18 @@ use crate::types::PodName;
 
 /// The pod, and the sources of the pod and its objects.
 #[derive(Args)]
+#[command(group = ArgGroup::new("of_pod").args(["pod", "pod_name", "reference"]).required(true))]
 pub(super) struct PodOptions {
     /// The pod's manifest, in YAML or JSON; - reads standard input. May also hold a workload, such as a Deployment or a CronJob:
     /// podfs shows its pod template.
-    #[arg(long, value_name = "FILE|-", required_unless_present_any = ["pod_name", "reference"],
-        value_hint = ValueHint::FilePath)]
+    #[arg(long, value_name = "FILE|-", value_hint = ValueHint::FilePath)]
     pod: Option<PathBuf>,
     /// Ask the API server for this pod.
-    #[arg(long, value_name = "NAMESPACE/NAME", conflicts_with = "pod")]
+    #[arg(long, value_name = "NAMESPACE/NAME")]
     pod_name: Option<PodName>,
     /// Ask the API server for this pod. Without --kubeconfig, that is the server of kubectl: the file in KUBECONFIG or
     /// ~/.kube/config says which.
-    #[arg(value_name = "pod/NAME", conflicts_with_all = ["pod", "pod_name"])]
+    #[arg(value_name = "pod/NAME")]
     reference: Option<PodReference>,
     /// The namespace of pod/NAME, if it is not that of the kubeconfig's current context.
     #[arg(short, long, requires = "reference")]

@@ -1,12 +1,12 @@
 //! `podfs push`: sends objects to a pod's supervisor. An agent has read them for the pod.
 
-use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 
 use anyhow::anyhow;
 use clap::{Args, ValueHint};
 
 use super::exit::Failure;
+use super::source::read_input;
 use super::status::pod_directory;
 use crate::manifest::{Document, parse_documents};
 use crate::source::{DeletedObject, PushCounts};
@@ -93,13 +93,7 @@ fn deletion(text: &str) -> Result<DeletedObject, String> {
 }
 
 fn read(path: &Path) -> Result<Vec<Document>, Failure> {
-    let (name, bytes) = if path == Path::new("-") {
-        let mut bytes = Vec::new();
-        (Path::new("standard input"), io::stdin().read_to_end(&mut bytes).map(|_| bytes))
-    } else {
-        (path, std::fs::read(path))
-    };
-    let bytes = bytes.map_err(|error| Failure::input(anyhow!("{}: cannot be read: {error}", name.display())))?;
+    let (name, bytes) = read_input(path)?;
     Ok(parse_documents(name, &bytes)?)
 }
 

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use anyhow::anyhow;
-use clap::{Args, ValueHint};
+use clap::{ArgGroup, Args, ValueHint};
 use nix::fcntl::{FcntlArg, FdFlag, fcntl};
 use tracing::{info, warn};
 
@@ -15,13 +15,14 @@ use super::log::{LogFormat, LogOptions};
 use super::metrics;
 use super::source::SourceOptions;
 use crate::manifest::pod::PodIdentity;
-use crate::source::{PushSource, Source};
+use crate::source::{AcceptedDocuments, PushSource, Source};
 use crate::supervisor::exec_state;
 use crate::supervisor::program::machine::check_machine;
 use crate::supervisor::program::options::{
     DriverOptions, GenerationOptions, MemoryOptions, ROOT_DIRECTORY, RUN_DIRECTORY, SubPathOptions, TransportOptions,
 };
 use crate::supervisor::program::service::PodService;
+use crate::supervisor::run::upgrade::roll_back;
 use crate::types::PodName;
 
 /// Mount the volumes of a pod, and keep them up to date until SIGTERM or SIGINT.
@@ -37,9 +38,10 @@ use crate::types::PodName;
 /// Manifests, annotations and the layout of volumes are described in podfs-pod(5); how a node agent starts podfs, waits for
 /// it, and hands volumes to containers in podfs-agent(7).
 #[derive(Args)]
+#[command(group = ArgGroup::new("of_pod").args(["pod", "pod_name"]).required(true))]
 #[command(after_help = "\
 EXIT STATUS:
-  0  stopped as asked
+  0  stopped by a signal
   1  failed; the last line on standard error says what, where and what to do
   2  bad arguments, settings or manifests
   3  a privilege, a kernel feature or the program podfs-fuse is missing
@@ -50,10 +52,10 @@ EXAMPLES:
   podfs run --pod pod.json --push --ready-fd 3 3>ready.json")]
 pub(super) struct Run {
     /// The pod's manifest, in YAML or JSON; - reads standard input.
-    #[arg(long, value_name = "FILE|-", required_unless_present = "pod_name", value_hint = ValueHint::FilePath)]
+    #[arg(long, value_name = "FILE|-", value_hint = ValueHint::FilePath)]
     pod: Option<PathBuf>,
     /// Ask the API server for this pod, and follow it.
-    #[arg(long, value_name = "NAMESPACE/NAME", conflicts_with = "pod")]
+    #[arg(long, value_name = "NAMESPACE/NAME")]
     pod_name: Option<PodName>,
     /// Refuse a pod with another uid.
     #[arg(long, value_name = "UID")]
@@ -95,10 +97,19 @@ pub(super) struct Run {
 
 impl Run {
     pub(super) fn execute(self) -> Result<(), Failure> {
+        // In an upgrade, the program before the upgrade goes on if this one fails before it serves the pod.
+        self.serve().inspect_err(|failure| roll_back(&failure.to_string()))
+    }
+
+    fn serve(self) -> Result<(), Failure> {
         self.log.start(self.log_format);
         let ready_fd = self.ready_fd.map(take_descriptor).transpose()?;
         let server_program = check_machine()?;
-        let (source, snapshot) = self.source.open(self.pod.as_deref(), self.pod_name.as_ref(), None)?;
+        // The podfs before the upgrade has accepted the pod.
+        let is_known = exec_state::upgrade_is_under_way();
+        let accepted = if is_known { AcceptedDocuments::KnownPods } else { AcceptedDocuments::Pods };
+        let (pod, name) = (self.pod.as_deref(), self.pod_name.as_ref());
+        let (source, snapshot) = self.source.open_accepting(accepted, pod, name, None)?;
         let pod = snapshot.pod.clone().ok_or_else(|| Failure::input(anyhow!("there is no pod")))?;
         self.check_uid(&pod.identity)?;
         let (source, snapshot) = match source {
@@ -146,7 +157,7 @@ fn listen_for_scrapers(address: SocketAddr) -> Result<Option<TcpListener>, Failu
             Ok(Some(listener))
         }
         Err(failure) if exec_state::upgrade_is_under_way() => {
-            warn!("{failure}; podfs serves the pod without it");
+            warn!("{failure}; podfs serves the pod without metrics");
             Ok(None)
         }
         Err(failure) => Err(failure),
@@ -155,13 +166,13 @@ fn listen_for_scrapers(address: SocketAddr) -> Result<Option<TcpListener>, Failu
 
 fn take_descriptor(number: RawFd) -> Result<OwnedFd, Failure> {
     // SAFETY: fcntl(2) returns an error for a number that is not an open descriptor.
-    let known = unsafe { libc::fcntl(number, libc::F_GETFD) } >= 0;
-    if !known {
+    let is_open = unsafe { libc::fcntl(number, libc::F_GETFD) } >= 0;
+    if !is_open {
         return Err(Failure::input(anyhow!("--ready-fd {number}: there is no such open descriptor")));
     }
     // SAFETY: the descriptor is open, and the caller gave it to this process for this purpose alone.
     let descriptor = unsafe { OwnedFd::from_raw_fd(number) };
-    let only_here = fcntl(&descriptor, FcntlArg::F_SETFD(FdFlag::FD_CLOEXEC));
-    only_here.map_err(|errno| Failure::input(anyhow!("--ready-fd {number} cannot be used: {errno}")))?;
+    let close_on_exec = fcntl(&descriptor, FcntlArg::F_SETFD(FdFlag::FD_CLOEXEC));
+    close_on_exec.map_err(|errno| Failure::input(anyhow!("--ready-fd {number} cannot be used: {errno}")))?;
     Ok(descriptor)
 }

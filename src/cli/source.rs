@@ -30,7 +30,7 @@ pub(super) struct SourceOptions {
     /// Ask the API server of the cluster that podfs itself runs in, as its service account.
     #[arg(long)]
     in_cluster: bool,
-    /// Whether podfs asks for no token, because its output shows none.
+    /// Whether podfs requests no tokens, because the output of the command shows none.
     #[arg(skip)]
     pub(super) without_tokens: bool,
     /// The node that podfs serves; podfs refuses a pod of the API server that is on another one.
@@ -87,7 +87,7 @@ impl SourceOptions {
         self.objects.is_empty() && self.access().is_none()
     }
 
-    /// The access to the API server of the options; otherwise to that of this kubeconfig.
+    /// The access to the API server that the options name; otherwise to the server of this kubeconfig.
     pub(super) fn access_or(
         &mut self,
         kubeconfig: impl FnOnce() -> Result<PathBuf, Failure>,
@@ -100,11 +100,23 @@ impl SourceOptions {
         Ok(SettingsSource::Kubeconfig(path))
     }
 
-    /// The access to the API server of the options.
+    /// The access to the API server that the options name; `None` if they name none.
     pub(super) fn access(&self) -> Option<SettingsSource> {
         let kubeconfig = self.kubeconfig.clone().map(SettingsSource::Kubeconfig);
         kubeconfig.or(self.in_cluster.then_some(SettingsSource::InCluster))
     }
+}
+
+/// Reads an input whole: the file, or standard input if the path is `-`. Returns its name for messages, too.
+pub(super) fn read_input(path: &Path) -> Result<(&Path, Vec<u8>), Failure> {
+    let (name, bytes) = if path == Path::new("-") {
+        let mut bytes = Vec::new();
+        (Path::new("standard input"), io::stdin().read_to_end(&mut bytes).map(|_| bytes))
+    } else {
+        (path, std::fs::read(path))
+    };
+    let bytes = bytes.map_err(|error| Failure::input(anyhow!("{}: cannot be read: {error}", name.display())))?;
+    Ok((name, bytes))
 }
 
 /// The file with the pod, or the content of standard input if the path is `-`.
@@ -116,15 +128,15 @@ fn pod_input(path: &Path) -> Result<PodInput, Failure> {
     let read = io::stdin().read_to_end(&mut bytes);
     read.map_err(|error| Failure::input(anyhow!("cannot read the pod from standard input: {error}")))?;
     // After an upgrade, this process executes another version of podfs, which reads standard input again.
-    let kept = keep_for_later(&bytes);
-    kept.map_err(|error| Failure::general(anyhow!("cannot keep the pod from standard input: {error}")))?;
+    let replaced = replace_stdin(&bytes);
+    replaced.map_err(|error| Failure::general(anyhow!("cannot keep the pod from standard input: {error}")))?;
     Ok(PodInput::Stdin(bytes))
 }
 
 /// Replaces standard input by a memory file with these bytes.
-fn keep_for_later(bytes: &[u8]) -> io::Result<()> {
-    let mut kept = File::from(memfd_create(c"podfs-pod", MemfdFlags::CLOEXEC)?);
-    kept.write_all(bytes)?;
-    kept.rewind()?;
-    Ok(dup2_stdin(kept)?)
+fn replace_stdin(bytes: &[u8]) -> io::Result<()> {
+    let mut file = File::from(memfd_create(c"podfs-pod", MemfdFlags::CLOEXEC)?);
+    file.write_all(bytes)?;
+    file.rewind()?;
+    Ok(dup2_stdin(file)?)
 }

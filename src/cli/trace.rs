@@ -3,6 +3,8 @@
 use std::io::{self, ErrorKind, PipeReader, Read, Write, pipe};
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
+use std::thread::sleep;
+use std::time::{Duration, Instant};
 
 use anyhow::anyhow;
 use clap::{Args, ValueHint};
@@ -12,9 +14,14 @@ use super::exit::Failure;
 use super::status::pod_directory;
 use crate::supervisor::control::{ControlAnswer, ControlQuestion, ask};
 use crate::supervisor::program::options::RUN_DIRECTORY;
+use crate::supervisor::run_dir::claim::{self, PodLockRecord};
+use crate::supervisor::status::VolumeState;
 
 /// Most requests to a server that does not answer, mostly because its successor starts.
 const TRIES: u32 = 20;
+/// How long a pod may take to end after the server has closed the trace, and how often podfs looks whether it has ended.
+const END: Duration = Duration::from_secs(10);
+const PAUSE: Duration = Duration::from_millis(50);
 
 /// Print the FUSE requests of a live volume until Ctrl-C, or until the volume ends.
 ///
@@ -29,7 +36,7 @@ const TRIES: u32 = 20;
 #[command(after_help = "\
 EXIT STATUS:
   0  the volume ended
-  1  there is no such pod or volume
+  1  there is no such pod or volume, or its supervisor or server does not answer
   2  bad arguments or settings
   3  a privilege is missing
 
@@ -60,10 +67,11 @@ impl Trace {
             // The server closes the pipe when the volume ends, and when a successor takes over.
             match attach(&directory, &volume) {
                 Ok(again) => requests = again,
-                Err(_) => {
+                Err(_) if has_ended(&directory, &volume) => {
                     eprintln!("podfs: volume {volume:?} has ended");
                     return Ok(());
                 }
+                Err(error) => return Err(Failure::general(error)),
             }
             eprintln!("podfs: the server was replaced; requests in between are not shown");
         }
@@ -84,6 +92,28 @@ fn attach(directory: &Path, volume: &str) -> anyhow::Result<PipeReader> {
         }
     }
     Err(anyhow!("the server of the pod does not answer; podfs status shows how the pod is"))
+}
+
+/// Whether a volume that cannot be traced any more has ended. Waits a while for a pod that ends: its supervisor unmounts all
+/// volumes before it gives up the claim.
+fn has_ended(directory: &Path, volume: &str) -> bool {
+    let until = Instant::now() + END;
+    loop {
+        let is_held = claim::is_held(directory);
+        if PodLockRecord::read(directory).is_none() {
+            return true;
+        }
+        if let Ok(ControlAnswer::Status(pod)) = ask(directory, &ControlQuestion::Status, None) {
+            let found = pod.volumes.iter().find(|found| found.name == volume);
+            if found.is_none_or(|found| found.state == VolumeState::Waiting) {
+                return true;
+            }
+        }
+        if !is_held || Instant::now() >= until {
+            return false;
+        }
+        sleep(PAUSE);
+    }
 }
 
 /// Prints the requests until the end of the pipe. Returns `false` if the reader has closed standard output.

@@ -1,14 +1,17 @@
 //! `podfs upgrade`: switches the pods of this node to the program that is on disk now.
 
-use std::io::Write;
+use std::io::{IsTerminal, Write};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::anyhow;
-use clap::{Args, ValueHint};
+use clap::{ArgGroup, Args, ValueHint};
+use podfs_fuse::printable::printable;
 
 use super::exit::Failure;
+use super::render::say;
 use super::status::{pod_directory, pods};
+use crate::admin::process_delay::ProcessDelay;
 use crate::supervisor::control::{self, AskError};
 use crate::supervisor::program::options::RUN_DIRECTORY;
 use crate::supervisor::run_dir::claim::PodLockRecord;
@@ -26,6 +29,7 @@ const TIMEOUT: Duration = Duration::from_secs(60);
 /// back" (the old podfs serves the pod) or "failed" (the outcome is unknown; podfs status shows the pod). Pods keep the flags
 /// and settings that they were started with.
 #[derive(Args)]
+#[command(group = ArgGroup::new("pods").args(["pod", "all"]).required(true))]
 #[command(after_help = "\
 EXIT STATUS:
   0  all pods are upgraded, or there is none
@@ -38,10 +42,10 @@ EXAMPLES:
   podfs upgrade --pod c15b9f1e-0a47-5d0c-9b6c-3f1f5f1d7a10")]
 pub(super) struct Upgrade {
     /// This pod; podfs status lists all.
-    #[arg(long, value_name = "UID", required_unless_present = "all")]
+    #[arg(long, value_name = "UID")]
     pod: Option<String>,
     /// Every pod of this node, one after another.
-    #[arg(long, conflicts_with = "pod")]
+    #[arg(long)]
     all: bool,
     /// The run directory of podfs run.
     #[arg(long, value_name = "DIR", default_value = RUN_DIRECTORY, value_hint = ValueHint::DirPath)]
@@ -69,7 +73,8 @@ impl Upgrade {
 fn upgrade(directory: &Path) -> bool {
     use control::Upgrade;
     print(&format!("{}: ", title(directory)));
-    let outcome = control::ask_for_upgrade(directory, TIMEOUT, || print("started, "));
+    let waits = |pid| report_wait(directory, pid);
+    let outcome = control::ask_for_upgrade(directory, TIMEOUT, || print("started, "), waits);
     let (line, is_done) = match outcome {
         Ok(Upgrade::Done { version }) => (format!("done, podfs {version} serves it"), true),
         Ok(Upgrade::Refused { reason }) => (format!("refused: {reason}"), false),
@@ -86,6 +91,20 @@ fn upgrade(directory: &Path) -> bool {
     is_done
 }
 
+/// Reports on standard error that the supervisor with this process id is silent.
+fn report_wait(directory: &Path, pid: u32) {
+    let (title, limit) = (title(directory), TIMEOUT.as_secs());
+    let why = ProcessDelay::of(pid).map(|why| format!(": {}", why.sentence())).unwrap_or_default();
+    let shares_line = std::io::stdout().is_terminal();
+    if shares_line {
+        print("\n");
+    }
+    say(&format!("{title}: the supervisor (pid {pid}) does not answer yet{why}; podfs waits for it, up to {limit} s"));
+    if shares_line {
+        print(&format!("{title}: "));
+    }
+}
+
 /// The pod's name, such as `default/web`, or its uid if the record has no name.
 fn title(directory: &Path) -> String {
     let named = PodLockRecord::read(directory).map(|record| record.pod).filter(|pod| !pod.name.is_empty());
@@ -93,8 +112,9 @@ fn title(directory: &Path) -> String {
     named.map_or_else(uid, |pod| format!("{}/{}", pod.namespace, pod.name))
 }
 
-/// Prints a part of a line. Ignores errors: the upgrade continues after the reader closed standard output.
+/// Prints a part of a line, with control characters escaped. Ignores errors: the upgrade continues after the reader closed
+/// standard output.
 fn print(text: &str) {
     let mut out = std::io::stdout();
-    let _ = out.write_all(text.as_bytes()).and_then(|()| out.flush());
+    let _ = out.write_all(printable(text).as_bytes()).and_then(|()| out.flush());
 }

@@ -40,7 +40,7 @@ const SETTLE: Duration = Duration::from_secs(1);
 #[command(allow_missing_positional = true)]
 #[command(after_help = "\
 EXIT STATUS:
-  0  ended as asked
+  0  ended by a signal or an unmount
   1  failed; the last line on standard error says what, where and what to do
   2  bad arguments, settings or manifests, or a directory that cannot be used
   3  fusermount3, /dev/fuse or a privilege is missing
@@ -103,7 +103,7 @@ impl View {
     }
 }
 
-/// The reports to the user on standard error. Each is made once.
+/// The reports to the user on standard error. podfs makes each one once.
 #[derive(Default)]
 struct ViewReports {
     /// The pod, for the title of the view.

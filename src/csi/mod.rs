@@ -1,8 +1,8 @@
-//! The messages and services of the Container Storage Interface and of a kubelet's plugin registration, as the build made them
-//! from `proto/csi.proto` and `proto/plugin_registration.proto`, which explain them: servers for podfs as a driver, clients for
-//! podfs with the drivers of others.
+//! The messages and services of the Container Storage Interface and of a kubelet's plugin registration. The build makes them from
+//! `proto/csi.proto` and `proto/plugin_registration.proto`, which explain them. podfs uses the servers when it is itself a CSI
+//! driver, and the clients when it calls drivers of other vendors.
 //!
-//! Debugging output of a request names only its volume and its paths: everything else may be secret.
+//! The debugging output of a request names only its volume and its paths, because everything else may be secret.
 
 use std::fmt;
 

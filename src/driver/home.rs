@@ -1,16 +1,18 @@
-//! The home of a volume: a directory of the pod in which a driver mounts the volume, with a record of the driver's calls.
+//! The home of a volume: a directory of the pod in which a driver mounts the volume, with a record of podfs's calls to the driver.
 //!
 //! The driver mounts at `<root>/pods/UID/plugins/KIND/NAME/mount`. The record beside it is `vol_data.json`, in the kubelet's format
 //! with additional fields. NAME is the name of the PersistentVolume, or of the volume in the pod.
 
-use std::fs::{self, DirBuilder, OpenOptions};
-use std::io::{self, ErrorKind, Write};
-use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::fs::{self, DirBuilder};
+use std::io::{self, ErrorKind};
+use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 
 use podfs_fuse::mount::table::mounts;
 use serde::{Deserialize, Serialize};
+use tracing::warn;
 
+use crate::host::global_mount::{remove_whole, unfinished, write_synced};
 use crate::volume::Csi;
 use crate::volume::csi::sha256;
 
@@ -18,9 +20,10 @@ use crate::volume::csi::sha256;
 const PLUGINS: &str = "plugins";
 const RECORD: &str = "vol_data.json";
 const TARGET: &str = "mount";
-/// Most bytes of the name of a user. The kernel allows 255, and the temporary file of [`replace`] has a longer name.
+/// Most bytes of the file name of a home among the users of a node mount. The kernel allows 255, and the temporary file of a
+/// record has a longer name.
 const LONGEST_NAME: usize = 240;
-/// The extension of the temporary file of [`replace`].
+/// The extension of the temporary files of older versions.
 const NEXT: &str = "next";
 
 /// The directory in which a driver mounts a volume for a pod.
@@ -50,19 +53,31 @@ pub struct DriverRecord {
     /// The program of a FlexVolume driver.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub executable: Option<PathBuf>,
-    /// The directory in which the driver mounts it for the node, if it does.
+    /// The directory in which the driver mounts the volume for the node, if the driver does so.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub node_mount: Option<PathBuf>,
     /// The capacity of the PersistentVolume at the last call to grow the volume, in bytes.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub capacity: Option<u64>,
-    /// The size to which the driver has grown it on this node, in bytes.
+    /// The size to which the driver has grown the volume on this node, in bytes.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub expanded: Option<u64>,
-    /// Whether podfs has called the driver to attach it.
+    /// Whether podfs has called the driver to attach the volume.
     pub attached: bool,
-    /// Whether podfs has called the driver to mount it at the home.
+    /// Whether podfs has called the driver to mount the volume at the home.
     pub published: bool,
+}
+
+/// The record of a driver's volume is damaged, or cannot be read.
+#[derive(Debug, thiserror::Error)]
+#[error(
+    "cannot read the record of a driver's volume, {}: {cause}; unmount the volume with the driver's tools, then delete the file",
+    .path.display()
+)]
+pub struct DriverRecordError {
+    path: PathBuf,
+    #[source]
+    cause: io::Error,
 }
 
 impl DriverHome {
@@ -76,15 +91,20 @@ impl DriverHome {
         DriverHome(path)
     }
 
-    /// All homes of a pod with their records. A record is empty if its process was killed while it wrote the first one.
+    /// All homes of a pod with their records. The record is empty if it is damaged, or if podfs was killed while it wrote the home's
+    /// first record.
     pub fn all(pod: &Path) -> Vec<(DriverHome, DriverRecord)> {
         let entries = |directory: &Path| {
             let entries = directory.read_dir().into_iter().flatten().flatten();
             entries.map(|entry| entry.path()).filter(|path| path.is_dir() && !path.is_symlink()).collect::<Vec<_>>()
         };
         let homes = entries(&pod.join(PLUGINS)).into_iter().flat_map(|kind| entries(&kind)).map(DriverHome);
-        let begun = |home: &DriverHome| home.0.join(RECORD).with_extension(NEXT).exists().then(DriverRecord::default);
-        homes.filter_map(|home| home.read().or_else(|| begun(&home)).map(|record| (home, record))).collect()
+        let first = |home: &DriverHome| home.unfinished_records().iter().any(|file| file.exists());
+        let record = |home: &DriverHome| match home.read() {
+            Ok(None) => first(home).then(DriverRecord::default),
+            read => Some(read.ok().flatten().unwrap_or_default()),
+        };
+        homes.filter_map(|home| record(&home).map(|record| (home, record))).collect()
     }
 
     /// The home of the CSI volume at this path of a pod:
@@ -108,7 +128,7 @@ impl DriverHome {
         self.0.join(TARGET)
     }
 
-    /// Whether a file system is mounted there.
+    /// Whether a file system is mounted at the target.
     ///
     /// # Errors
     /// When the mount table cannot be read.
@@ -126,17 +146,38 @@ impl DriverHome {
         Ok(target)
     }
 
-    /// The record of the driver's calls; `None` if there were none, or all are undone.
-    pub fn read(&self) -> Option<DriverRecord> {
-        serde_json::from_slice(&fs::read(self.0.join(RECORD)).ok()?).ok()
+    /// The record of the calls to the driver; `None` if there were none, or all are undone.
+    ///
+    /// # Errors
+    /// When the record is damaged, or cannot be read.
+    pub fn read(&self) -> Result<Option<DriverRecord>, DriverRecordError> {
+        let read = match fs::read(self.record_file()) {
+            Ok(bytes) => serde_json::from_slice(&bytes).map(Some).map_err(io::Error::from),
+            Err(error) => absent_is_fine(Err(error)).map(|()| None),
+        };
+        read.map_err(|cause| DriverRecordError { path: self.record_file(), cause })
     }
 
-    /// Writes the record before a call of the driver.
+    /// The record of an earlier podfs for a new call to the driver. podfs writes a new record in place of a damaged one.
+    pub(super) fn read_or_begin(&self) -> DriverRecord {
+        let read = self.read().unwrap_or_else(|error| {
+            warn!("{error}; podfs calls the driver as for a new volume");
+            None
+        });
+        read.unwrap_or_default()
+    }
+
+    /// Writes the record before a call to the driver.
     ///
     /// # Errors
     /// The kernel's error.
     pub fn write(&self, record: &DriverRecord) -> io::Result<()> {
-        replace(&self.0.join(RECORD), &serde_json::to_vec(record)?)
+        write_synced(&self.record_file(), &serde_json::to_vec(record)?)
+    }
+
+    /// The temporary files of the record, of this and of older versions.
+    fn unfinished_records(&self) -> [PathBuf; 2] {
+        [unfinished(&self.record_file()), self.record_file().with_extension(NEXT)]
     }
 
     /// The file of the record. It exists as long as podfs has to undo a call.
@@ -144,13 +185,13 @@ impl DriverHome {
         self.0.join(RECORD)
     }
 
-    /// Removes the home, when there is no call to undo.
+    /// Removes the home, if there is no call to undo.
     ///
     /// # Errors
     /// When it has files of other programs, or a mount.
     pub fn remove(&self) -> io::Result<()> {
         absent_is_fine(remove_mount_point(&self.target()))?;
-        remove_replaced(&self.0.join(RECORD))?;
+        remove_record(&self.record_file())?;
         absent_is_fine(fs::remove_dir(&self.0))?;
         // The directory above may have homes of other volumes.
         let _ = self.0.parent().map(fs::remove_dir);
@@ -162,7 +203,7 @@ impl DriverHome {
         self.0.ancestors().nth(5).map(Path::to_owned)
     }
 
-    /// A unique file name for it among all homes of the node.
+    /// A file name for the home that is unique among all homes of the node.
     pub(super) fn user_name(&self) -> String {
         let last: Vec<_> = self.0.iter().rev().take(4).map(|part| part.to_string_lossy().into_owned()).collect();
         let name = match last.as_slice() {
@@ -186,18 +227,10 @@ pub(super) fn make_directory(path: &Path) -> io::Result<()> {
     DirBuilder::new().recursive(true).mode(0o750).create(path)
 }
 
-/// Replaces a file atomically: if this process is killed, the file has the old or the new content.
-pub(super) fn replace(path: &Path, content: &[u8]) -> io::Result<()> {
-    let next = path.with_extension(NEXT);
-    let mut file = OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&next)?;
-    file.write_all(content)?;
-    fs::rename(&next, path)
-}
-
-/// Removes a file of [`replace`], and the temporary file of a killed process.
-pub(super) fn remove_replaced(path: &Path) -> io::Result<()> {
+/// Removes a file, and the temporary file of a process, of this or an older version, that was killed while it wrote the file.
+pub(super) fn remove_record(path: &Path) -> io::Result<()> {
     absent_is_fine(fs::remove_file(path.with_extension(NEXT)))?;
-    absent_is_fine(fs::remove_file(path))
+    remove_whole(path)
 }
 
 /// Removes the mount point of a driver, which may be a file.
@@ -235,13 +268,35 @@ mod tests {
 
     #[test]
     fn a_home_whose_first_record_was_being_written_is_found_and_removed() {
+        for unfinished in [".vol_data.json.new", "vol_data.next"] {
+            let base = tempfile::tempdir().expect("a directory");
+            let home = DriverHome::of(base.path(), "kubernetes.io~csi", "a");
+            home.make_target().expect("made");
+            fs::write(home.path().join(unfinished), "{").expect("written");
+            assert_eq!(DriverHome::all(base.path()), [(home.clone(), DriverRecord::default())]);
+            home.remove().expect("removed");
+            assert!(!home.path().exists());
+        }
+    }
+
+    #[test]
+    fn a_damaged_record_is_reported_and_its_home_stays() {
         let base = tempfile::tempdir().expect("a directory");
         let home = DriverHome::of(base.path(), "kubernetes.io~csi", "a");
         home.make_target().expect("made");
-        fs::write(home.path().join("vol_data.next"), "{").expect("written");
+        fs::write(home.record_file(), "{").expect("written");
         assert_eq!(DriverHome::all(base.path()), [(home.clone(), DriverRecord::default())]);
-        home.remove().expect("removed");
-        assert!(!home.path().exists());
+        let error = crate::driver::undo(&home).expect_err("podfs does not know the calls").to_string();
+        assert!(
+            error.starts_with(&format!(
+                "cannot read the record of a driver's volume, {}: ",
+                home.path().join(RECORD).display()
+            )),
+            "{error}"
+        );
+        assert!(home.record_file().exists());
+        home.write(&home.read_or_begin()).expect("written anew");
+        assert_eq!(home.read().expect("a record"), Some(DriverRecord::default()));
     }
 
     #[test]

@@ -10,11 +10,12 @@
 //! | [`csi`] | CSI drivers: services that speak gRPC |
 //! | [`flex`] | FlexVolume drivers: programs that print JSON |
 //!
-//! After podfs was killed, the next podfs can undo all calls of a driver:
-//! 1. podfs writes the record of a home before the first call of the driver, and updates it before each further
+//! After podfs was killed, the next podfs can undo all calls to a driver:
+//! 1. podfs writes the record of a home before the first call to the driver, and updates it before each further
 //!    call. It removes the record after the last call.
 //! 2. A call that ended without a definite answer counts as done: podfs repeats it, or undoes it.
-//! 3. [`undo`] needs only a home. The process that removes the pod calls it: its supervisor, the next one, or a cleanup.
+//! 3. [`undo`] needs only a home. The process that removes the pod calls it: the pod's supervisor, the next supervisor of the pod,
+//!    or `podfs cleanup`.
 
 pub mod csi;
 pub mod flex;
@@ -27,12 +28,15 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-pub use home::{DriverHome, DriverRecord};
+pub use home::{DriverHome, DriverRecord, DriverRecordError};
 pub use node_mount::NodeMount;
 
 use podfs_fuse::mount::MountError;
 
 use crate::host::HostError;
+
+/// Most characters of a driver's message in an error.
+const MOST_CHARACTERS: usize = 300;
 
 /// The directories of the node's drivers.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -43,7 +47,7 @@ pub struct Drivers {
     pub flex_volumes: PathBuf,
 }
 
-/// Why a call of a driver failed.
+/// Why a call to a driver failed.
 #[derive(Clone, Debug)]
 pub struct DriverError {
     /// The failure, and the advice.
@@ -80,14 +84,14 @@ impl DriverError {
         DriverError { sentence: sentence.into(), is_uncertain: true, is_infeasible: false, cause: None }
     }
 
-    /// An error that prevented the call.
+    /// An error with a cause, after which the driver has not executed the call.
     pub(crate) fn because(sentence: impl Into<String>, cause: impl Error + Send + Sync + 'static) -> DriverError {
         DriverError { cause: Some(Arc::new(cause)), ..DriverError::refused(sentence) }
     }
 
     /// An error of the node's kernel.
-    pub(crate) fn of_node(what: &str, path: &Path, cause: io::Error) -> DriverError {
-        DriverError::because(format!("cannot {what} {}: {cause}", path.display()), cause)
+    pub(crate) fn of_node(action: &str, path: &Path, cause: io::Error) -> DriverError {
+        DriverError::because(format!("cannot {action} {}: {cause}", path.display()), cause)
     }
 }
 
@@ -97,7 +101,13 @@ impl From<HostError> for DriverError {
     }
 }
 
-/// Why podfs cannot undo the calls of a driver.
+impl From<DriverRecordError> for DriverError {
+    fn from(error: DriverRecordError) -> DriverError {
+        DriverError::because(error.to_string(), error)
+    }
+}
+
+/// Why podfs cannot undo its calls to a driver.
 #[derive(Debug, thiserror::Error)]
 pub enum UndoError {
     /// The directory of the volume stays.
@@ -109,12 +119,15 @@ pub enum UndoError {
         #[source]
         cause: io::Error,
     },
+    /// podfs does not know the calls.
+    #[error(transparent)]
+    Record(#[from] DriverRecordError),
     /// The driver failed.
     #[error("volume {volume:?}: {cause}")]
     Volume {
         /// The volume.
         volume: String,
-        /// Why not.
+        /// The reason.
         #[source]
         cause: LeaveError,
     },
@@ -145,14 +158,14 @@ pub enum LeaveError {
     Unmount {
         /// The mount.
         target: PathBuf,
-        /// Why not.
+        /// The reason.
         #[source]
         cause: UnmountError,
     },
     /// The kernel does not unmount a mount of the driver.
     #[error(transparent)]
     Mount(#[from] MountError),
-    /// The record of the node's mount cannot be changed.
+    /// podfs cannot change the record of the node's mount.
     #[error("cannot leave {}: {cause}", .directory.display())]
     Leave {
         /// The directory of the node's mount.
@@ -183,13 +196,18 @@ pub enum UnmountError {
     Mount(#[from] MountError),
 }
 
-/// Undoes the calls of a driver for a volume of a pod, and removes its home. Blocks until the driver answers.
+/// The message of a driver, for an error: without control characters, and at most [`MOST_CHARACTERS`].
+fn quoted(message: &str) -> String {
+    message.chars().filter(|c| !c.is_control()).take(MOST_CHARACTERS).collect()
+}
+
+/// Undoes the calls to a driver for a volume of a pod, and removes the volume's home. Blocks until the driver answers.
 ///
 /// # Errors
-/// The reason why a part is left. The caller may try again.
+/// The reason why podfs could not undo a call, or could not remove the home. The caller may try again.
 pub fn undo(home: &DriverHome) -> Result<(), UndoError> {
     let remove = || home.remove().map_err(|cause| UndoError::Home { home: home.path().to_owned(), cause });
-    let Some(record) = home.read() else {
+    let Some(record) = home.read()? else {
         return remove();
     };
     let undone = match &record.executable {

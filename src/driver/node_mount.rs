@@ -1,23 +1,26 @@
 //! The mount of a volume for the node. A driver makes it once, and the pods' mounts are made from it.
 //!
-//! Its users are those of a [`GlobalMount`], which describes why no supervisor unmounts a volume of another pod, even if one is
-//! killed. Its
-//! records are in the directory that the driver stages in. In addition:
+//! Its users are recorded as those of a [`GlobalMount`], whose module says why no supervisor unmounts a volume of another pod,
+//! even if a supervisor is killed. The records are in the directory in which the driver stages the volume. In addition:
 //!
-//! 1. `staged` records before a call that the driver may have mounted, and after it that it has. Before the call that unmounts, it
-//!    records again that the driver may have mounted: if podfs is killed in that call, the next podfs has the driver mount or unmount
-//!    once more. It names the boot of the node, because no mount outlives that. podfs reads and writes it under the lock of the
-//!    mount, which it holds during the call, too.
-//! 2. A user is a home. It counts as long as its record is there, so leftovers of a killed supervisor do not matter.
-//! 3. After a call that failed, the home is no user. After one that may have mounted, it is one still.
+//! 1. Before podfs calls the driver to mount, it writes into the file `staged` that the driver may have mounted, and after the
+//!    call, that the driver has mounted. Before it calls the driver to unmount, it writes again that the driver may have mounted:
+//!    if podfs is killed during that call, the next podfs has the driver mount or unmount once more. The file names the boot of
+//!    the node, because no mount outlives a boot. podfs holds the lock of the mount while it reads or writes the file, and during
+//!    the call.
+//! 2. Each user is the home of a pod's volume. A user counts as long as its home has a record, so files that a killed supervisor
+//!    has left do not matter.
+//! 3. After a call that has failed, the home is no user. After a call that may have mounted, the home is still a user.
 
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
-use super::home::{absent_is_fine, is_mount, remove_replaced, replace};
+use tracing::warn;
+
+use super::home::{absent_is_fine, is_mount, remove_record};
 use super::{DriverError, DriverHome, LeaveError};
-use crate::host::global_mount::{GlobalMount, GlobalMountUser, LockedGlobalMount, boot_id};
+use crate::host::global_mount::{GlobalMount, GlobalMountUser, LockedGlobalMount, boot_id, write_whole};
 
 const MOUNT: &str = "globalmount";
 const STAGED: &str = "staged";
@@ -29,10 +32,10 @@ pub struct NodeMount(PathBuf);
 /// The state of the driver's mount.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum NodeMountState {
-    No,
-    /// The driver may have mounted it.
-    Begun,
-    Yes,
+    Unmounted,
+    /// The driver may have mounted the volume.
+    Uncertain,
+    Mounted,
 }
 
 impl NodeMount {
@@ -51,7 +54,7 @@ impl NodeMount {
         self.0.join(MOUNT)
     }
 
-    /// Whether a file system is mounted there.
+    /// Whether a file system is mounted at [`Self::path`].
     ///
     /// # Errors
     /// When the mount table cannot be read.
@@ -59,10 +62,10 @@ impl NodeMount {
         is_mount(&self.path())
     }
 
-    /// Makes a pod a user, and calls `stage` unless the driver has mounted the volume already.
+    /// Makes a pod's home a user, and calls `stage` unless the driver has mounted the volume already.
     ///
     /// # Errors
-    /// Those of `stage`. The pod stays a user if the driver may have mounted.
+    /// Those of `stage`. The home stays a user if the driver may have mounted.
     pub fn enter(
         &self,
         home: &DriverHome,
@@ -73,26 +76,27 @@ impl NodeMount {
         let held = mount.hold()?;
         let (uid, claim) = (home.user_name(), home.record_file());
         held.add(GlobalMountUser { uid: &uid, claim: &claim })?;
-        if self.staged() == NodeMountState::Yes {
+        if self.state() == NodeMountState::Mounted {
             return Ok(());
         }
-        self.mark(NodeMountState::Begun).map_err(failed)?;
+        self.set_state(NodeMountState::Uncertain).map_err(failed)?;
         match stage(&self.path()) {
-            Ok(()) => self.mark(NodeMountState::Yes).map_err(failed),
+            Ok(()) => self.set_state(NodeMountState::Mounted).map_err(failed),
             Err(error) => {
                 if !error.is_uncertain {
-                    self.mark(NodeMountState::No).map_err(failed)?;
-                    self.give_up(home, &held).map_err(failed)?;
+                    let removed =
+                        self.set_state(NodeMountState::Unmounted).and_then(|()| self.remove_user(home, &held));
+                    removed.unwrap_or_else(|error| warn!("cannot remove the records in {}: {error}", self.0.display()));
                 }
                 Err(error)
             }
         }
     }
 
-    /// Removes a pod from the users. For the last one, calls `unstage` first.
+    /// Removes a pod's home from the users. For the last user, calls `unstage` first.
     ///
     /// # Errors
-    /// Those of `unstage`. Then the pod stays a user.
+    /// Those of `unstage`, after which the home is still a user.
     pub fn leave(
         &self,
         home: &DriverHome,
@@ -105,50 +109,51 @@ impl NodeMount {
         let mount = self.global();
         let held = mount.hold()?;
         let others = held.other_users(&home.user_name())?;
-        if others.is_empty() && self.staged() != NodeMountState::No {
-            self.mark(NodeMountState::Begun).map_err(failed)?;
+        if others.is_empty() && self.state() != NodeMountState::Unmounted {
+            self.set_state(NodeMountState::Uncertain).map_err(failed)?;
             unstage(&self.path())?;
-            self.mark(NodeMountState::No).map_err(failed)?;
+            self.set_state(NodeMountState::Unmounted).map_err(failed)?;
         }
-        self.give_up(home, &held).map_err(failed)
+        self.remove_user(home, &held).map_err(failed)
     }
 
     fn global(&self) -> GlobalMount {
         GlobalMount::with_records(self.0.clone(), self.path())
     }
 
-    /// Removes a pod from the users, and the directory if there is no user and no mount.
-    fn give_up(&self, home: &DriverHome, held: &LockedGlobalMount<'_>) -> io::Result<()> {
+    /// Removes a home from the users, and the directory of the mount if there is no user and no mount.
+    fn remove_user(&self, home: &DriverHome, held: &LockedGlobalMount<'_>) -> io::Result<()> {
         held.forget(&home.user_name());
-        if !self.global().has_no_user() || self.staged() != NodeMountState::No {
+        if !self.global().has_no_user() || self.state() != NodeMountState::Unmounted {
             return Ok(());
         }
         absent_is_fine(fs::remove_dir(self.path()))?;
-        remove_replaced(&self.0.join("vol_data.json"))?;
-        remove_replaced(&self.0.join(STAGED))?;
+        remove_record(&self.0.join("vol_data.json"))?;
+        remove_record(&self.0.join(STAGED))?;
         held.remove_records();
         Ok(())
     }
 
-    fn staged(&self) -> NodeMountState {
+    fn state(&self) -> NodeMountState {
         let text = fs::read_to_string(self.0.join(STAGED)).unwrap_or_default();
         match text.split_once(' ') {
-            Some((state, boot)) if Some(boot) == boot_id().ok().as_deref() => match state {
-                "done" => NodeMountState::Yes,
-                _ => NodeMountState::Begun,
+            Some((word, boot)) if Some(boot) == boot_id().ok().as_deref() => match word {
+                "done" => NodeMountState::Mounted,
+                _ => NodeMountState::Uncertain,
             },
-            _ => NodeMountState::No,
+            _ => NodeMountState::Unmounted,
         }
     }
 
-    fn mark(&self, staged: NodeMountState) -> io::Result<()> {
+    fn set_state(&self, state: NodeMountState) -> io::Result<()> {
         let path = self.0.join(STAGED);
-        let word = match staged {
-            NodeMountState::No => return remove_replaced(&path),
-            NodeMountState::Begun => "begun",
-            NodeMountState::Yes => "done",
+        let word = match state {
+            NodeMountState::Unmounted => return remove_record(&path),
+            NodeMountState::Uncertain => "begun",
+            NodeMountState::Mounted => "done",
         };
-        replace(&path, format!("{word} {}", boot_id()?).as_bytes())
+        // No mount outlives the machine, so the file need not reach the disk.
+        write_whole(&path, format!("{word} {}", boot_id()?).as_bytes())
     }
 }
 
@@ -211,11 +216,25 @@ mod tests {
     }
 
     #[test]
+    fn the_error_of_a_driver_is_reported_although_its_mount_directory_cannot_be_removed() {
+        let node = node();
+        let (mount, a) = (node.mount(), node.home("a"));
+        let stage = |path: &Path| {
+            make_directory(path).and_then(|()| fs::write(path.join("file"), "")).expect("written");
+            Err(DriverError::refused("no such disk"))
+        };
+        let error = mount.enter(&a, stage).expect_err("refused");
+        assert_eq!(error.to_string(), "no such disk");
+    }
+
+    #[test]
     fn files_of_a_process_that_was_killed_while_it_wrote_go_with_the_last_user() {
         let node = node();
         let (mount, a) = (node.mount(), node.home("a"));
         mount.enter(&a, |_| Ok(())).expect("staged");
-        fs::write(mount.directory().join("staged.next"), "be").expect("written");
+        for unfinished in [".staged.new", "staged.next"] {
+            fs::write(mount.directory().join(unfinished), "be").expect("written");
+        }
         mount.leave(&a, |_| Ok(())).expect("left");
         assert!(!mount.directory().exists());
     }

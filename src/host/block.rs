@@ -1,17 +1,17 @@
-//! Block volumes: a device that containers get as it is (`volumeMode: Block`).
+//! Block volumes: block devices that containers get as they are (`volumeMode: Block`).
 //!
 //! ```text
-//! ROOT/plugins/PLUGIN/volumeDevices/PV/UID         a link to the device, for each pod that has it
-//! ROOT/plugins/PLUGIN/volumeDevices/PV/.device     the id of the disk, until the last pod has gone
-//! ROOT/pods/UID/volumeDevices/PLUGIN/PV            a link to the device, as the kubelet makes it
+//! ROOT/plugins/PLUGIN/volumeDevices/PV/UID         a symbolic link to the device, for each pod that has the device
+//! ROOT/plugins/PLUGIN/volumeDevices/PV/.device     the record of the disk, until no pod has the device any more
+//! ROOT/pods/UID/volumeDevices/PLUGIN/PV            a symbolic link to the device, where the kubelet makes one, too
 //! ```
 //!
-//! 1. The supervisor holds the device open as long as the pod has it ([`BlockDevice`]), so the kernel gives its number to no
-//!    other disk.
-//! 2. `.device` has the kernel's number of the disk (`diskseq`), which no other disk has until the next boot. If the supervisor
-//!    was killed and the disk was changed meanwhile, the next supervisor finds another disk at the path and refuses it.
-//! 3. The pods that have the device are recorded as for a shared mount ([`GlobalMount`]), so a cleanup finds everything that a
-//!    killed supervisor has left.
+//! 1. The supervisor holds the device open as long as the pod has it ([`BlockDevice`]), so the kernel gives the device's number to
+//!    no other disk.
+//! 2. `.device` has the kernel's sequence number of the disk (`diskseq`), which no other disk has until the next boot. If the
+//!    supervisor is killed and the disk is replaced meanwhile, the next supervisor finds another disk at the path and refuses it.
+//! 3. podfs records the pods that have the device as it records the users of a shared mount ([`GlobalMount`]). So a cleanup finds
+//!    everything that a killed supervisor has left.
 
 use std::fs::{self, DirBuilder};
 use std::io::{self, ErrorKind};
@@ -27,6 +27,7 @@ use super::{HostError, HostSource};
 const RECORDS: &str = "-devices";
 /// The plugins that have block volumes, as directories.
 const PLUGINS: [&str; 3] = ["kubernetes.io~local-volume", "kubernetes.io~host-path", "kubernetes.io~csi"];
+/// The name of the record of the disk.
 const DEVICE: &str = ".device";
 
 /// A block volume of a pod.
@@ -40,7 +41,7 @@ pub struct BlockVolume {
 }
 
 impl BlockVolume {
-    /// The PersistentVolume `name` of a plugin, in the pod `uid` below a root directory.
+    /// The PersistentVolume `name` of a plugin, for the pod `uid`, below the root directory `root`.
     pub fn new(root: &Path, plugin: &str, name: &str, uid: &str) -> BlockVolume {
         let place = root.join("plugins").join(plugin).join("volumeDevices").join(name);
         BlockVolume {
@@ -56,10 +57,11 @@ impl BlockVolume {
         &self.link
     }
 
-    /// Makes the links to a device, which the caller holds open until it has removed them.
+    /// Makes the links to a device. The caller holds the device open until it has removed the links. `claim` is the pod's lock
+    /// file.
     ///
     /// # Errors
-    /// When the pods of the node have another disk as this volume, or a link cannot be made.
+    /// When other pods of the node have another disk as this volume, or a link cannot be made.
     pub fn map(&self, device: &BlockDevice, claim: &Path) -> Result<(), HostError> {
         self.mount.enter(GlobalMountUser { uid: &self.uid, claim }, |held| {
             let failed = |cause: io::Error| HostError::system("write", held.place(), cause);
@@ -100,20 +102,20 @@ impl BlockVolume {
         self.mount.leave(&self.uid, |held| clear(held, &self.root))
     }
 
-    /// Removes what a process has left that was killed after the last pod had gone.
+    /// Removes the leftovers of a process that was killed while it removed the last pod's use of the device.
     fn sweep(&self) -> Result<(), HostError> {
         self.mount.sweep(|held| clear(held, &self.root))
     }
 }
 
-/// Removes the files that pods shared; no pod has the device any more.
+/// Removes the files that pods shared, when no pod has the device any more.
 fn clear(held: &LockedGlobalMount<'_>, root: &Path) -> Result<(), HostError> {
     remove_whole(&held.place().join(DEVICE)).map_err(|cause| HostError::system("clear", held.place(), cause))?;
     remove_empty(Some(held.place()), root);
     Ok(())
 }
 
-/// The pod has gone: removes the links of all its block volumes. Gives what stays, and why.
+/// Removes the links of all block volumes of a pod that has ended. Returns the links that stay, each with the error.
 pub fn unmap_all(root: &Path, uid: &str) -> Vec<(PathBuf, HostError)> {
     let records = |plugin: &str| format!("{plugin}{RECORDS}");
     let volumes = PLUGINS.into_iter().flat_map(|plugin| {
@@ -128,16 +130,16 @@ pub fn unmap_all(root: &Path, uid: &str) -> Vec<(PathBuf, HostError)> {
         };
         Some((volume.link, removed.err()?))
     };
-    let left = volumes.filter_map(removed).collect();
+    let failures = volumes.filter_map(removed).collect();
     // A process that was killed may have left the directories above the records empty.
     PLUGINS.into_iter().for_each(|plugin| GlobalMount::remove_empty(root, &records(plugin)));
-    left
+    failures
 }
 
-/// Opens the device at a path.
+/// Opens the block device at a path.
 ///
 /// # Errors
-/// When there is no block device.
+/// When the path cannot be opened, or leads to no block device.
 pub fn open(path: &Path) -> Result<BlockDevice, HostError> {
     let source = HostSource::open(path).map_err(|obstacle| HostError::Open {
         what: "block volume",
@@ -147,10 +149,12 @@ pub fn open(path: &Path) -> Result<BlockDevice, HostError> {
     BlockDevice::open(&source)
 }
 
+/// The record of a disk in a file.
 fn read(path: &Path) -> Option<Disk> {
     serde_json::from_slice(&fs::read(path).ok()?).ok()
 }
 
+/// Makes a symbolic link to a device. Replaces a link or file at its path.
 fn make_link(device: &Path, link: &Path) -> io::Result<()> {
     if fs::read_link(link).is_ok_and(|target| target == device) {
         return Ok(());
@@ -159,6 +163,7 @@ fn make_link(device: &Path, link: &Path) -> io::Result<()> {
     symlink(device, link)
 }
 
+/// The outcome of a removal. A missing file or directory is no error.
 fn absent(removed: io::Result<()>) -> io::Result<()> {
     removed.or_else(|error| if error.kind() == ErrorKind::NotFound { Ok(()) } else { Err(error) })
 }

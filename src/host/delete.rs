@@ -1,4 +1,5 @@
-//! Deleting a tree. It removes links without following them, and leaves mounts inside alone (ED-08).
+//! Deleting a tree. podfs removes symbolic links without following them, and does not touch what is mounted inside the tree
+//! (ED-08).
 
 use std::ffi::CStr;
 use std::fmt;
@@ -11,10 +12,10 @@ use rustix::io::Errno;
 
 use super::walk::{EntryPlace, MountPointPolicy, Visitor, WalkEntry, enter, walk};
 
-/// So many of the entries that could not be deleted are named.
+/// How many of the entries that podfs could not delete are named.
 const NAMED: usize = 5;
 
-/// The entries that could not be deleted. Reads `2 entries: a/b is a mount point; c: Operation not permitted`.
+/// The entries that podfs could not delete. As text: `2 entries: a/b is a mount point; c: Operation not permitted`.
 #[derive(Debug, Default)]
 pub struct UndeletedEntries {
     count: usize,
@@ -22,7 +23,7 @@ pub struct UndeletedEntries {
 }
 
 impl UndeletedEntries {
-    /// Whether nothing is left.
+    /// Whether podfs has deleted all entries.
     pub fn is_empty(&self) -> bool {
         self.count == 0
     }
@@ -47,8 +48,8 @@ impl fmt::Display for UndeletedEntries {
     }
 }
 
-/// Deletes the directory `name` of `parent` with everything in it. What cannot be deleted stays, with the directories
-/// it is in.
+/// Deletes the directory `name` of `parent` with everything in it. An entry that podfs cannot delete stays, with the directories
+/// above it.
 ///
 /// # Errors
 /// When the directory cannot be read, or another process moves its directories meanwhile. A missing directory is no error.
@@ -56,41 +57,42 @@ pub fn delete(parent: BorrowedFd<'_>, name: &CStr) -> io::Result<UndeletedEntrie
     let mut deletion = DeletionWalk::default();
     match enter(parent, name, MountPointPolicy::Stop) {
         Ok(root) => walk(root, MountPointPolicy::Stop, &mut deletion)?,
-        Err(Errno::NOENT) => return Ok(deletion.left),
+        Err(Errno::NOENT) => return Ok(deletion.undeleted),
         Err(Errno::XDEV) => {
-            deletion.left.add(PathBuf::from(name.to_string_lossy().as_ref()), Errno::XDEV);
-            return Ok(deletion.left);
+            deletion.undeleted.add(PathBuf::from(name.to_string_lossy().as_ref()), Errno::XDEV);
+            return Ok(deletion.undeleted);
         }
-        // A process of the container has replaced the directory.
+        // A container has replaced the directory by a file or a symbolic link.
         Err(Errno::NOTDIR | Errno::LOOP) => {
             unlinkat(parent, name, AtFlags::empty())?;
-            return Ok(deletion.left);
+            return Ok(deletion.undeleted);
         }
         Err(errno) => return Err(errno.into()),
     }
     match unlinkat(parent.as_fd(), name, AtFlags::REMOVEDIR) {
-        Err(Errno::NOTEMPTY | Errno::EXIST) if !deletion.left.is_empty() => Ok(deletion.left),
+        Err(Errno::NOTEMPTY | Errno::EXIST) if !deletion.undeleted.is_empty() => Ok(deletion.undeleted),
         Err(errno) => Err(errno.into()),
-        Ok(()) => Ok(deletion.left),
+        Ok(()) => Ok(deletion.undeleted),
     }
 }
 
-/// Deletes everything in a directory, which itself stays. With `go_on` saying no, it ends early.
+/// Deletes everything in a directory. The directory itself stays. Asks `go_on` before each entry, and ends if the answer is no.
 ///
 /// # Errors
-/// As [`delete`]; and when it ended early.
+/// As [`delete`]; `Interrupted` if `go_on` ended the deletion.
 pub fn empty(directory: OwnedFd, go_on: &dyn Fn() -> bool) -> io::Result<UndeletedEntries> {
     let mut deletion = StoppableDeletion { deletion: DeletionWalk::default(), go_on };
     walk(directory, MountPointPolicy::Stop, &mut deletion)?;
-    Ok(deletion.deletion.left)
+    Ok(deletion.deletion.undeleted)
 }
 
+/// The walk that deletes a tree.
 #[derive(Default)]
 struct DeletionWalk {
-    left: UndeletedEntries,
+    undeleted: UndeletedEntries,
 }
 
-/// A deletion that can end early.
+/// The walk that deletes a tree, and can end early.
 struct StoppableDeletion<'a> {
     deletion: DeletionWalk,
     go_on: &'a dyn Fn() -> bool,
@@ -111,15 +113,15 @@ impl Visitor for DeletionWalk {
         let flags = if found.is_directory { AtFlags::REMOVEDIR } else { AtFlags::empty() };
         match unlinkat(found.parent, found.name, flags) {
             Ok(()) | Err(Errno::NOENT) => {}
-            // The entries that keep this directory from being removed are counted already.
-            Err(Errno::NOTEMPTY | Errno::EXIST) if !self.left.is_empty() => {}
-            Err(errno) => self.left.add(place.path(), errno),
+            // The entries in this directory that podfs could not delete are counted already.
+            Err(Errno::NOTEMPTY | Errno::EXIST) if !self.undeleted.is_empty() => {}
+            Err(errno) => self.undeleted.add(place.path(), errno),
         }
         Ok(())
     }
 
     fn blocked(&mut self, place: &EntryPlace<'_>, cause: Errno) -> io::Result<()> {
-        self.left.add(place.path(), cause);
+        self.undeleted.add(place.path(), cause);
         Ok(())
     }
 }

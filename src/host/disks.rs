@@ -1,5 +1,5 @@
-//! Records of the disk at a path when a pod got it. The kernel gives the number of an unplugged disk to another one. A supervisor
-//! that holds the disk open prevents that, but a supervisor may be killed.
+//! Records of the disks that a pod has got. When a disk is unplugged, the kernel may give its number, and so its path, to another
+//! disk. A supervisor that holds the disk open prevents that, but a supervisor may be killed.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -13,12 +13,14 @@ use super::HostError;
 use super::device::BlockDevice;
 use super::global_mount::{boot_id, write_whole};
 
-/// A disk until the next boot.
+/// The identity of a disk until the next boot.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Disk {
+    /// The kernel's id of the boot.
     boot: String,
+    /// The device number, major and minor.
     number: (u32, u32),
-    /// The kernel's number of the disk (`diskseq`), which no other disk has until the next boot.
+    /// The kernel's sequence number of the disk (`diskseq`), which no other disk has until the next boot.
     sequence: Option<u64>,
 }
 
@@ -26,8 +28,8 @@ pub(super) struct Disk {
 #[derive(Debug)]
 pub struct PodDisks(PathBuf);
 
-/// Volumes of a pod are mounted at the same time, and this process has one pod: a thread holds it while it reads and writes the
-/// file.
+/// A thread holds this lock while it reads and writes the file: several threads of the supervisor mount volumes of its pod at the
+/// same time.
 static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
 
 impl Disk {
@@ -35,12 +37,12 @@ impl Disk {
         Ok(Disk { boot: boot_id()?, number: device.number(), sequence: device.sequence() })
     }
 
-    /// Whether both are known in the same boot and are two disks.
+    /// Whether the two are different disks. False if they were recorded in different boots, because podfs cannot compare them then.
     pub(super) fn differs_from(&self, other: &Disk) -> bool {
         self.boot == other.boot && self != other
     }
 
-    /// Major and minor.
+    /// The device number: major and minor.
     pub(super) fn number(&self) -> (u32, u32) {
         self.number
     }
@@ -55,7 +57,7 @@ impl PodDisks {
     /// Records the disk of a volume.
     ///
     /// # Errors
-    /// When the volume was another disk before, or nothing can be written.
+    /// When the volume had another disk before, or the file cannot be written.
     pub fn pin(&self, volume: &str, device: &BlockDevice) -> Result<(), HostError> {
         let failed = |cause: io::Error| HostError::system("write", &self.0, cause);
         let _turn = ONE_AT_A_TIME.lock().expect("no thread panics with it");
@@ -80,7 +82,7 @@ impl PodDisks {
     /// Removes the record of a volume that the pod no longer has.
     ///
     /// # Errors
-    /// When nothing can be written.
+    /// When the file cannot be written.
     pub fn forget(&self, volume: &str) -> Result<(), HostError> {
         let _turn = ONE_AT_A_TIME.lock().expect("no thread panics with it");
         let mut disks = self.read();

@@ -1,4 +1,5 @@
-//! Why a source cannot be used, one sentence each. Texts are the kubelet's where it has one; further facts of podfs follow them.
+//! Why a source cannot be used, in one sentence each. If the kubelet has a text for an error, podfs has the same text, and adds
+//! further facts after it.
 
 use std::fmt;
 use std::io;
@@ -11,13 +12,13 @@ use rustix::io::Errno;
 #[derive(Debug, thiserror::Error)]
 pub enum HostError {
     /// A host path is not of the required type (HP-04).
-    #[error("hostPath type check failed: {} is not {expected}{}", path.display(), because(*found))]
+    #[error("hostPath type check failed: {} is not {expected}{}", path.display(), because(found.as_ref()))]
     WrongType {
         /// The path.
         path: PathBuf,
-        /// The expected type, in the kubelet's word.
+        /// The expected type, in the kubelet's words.
         expected: &'static str,
-        /// The reason, if the path cannot be opened.
+        /// Why the path cannot be opened; `None` if it leads to a file of another type.
         found: Option<OpenFailure>,
     },
     /// A source that cannot be opened.
@@ -44,7 +45,7 @@ pub enum HostError {
     /// A rule is broken, and the sentence says which.
     #[error("{0}")]
     Refused(String),
-    /// An error of the kernel, in a sentence of its own.
+    /// A step failed with an error of the kernel.
     #[error("{what}: {cause}{advice}")]
     Failed {
         /// The step that failed, and its object.
@@ -52,7 +53,7 @@ pub enum HostError {
         /// The kernel's error.
         #[source]
         cause: io::Error,
-        /// The advice, behind a semicolon; or nothing.
+        /// The advice, with a semicolon before it; empty if there is none.
         advice: &'static str,
     },
     /// The kernel's NFS client does not mount an export.
@@ -60,16 +61,16 @@ pub enum HostError {
     KernelNfs {
         /// The export.
         address: ExportAddress,
-        /// Why not.
+        /// Why the client does not mount it.
         #[source]
         cause: KernelNfsError,
     },
-    /// Anything else.
+    /// Any other step with a file or directory failed.
     #[error("cannot {what} {}: {cause}", path.display())]
     System {
-        /// The step that failed.
+        /// The step that failed: a verb.
         what: &'static str,
-        /// With what.
+        /// The file or directory.
         path: PathBuf,
         /// The kernel's error.
         #[source]
@@ -88,19 +89,21 @@ impl HostError {
 }
 
 /// Why a path cannot be opened.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum OpenFailure {
-    /// There is nothing.
+    /// The path does not exist.
     Missing,
-    /// A symbolic link to nothing.
+    /// The path is a symbolic link to a path that does not exist.
     Dangling,
-    /// Symbolic links in a circle.
+    /// Symbolic links lead in a circle.
     Loop,
-    /// A file where a directory would be needed.
+    /// A part of the path below a directory, out of which no link may lead, is a symbolic link.
+    Link(PathBuf),
+    /// A part of the path is no directory.
     NotADirectory,
-    /// The file system is gone, or its server.
+    /// The file system, or its server, is gone or does not answer.
     Dead(Errno),
-    /// Anything else.
+    /// Any other error.
     Other(Errno),
 }
 
@@ -128,6 +131,11 @@ impl fmt::Display for OpenFailure {
                 f.write_str("it is a symbolic link that leads to nothing; repair or remove the link")
             }
             OpenFailure::Loop => f.write_str("its symbolic links lead in a circle; repair or remove them"),
+            OpenFailure::Link(within) => write!(
+                f,
+                "a symbolic link is on the path, and podfs follows none below {}; put a directory in the place of the link",
+                within.display()
+            ),
             OpenFailure::NotADirectory => f.write_str("a part of the path is not a directory"),
             OpenFailure::Dead(errno) => write!(f, "its file system does not answer ({errno})"),
             OpenFailure::Other(errno) => errno.fmt(f),
@@ -138,19 +146,19 @@ impl fmt::Display for OpenFailure {
 /// Why the kernel's NFS client does not mount an export.
 #[derive(Debug, thiserror::Error)]
 pub enum KernelNfsError {
-    /// The process that mounts cannot be started, or given its work.
+    /// podfs cannot start the mounting process, or cannot send the request to it.
     #[error("podfs cannot run the process that mounts it: {0}")]
     NoProcess(#[source] io::Error),
-    /// The answer came without the mount.
+    /// The mounting process has answered without the mount's descriptor.
     #[error("the process that mounts it has answered without the mount")]
     Lost,
-    /// The mount is made, and its file system does not answer.
+    /// The mount is made, but its file system does not answer.
     #[error("cannot read the attributes of the mount: {0}")]
     Mounted(#[source] io::Error),
-    /// The sentence of the process that mounts.
+    /// The mounting process has answered with this error.
     #[error("{0}")]
     Refused(String),
-    /// The server is silent.
+    /// The server does not answer.
     #[error("the NFS server has not answered for {0} s; see that it runs and can be reached")]
     Silent(u64),
     /// The server, or the daemon that looks for a Kerberos ticket, does not answer.
@@ -159,11 +167,11 @@ pub enum KernelNfsError {
          be reached"
     )]
     SilentWithKerberos(u64),
-    /// The process that mounts has ended.
+    /// The mounting process has ended without an answer.
     #[error("the process that mounts it ended without an answer")]
     NoAnswer(#[source] io::Error),
 }
 
-fn because(found: Option<OpenFailure>) -> String {
+fn because(found: Option<&OpenFailure>) -> String {
     found.map_or(String::new(), |obstacle| format!(": {obstacle}"))
 }

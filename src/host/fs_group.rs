@@ -1,7 +1,8 @@
-//! Giving a volume to the pod's group: the kubelet's walk, entry by entry.
+//! Giving a volume to the pod's fsGroup: podfs walks over the tree and changes each entry, as the kubelet does.
 //!
-//! Children come first and the root last, so a root that looks right means that the walk before it was complete. Links
-//! are given to the group but never followed. podfs logs an entry that it cannot change, and continues the mount (FG-02).
+//! podfs changes a directory after its entries, and the root last. So if the root has the right group and mode, an earlier walk was
+//! complete. podfs gives symbolic links to the group, but never follows them. It logs an entry that it cannot change, and continues
+//! with the mount (FG-02).
 
 use std::ffi::CStr;
 use std::io;
@@ -19,15 +20,16 @@ use super::{FileKind, HostError, HostSource};
 use crate::manifest::pod::FsGroupPolicy;
 use crate::payload::{OwnedEntry, fs_group_mode};
 
-/// When podfs first reports that the change takes long, and how often after that (FG-05).
+/// The time after which podfs first reports that the change takes long, and the time between later reports (FG-05).
 const FIRST_NOTICE: Duration = Duration::from_secs(30);
 const NEXT_NOTICE: Duration = Duration::from_secs(60);
 /// The number of entries after which the walk reads the clock.
 const BETWEEN_LOOKS: u64 = 256;
-/// So many entries that could not be changed are named.
+/// How many of the entries that podfs could not change the log names.
 const NAMED: u64 = 5;
 
-/// Gives `source` and everything below it to `group`, unless the policy says that it looks given already.
+/// Gives `source` and everything below it to `group`, unless the policy lets podfs skip a source whose root has the right group and
+/// mode.
 ///
 /// # Errors
 /// When a directory cannot be read.
@@ -40,11 +42,11 @@ pub fn give(source: &HostSource, group: u32, policy: FsGroupPolicy, volume: &str
         }
         let directory = reopen(source.as_fd()).map_err(|errno| failed(errno.into()))?;
         let now = Instant::now();
-        let mut giving =
+        let mut change =
             OwnershipChange { group, volume, given: 0, refused: 0, started: now, notice: now + FIRST_NOTICE };
-        walk(directory, MountPointPolicy::Enter, &mut giving).map_err(failed)?;
-        if giving.refused > 0 {
-            warn!("volume {volume:?}: {} entries could not be given to group {group}", giving.refused);
+        walk(directory, MountPointPolicy::Enter, &mut change).map_err(failed)?;
+        if change.refused > 0 {
+            warn!("volume {volume:?}: {} entries could not be given to group {group}", change.refused);
         }
     }
     if let Err(errno) = give_one(source.as_fd(), &root, group) {
@@ -79,12 +81,16 @@ fn needs_walk(policy: FsGroupPolicy, root: RootAttributes, group: u32, access: C
     policy == FsGroupPolicy::Always || !root.is_directory || root.gid != group || root.mode & wanted != wanted
 }
 
+/// The walk that gives a tree to a group.
 struct OwnershipChange<'a> {
     group: u32,
     volume: &'a str,
+    /// How many entries the walk has visited.
     given: u64,
+    /// How many of them podfs could not change.
     refused: u64,
     started: Instant,
+    /// When the next report about the progress is due.
     notice: Instant,
 }
 
@@ -103,7 +109,7 @@ impl Visitor for OwnershipChange<'_> {
             }
         }
         self.given += 1;
-        self.tell_progress();
+        self.report_progress();
         Ok(())
     }
 
@@ -113,7 +119,8 @@ impl Visitor for OwnershipChange<'_> {
 }
 
 impl OwnershipChange<'_> {
-    fn tell_progress(&mut self) {
+    /// Logs the progress if a report is due.
+    fn report_progress(&mut self) {
         if !self.given.is_multiple_of(BETWEEN_LOOKS) {
             return;
         }
@@ -132,27 +139,29 @@ impl OwnershipChange<'_> {
     }
 }
 
-/// The user stays. The mode is that of before with bits added, what chown(2) takes from a setuid file included.
+/// Gives one entry to the group, and adds bits to its mode. The owner stays. chown(2) takes the setuid bit from a file, so this
+/// sets it again.
 fn give_one(entry: BorrowedFd<'_>, before: &Stat, group: u32) -> Result<(), Errno> {
-    const ITSELF: &CStr = c"";
-    let owned = chownat(entry, ITSELF, None, Some(Gid::from_raw(group)), AtFlags::EMPTY_PATH);
+    const EMPTY_PATH: &CStr = c"";
+    let owned = chownat(entry, EMPTY_PATH, None, Some(Gid::from_raw(group)), AtFlags::EMPTY_PATH);
     let kind = match FileType::from_raw_mode(before.st_mode) {
         FileType::Symlink => return owned,
         FileType::Directory => OwnedEntry::Directory,
         _ => OwnedEntry::File,
     };
     let mode = fs_group_mode(bits(before), kind, ContainerAccess::ReadWrite);
-    // A descriptor that is open for its identity only is changed by this name.
+    // The kernel does not change the mode of a descriptor with `O_PATH`, but that of this path, which leads to the same file.
     let path: PathBuf = format!("/proc/self/fd/{}", entry.as_raw_fd()).into();
     owned.and(chmod(path, Mode::from_raw_mode(mode.into())))
 }
 
+/// The permission bits of a mode.
 fn bits(found: &Stat) -> u16 {
-    // Masked to twelve bits, which fit.
+    // Twelve bits fit into the type.
     (found.st_mode & 0o7777) as u16
 }
 
-/// The directory of a descriptor that is open for its identity only, open for reading.
+/// Opens a directory for reading that is open with `O_PATH`.
 fn reopen(directory: BorrowedFd<'_>) -> Result<OwnedFd, Errno> {
     openat(directory, c".", OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())
 }

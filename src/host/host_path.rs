@@ -1,7 +1,9 @@
-//! Host paths: opened, checked against their type, and made where the type says so.
+//! The paths of hostPath volumes. podfs opens a path, checks the type of the volume, and makes a missing file or directory if the
+//! type says so.
 //!
-//! Unlike the kubelet, which takes every error of stat(2) for absence (HP-08), podfs makes a file or directory only if the path
-//! is absent. A path without a type has to exist; with a kubelet, the container runtime would make it later.
+//! The kubelet takes every error of stat(2) as a missing path (HP-08). podfs makes a file or directory only if the path does not
+//! exist. For podfs, the path of a volume without a type has to exist. With a kubelet, the container runtime makes a missing path
+//! later.
 
 use std::fs::{DirBuilder, OpenOptions};
 use std::io::ErrorKind;
@@ -12,16 +14,20 @@ use super::error::OpenFailure;
 use super::{FileKind, HostError, HostSource};
 use crate::volume::{HostPath, HostPathType};
 
-/// Modes of new files and directories, before the umask.
+/// The modes of new directories and files, before the umask.
 const DIRECTORY: u32 = 0o755;
 const FILE: u32 = 0o644;
 
-/// Opens a host path, and makes it first if its type says so (HP-02, HP-03).
+/// Opens the path of a hostPath volume. Makes a missing file or directory first if the type says so (HP-02, HP-03), except below a
+/// directory from which podfs follows no symbolic link.
 ///
 /// # Errors
-/// When it is not there, is something else, or cannot be made.
+/// When the path does not exist, leads to a file of another type, or cannot be made.
 pub fn open(host_path: &HostPath) -> Result<HostSource, HostError> {
-    let HostPath { path, kind } = host_path;
+    let HostPath { path, kind, within } = host_path;
+    if let Some(within) = within {
+        return check(path, *kind, HostSource::open_within(within, path));
+    }
     match (HostSource::open(path), kind) {
         (Err(OpenFailure::Missing), HostPathType::DirectoryOrCreate) => {
             make_directory(path)?;
@@ -35,6 +41,7 @@ pub fn open(host_path: &HostPath) -> Result<HostSource, HostError> {
     }
 }
 
+/// Checks an opened path against the type of the volume, and explains why a path could not be opened.
 fn check(path: &Path, kind: HostPathType, opened: Result<HostSource, OpenFailure>) -> Result<HostSource, HostError> {
     let path = path.to_owned();
     let Some((expected, allowed)) = expectation(kind) else {
@@ -70,9 +77,9 @@ fn make_directory(path: &Path) -> Result<(), HostError> {
     made.map_err(|cause| HostError::Make { what: "directory", path: path.to_owned(), cause })
 }
 
-/// The directory of the file has to be there.
+/// Makes an empty file. The directory of the file has to exist.
 fn make_file(path: &Path) -> Result<(), HostError> {
-    // O_EXCL, so that the kernel does not follow a link that appears just now.
+    // With O_EXCL (`create_new`), the kernel follows no symbolic link that another process makes at this moment.
     match OpenOptions::new().write(true).create_new(true).mode(FILE).open(path) {
         Ok(_) => Ok(()),
         Err(cause) if cause.kind() == ErrorKind::AlreadyExists => Ok(()),
@@ -96,7 +103,7 @@ mod tests {
     use super::*;
 
     fn open_as(path: &Path, kind: HostPathType) -> Result<FileKind, String> {
-        let opened = open(&HostPath { path: path.to_owned(), kind });
+        let opened = open(&HostPath { path: path.to_owned(), kind, within: None });
         opened.map(|source| source.kind()).map_err(|error| error.to_string())
     }
 
@@ -200,10 +207,34 @@ mod tests {
     fn a_source_stays_what_it_was_when_its_path_becomes_a_link() {
         let (_guard, base) = host();
         let path = base.join("dir");
-        let source = open(&HostPath { path: path.clone(), kind: Directory }).expect("a directory");
+        let source = open(&HostPath { path: path.clone(), kind: Directory, within: None }).expect("a directory");
         fs::rename(&path, base.join("moved")).expect("renamed");
         symlink("/etc", &path).expect("a link");
         assert_eq!(source.real_path().expect("a path"), base.join("moved").canonicalize().expect("a path"));
+    }
+
+    #[test]
+    fn no_link_leads_out_of_the_directory_that_holds_the_path() {
+        let (_guard, base) = host();
+        let shared = base.join("dir");
+        fs::create_dir(shared.join("sub")).expect("a directory");
+        symlink("../..", shared.join("out")).expect("a link");
+        symlink("sub", shared.join("in")).expect("a link");
+        symlink("dir", base.join("shared")).expect("a link");
+        let open_within = |within: &str, path: &str| {
+            let within = base.join(within);
+            let opened = open(&HostPath { path: within.join(path), kind: Directory, within: Some(within) });
+            opened.map(|source| source.kind()).map_err(|error| error.to_string())
+        };
+        for within in ["dir", "shared"] {
+            assert_eq!(open_within(within, ""), Ok(FileKind::Directory));
+            assert_eq!(open_within(within, "sub"), Ok(FileKind::Directory));
+            for link in ["out", "out/dir", "in"] {
+                let error = open_within(within, link).expect_err("a link");
+                assert!(error.contains("a symbolic link is on the path, and podfs follows none below"), "{error}");
+            }
+            assert!(open_within(within, "missing").expect_err("missing").ends_with("it does not exist"));
+        }
     }
 
     fn umask() -> u32 {

@@ -1,4 +1,4 @@
-//! Local PersistentVolumes: a directory of this node, or a block device with a file system that its pods share.
+//! Local PersistentVolumes: a directory of this node, or a block device of this node, whose file system the pods of the node share.
 
 use std::path::{Component, Path, PathBuf};
 
@@ -8,11 +8,11 @@ use super::global_mount::{GlobalMount, GlobalMountUser};
 use super::{FileKind, HostError, HostSource};
 use crate::binding::{BoundVolume, Local};
 
-/// The kubelet's name for the plugin, as a directory.
+/// The kubelet's name for the plugin, as the name of a directory.
 pub const PLUGIN: &str = "kubernetes.io~local-volume";
-/// Below the root directory: where the file systems of devices are mounted, as by the kubelet.
+/// The directory for the mounts of devices' file systems, relative to the root directory. It is that of the kubelet.
 const MOUNTS: &str = "plugins/kubernetes.io/local-volume/mounts";
-/// Below the root directory: which devices are being formatted.
+/// The directory for the records of devices that podfs formats, relative to the root directory.
 const FORMATTING: &str = "plugins/podfs/formatting";
 
 /// The kind of a local volume.
@@ -24,10 +24,10 @@ pub enum LocalSource {
     Device(BlockDevice),
 }
 
-/// Opens the file or directory at a path.
+/// Opens the directory or block device at a path.
 ///
 /// # Errors
-/// When the path is no path, or leads to something else (LP-01).
+/// When the path is empty or has `..`, or leads to neither a directory nor a block device (LP-01).
 pub fn open(path: &str) -> Result<LocalSource, HostError> {
     if path.is_empty() {
         return Err(HostError::Refused("local volume source is nil or local path is not set".to_owned()));
@@ -47,18 +47,19 @@ pub fn open(path: &str) -> Result<LocalSource, HostError> {
     }
 }
 
+/// Opens the source at a path.
 fn opened(path: &Path) -> Result<HostSource, HostError> {
     let failed = |obstacle: OpenFailure| HostError::Open { what: "local volume", path: path.to_owned(), obstacle };
     HostSource::open(path).map_err(failed)
 }
 
-/// The mount of the PersistentVolume `name` that the pods below a root directory share.
+/// The mount of the PersistentVolume `name`, which the pods below the root directory `root` share.
 pub fn global_mount(root: &Path, name: &str) -> GlobalMount {
     GlobalMount::new(root, PLUGIN, name, root.join(MOUNTS).join(name))
 }
 
-/// Mounts the file system of a device for a pod, unless it is mounted for another one. Gives its root, and whether nothing can
-/// be written.
+/// Mounts the file system of a device for a pod, unless it is mounted for another pod already. Returns the root of the file system,
+/// and whether it is mounted read-only.
 ///
 /// # Errors
 /// As [`device::mount`].
@@ -80,10 +81,10 @@ pub fn mount(
     })
 }
 
-/// Ends the pod's use of the PersistentVolume. After the last pod, podfs unmounts its file system.
+/// Ends the pod's use of a PersistentVolume. If no other pod uses the PersistentVolume, unmounts its file system.
 ///
 /// # Errors
-/// When it cannot be unmounted.
+/// When the file system cannot be unmounted.
 pub fn leave(root: &Path, name: &str, uid: &str) -> Result<(), HostError> {
     let mount = global_mount(root, name);
     if !mount.has_user(uid) {
@@ -92,7 +93,7 @@ pub fn leave(root: &Path, name: &str, uid: &str) -> Result<(), HostError> {
     mount.leave(uid, |held| device::unmount(held, root))
 }
 
-/// The pod has gone: it uses no PersistentVolume any more. Gives where file systems are mounted still, and why.
+/// Ends the use of all PersistentVolumes by a pod that has ended. Returns the mount points that stay, each with the error.
 pub fn leave_all(root: &Path, uid: &str) -> Vec<(PathBuf, HostError)> {
     each(root, |mount| {
         if mount.has_user(uid) {
@@ -106,15 +107,16 @@ pub fn leave_all(root: &Path, uid: &str) -> Vec<(PathBuf, HostError)> {
     })
 }
 
-/// Unmounts the file systems that no pod uses any more. Gives where some are mounted still, and why.
+/// Unmounts the file systems that no pod uses any more. Returns the mount points that stay, each with the error.
 pub fn sweep(root: &Path) -> Vec<(PathBuf, HostError)> {
     each(root, |mount| mount.sweep(|held| device::unmount(held, root)))
 }
 
+/// Does a step for each recorded mount. Returns the mount points for which the step failed, each with the error.
 fn each(root: &Path, step: impl Fn(&GlobalMount) -> Result<(), HostError>) -> Vec<(PathBuf, HostError)> {
     let mounts = GlobalMount::names(root, PLUGIN, None).into_iter().map(|name| global_mount(root, &name));
     let failures = mounts.filter_map(|mount| Some((mount.place().to_owned(), step(&mount).err()?))).collect();
-    // A process that was killed may have left it empty.
+    // A process that was killed may have left this directory empty.
     let _ = std::fs::remove_dir(root.join(FORMATTING));
     GlobalMount::remove_empty(root, PLUGIN);
     failures

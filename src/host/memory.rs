@@ -14,7 +14,7 @@ use rustix::mount::{
 use super::HostError;
 
 const TMPFS: u32 = 0x0102_1994;
-const HUGETLBFS: u32 = 0x9584_58f6;
+pub(super) const HUGETLBFS: u32 = 0x9584_58f6;
 
 /// Mounts a tmpfs of `bytes` bytes, without swap if the kernel supports that (ED-03).
 ///
@@ -30,10 +30,11 @@ pub fn mount_tmpfs(at: &Path, bytes: u64) -> Result<(), HostError> {
     attach(mounted, at).map_err(|errno| HostError::system("mount a tmpfs on", at, errno))
 }
 
-/// Changes the size of the tmpfs that `root` is open on, unless it has that size.
+/// Changes the size of the tmpfs that `root` is open on, unless it has that size already. `at` is its mount point, for
+/// errors.
 ///
 /// # Errors
-/// When its files take more, or the kernel refuses.
+/// When the files in the tmpfs take more, or the kernel refuses.
 pub fn resize_tmpfs(root: impl AsFd, bytes: u64, at: &Path) -> Result<(), HostError> {
     let failed = |errno: Errno| HostError::system("change the size of the tmpfs on", at, errno);
     let found = fstatvfs(&root).map_err(failed)?;
@@ -55,7 +56,7 @@ pub fn resize_tmpfs(root: impl AsFd, bytes: u64, at: &Path) -> Result<(), HostEr
     })
 }
 
-/// Mounts huge pages of this size.
+/// Mounts a hugetlbfs with pages of this size, and at most `limit` bytes.
 ///
 /// # Errors
 /// When the kernel has no pages of this size, or refuses.
@@ -70,9 +71,9 @@ pub fn mount_huge_pages(at: &Path, page_size: u64, limit: Option<u64>) -> Result
     })
 }
 
-/// Whether a directory is on one of these file systems.
+/// Whether a directory is on a tmpfs or a hugetlbfs.
 pub fn is_memory(directory: impl AsFd) -> bool {
-    // Truncated on purpose: the numbers have 32 bits, and their type differs between architectures.
+    // Truncated on purpose: the magic numbers have 32 bits, and their type differs between architectures.
     fstatfs(directory).is_ok_and(|found| matches!(found.f_type as u32, TMPFS | HUGETLBFS))
 }
 
@@ -88,6 +89,7 @@ pub fn take_off(path: &Path) -> io::Result<()> {
     Ok(unmounted?)
 }
 
+/// Makes a file system, and a mount of it that is attached nowhere.
 fn create(file_system: &str, settings: &[(&str, String)], flags: &[&str]) -> Result<OwnedFd, Errno> {
     let context = fsopen(file_system, FsOpenFlags::FSOPEN_CLOEXEC)?;
     fsconfig_set_string(context.as_fd(), "source", "podfs")?;
@@ -101,6 +103,7 @@ fn create(file_system: &str, settings: &[(&str, String)], flags: &[&str]) -> Res
     fsmount(context.as_fd(), FsMountFlags::FSMOUNT_CLOEXEC, MountAttrFlags::empty())
 }
 
+/// Attaches the mount at a path.
 fn attach(mounted: Result<OwnedFd, Errno>, at: &Path) -> Result<(), Errno> {
     move_mount(mounted?, c"", CWD, at, MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH)
 }

@@ -1,21 +1,21 @@
-//! The host: work on the node for passthrough volumes, before podfs shows them and after.
+//! The host: work on the node for passthrough volumes, before podfs mounts them and after it has unmounted them.
 //!
 //! | module | owns |
 //! |---|---|
-//! | [`open`] | opening a source once, so that nothing can be swapped between a check and its use |
-//! | [`host_path`] | the eight types of host paths, and making missing ones |
+//! | [`open`] | opening a source once, so that no process can replace it between a check and its use |
+//! | [`host_path`] | the eight types of hostPath volumes, and making missing files and directories |
 //! | [`local`] | local PersistentVolumes |
-//! | [`block`] | devices that containers get as they are |
-//! | [`disks`] | which disks a pod got |
+//! | [`block`] | block devices that containers get as they are |
+//! | [`disks`] | the record of the disks of a pod's hostPath volumes |
 //! | [`device`] | block devices: formatted, checked, mounted and grown |
 //! | [`empty_dir`] | the content of emptyDirs: made, found again, deleted |
 //! | [`kernel_nfs`] | exports of NFS servers, mounted by the kernel's client |
 //! | [`memory`] | tmpfs and hugetlbfs for emptyDirs |
 //! | [`global_mount`] | mounts of the node that several pods use, and which pods use them |
-//! | [`fs_group`] | giving a volume to a group |
-//! | [`serve`] | whether a source is served by podfs or by a bind mount |
+//! | [`fs_group`] | giving a volume to the fsGroup of a pod |
+//! | [`serve`] | whether podfs serves a source through FUSE, or a bind mount shows it |
 //! | [`neighbours`] | whether other pods of this node use the same PersistentVolume |
-//! | [`sub_path`] | a part of a volume: found or made, never outside of it |
+//! | [`sub_path`] | a part of a volume (subPath): found or made, never outside of the volume |
 //! | [`walk`], [`delete`] | walking a tree and deleting one, by descriptors |
 //! | [`error`] | errors, one sentence each |
 

@@ -1,9 +1,10 @@
-//! Other pods of this node that use the same PersistentVolume, as the mount table shows them: their podfs has the same
-//! root directory, and has mounted the volume already.
+//! Neighbours: other pods of this node that use the same PersistentVolume. podfs finds them in the mount table, if their podfs has
+//! the same root directory and has mounted the volume already.
 //!
-//! Two pods that start at the same moment do not see each other there. If only one pod may use a volume, its podfs therefore
-//! takes a [`NeighbourLock`] before it reads the table, and keeps it until its mount is in the table. The kernel ends the lock
-//! of a dead podfs.
+//! Two pods that start at the same moment do not find each other in the mount table. So if only one pod may use a volume, podfs
+//! takes a [`NeighbourLock`] before it reads the table, and keeps the lock until its mount is in the table. The kernel releases the
+//! lock of a podfs that has ended. For a block device, podfs looks for the links of other pods, and keeps the lock until it has made
+//! its own link.
 
 use std::ffi::OsStr;
 use std::fs::{File, OpenOptions};
@@ -18,9 +19,9 @@ use podfs_fuse::mount::table::mounts;
 
 use crate::volume::Csi;
 
-/// Whether another pod has mounted the volume of the mount point `path`.
+/// Whether another pod has mounted the PersistentVolume whose mount point in this pod is `path`.
 pub fn has_neighbour(path: &Path) -> bool {
-    // Without a mount table there are no known neighbours; the mount itself will report the error.
+    // If the mount table cannot be read, podfs knows of no neighbours. The mount of the volume then reports the error.
     let table = mounts().unwrap_or_default();
     let own = VolumePlace::of(path);
     own.is_some_and(|own| {
@@ -28,15 +29,15 @@ pub fn has_neighbour(path: &Path) -> bool {
     })
 }
 
-/// The right to look for neighbours of a volume, and to mount it. It ends when this is dropped.
+/// The right to look for neighbours of a volume, and to mount the volume. It ends when this is dropped.
 #[derive(Debug)]
 pub struct NeighbourLock {
     _lock: File,
 }
 
 impl NeighbourLock {
-    /// Takes the turn for the volume that is to be mounted at `path`, by a lock of one byte in `file`, which is made if it is
-    /// missing and stays. Nothing if another podfs has the turn.
+    /// Takes the lock for the volume that this pod will mount at `path`, or to whose device it will make a link there: a lock on one
+    /// byte of `file`. Makes the file if it is missing; it stays. Returns `None` if another podfs has the lock.
     ///
     /// # Errors
     /// When the file cannot be made, or the kernel does not lock it.
@@ -59,7 +60,7 @@ impl NeighbourLock {
     }
 }
 
-/// Whether another pod has the block device that `link`, `<root>/pods/<uid>/volumeDevices/<kind>/<name>`, will point to.
+/// Whether another pod has the block device to which `link`, `<root>/pods/<uid>/volumeDevices/<kind>/<name>`, will lead.
 pub fn have_device_of(link: &Path) -> bool {
     let parts: Option<(PathBuf, &OsStr)> = (|| {
         let pod = link.parent()?.parent()?.parent()?;
@@ -70,7 +71,8 @@ pub fn have_device_of(link: &Path) -> bool {
     entries.filter(|entry| entry.file_name() != own).any(|entry| entry.path().join(&device).is_symlink())
 }
 
-/// `<root>/pods/<uid>/volumes/<kind>/<name>`
+/// The parts of the path of a volume, `<root>/pods/<uid>/volumes/<kind>/<name>`, or of the link to its device, which is in
+/// `volumeDevices`.
 struct VolumePlace {
     root: PathBuf,
     uid: Box<OsStr>,
@@ -86,18 +88,21 @@ impl VolumePlace {
         let volumes = kind.parent()?;
         let pod = volumes.parent()?;
         let pods = pod.parent()?;
-        let fits = volumes.file_name()? == "volumes" && pods.file_name()? == "pods";
+        let is_of_volumes = ["volumes", "volumeDevices"].iter().any(|name| volumes.ends_with(name));
+        let fits = is_of_volumes && pods.file_name()? == "pods";
         let volume = Path::new(kind.file_name()?).join(path.file_name()?);
         fits.then(|| Some(VolumePlace { root: pods.to_owned(), uid: pod.file_name()?.into(), volume })).flatten()
     }
 
-    /// A number for the volume, the same in each pod. Two volumes may have one number: then they wait for each other.
+    /// A number for the volume, the same in each pod: the byte of the lock. If two volumes have the same number by chance, their
+    /// pods also wait for each other.
     fn number(&self) -> i64 {
         let mut hasher = DefaultHasher::new();
         (&self.root, &self.volume).hash(&mut hasher);
         i64::try_from(hasher.finish() >> 2).unwrap_or_default()
     }
 
+    /// Whether this is the path of the same volume in another pod.
     fn is_beside(&self, other: &VolumePlace) -> bool {
         self.root == other.root && self.volume == other.volume && self.uid != other.uid
     }
@@ -119,6 +124,13 @@ mod tests {
         assert!(take("b", "pv-2").is_some(), "that is another volume");
         drop(first);
         assert!(take("b", "pv-1").is_some());
+
+        let link =
+            |pod: &str, volume: &str| PathBuf::from(format!("/k/pods/{pod}/volumeDevices/kubernetes.io~csi/{volume}"));
+        let take = |pod: &str, volume: &str| NeighbourLock::take(&file, &link(pod, volume)).expect("it can be locked");
+        let _first = take("a", "pv-1").expect("it is free");
+        assert!(take("b", "pv-1").is_none(), "another pod makes its link");
+        assert!(take("b", "pv-2").is_some(), "that is another device");
     }
 
     #[test]

@@ -1,20 +1,22 @@
-//! Whether podfs serves a source through FUSE, or the kernel alone through a bind mount.
+//! The choice for a source: podfs serves it through FUSE, or the kernel alone shows it by a bind mount.
 //!
-//! Sockets, FIFOs and devices work by their inode, which a file system in between cannot pass on. podfs binds directories that
-//! hold them, and the kernel's own file systems, unless the pod asks for FUSE.
+//! The kernel finds the other end of a socket, a FIFO or a device by its inode. A file system between container and source has
+//! inodes of its own, so these files do not work through FUSE. podfs shows them, the directories that usually have them, and the
+//! kernel's own file systems by a bind mount, unless the pod asks for FUSE.
 
 use std::path::{Path, PathBuf};
 
 use rustix::fs::{fstat, fstatfs, stat};
 
+use super::memory::HUGETLBFS;
 use super::{FileKind, HostError, HostSource};
 use crate::volume::ServedBy;
 
-/// Below these, containers mainly use sockets and devices.
+/// Directories of the node in which containers mainly use sockets and devices.
 const LIVE: [&str; 5] = ["/run", "/var/run", "/dev", "/proc", "/sys"];
 
-/// File systems that are no storage: proc, sysfs, cgroup, cgroup2, devpts, debugfs, tracefs, securityfs, bpf, mqueue,
-/// hugetlbfs (`statfs(2)`).
+/// The magic numbers (`statfs(2)`) of file systems that are no storage: proc, sysfs, cgroup, cgroup2, devpts, debugfs, tracefs,
+/// securityfs, bpf, mqueue, hugetlbfs.
 const KERNEL: [u32; 11] = [
     0x9fa0,
     0x6265_6572,
@@ -26,19 +28,19 @@ const KERNEL: [u32; 11] = [
     0x7363_6673,
     0xcafe_4a11,
     0x1980_0202,
-    0x9584_58f6,
+    HUGETLBFS,
 ];
 
-/// Chooses between FUSE and a bind mount for `source` at `mount_point`.
+/// Chooses between FUSE and a bind mount for `source` at `mount_point`. `wish` is the choice of the pod's annotation.
 ///
 /// # Errors
-/// When the pod asks for what cannot work.
+/// When the annotation asks for FUSE, and the source is a socket, a FIFO or a device.
 pub fn choose(source: &HostSource, wish: Option<ServedBy>, mount_point: &Path) -> Result<ServedBy, HostError> {
     let special = !matches!(source.kind(), FileKind::Directory | FileKind::File);
     match wish {
         Some(ServedBy::Fuse) if special => Err(HostError::Refused(
-            "a socket, FIFO or device cannot be served through FUSE; set the annotation podfs.io/host-path to bind, \
-             or remove it"
+            "a socket, FIFO or device cannot be served through FUSE; set the annotation podfs.io/host-path.VOLUME of this \
+             volume to bind, or remove it"
                 .to_owned(),
         )),
         Some(wish) => Ok(wish),
@@ -47,6 +49,7 @@ pub fn choose(source: &HostSource, wish: Option<ServedBy>, mount_point: &Path) -
     }
 }
 
+/// Whether the source is in a directory with sockets and devices, or on one of the kernel's own file systems.
 fn is_live(source: &HostSource) -> bool {
     let below = |path: &Path| {
         LIVE.iter().any(|live| {
@@ -57,18 +60,20 @@ fn is_live(source: &HostSource) -> bool {
     source.real_path().is_ok_and(|path| below(&path)) || is_kernels(source)
 }
 
+/// Whether the source is on one of the kernel's own file systems.
 fn is_kernels(source: &HostSource) -> bool {
-    // Truncated on purpose: the numbers have 32 bits, and their type differs between architectures.
+    // Truncated on purpose: the magic numbers have 32 bits, and their type differs between architectures.
     let magic = fstatfs(source).map_or(0, |found| found.f_type as u32);
-    // devtmpfs calls itself a tmpfs; there is one of it, whatever it is mounted on.
-    let devices = match (fstat(source), stat("/dev"), stat("/")) {
+    // devtmpfs has the magic number of tmpfs. The kernel has one devtmpfs, so podfs compares the device number with that of /dev.
+    let is_devtmpfs = match (fstat(source), stat("/dev"), stat("/")) {
         (Ok(source), Ok(dev), Ok(root)) => dev.st_dev != root.st_dev && source.st_dev == dev.st_dev,
         _ => false,
     };
-    KERNEL.contains(&magic) || devices
+    KERNEL.contains(&magic) || is_devtmpfs
 }
 
-/// Through FUSE, a volume that contains its own mount point would wait for itself.
+/// Whether the source contains the volume's mount point. Through FUSE, a request for the mount point would make the server wait for
+/// itself.
 fn contains(source: &HostSource, mount_point: &Path) -> bool {
     let existing = |path: &Path| path.ancestors().find_map(|ancestor| ancestor.canonicalize().ok());
     let inside: Option<PathBuf> = std::path::absolute(mount_point).ok().and_then(|path| existing(&path));

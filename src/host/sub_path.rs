@@ -1,14 +1,13 @@
-//! A part of a volume for a container (`subPath`): found, or made where it is missing.
+//! A part of a volume for a container (`subPath`): podfs opens it, and makes missing directories.
 //!
 //! A container can change the volume at any moment, and podfs is root on the node. podfs never opens or makes a file outside of
 //! the volume:
-//! 1. The kernel resolves the whole path in one call, from the volume's root, and refuses a step that would leave it
-//!    (`RESOLVE_BENEATH`) or that follows a link of `/proc` (`RESOLVE_NO_MAGICLINKS`). There is no moment between a check
-//!    and its use, in which the container could put a symbolic link in the place of a directory (CVE-2017-1002101,
-//!    CVE-2021-25741).
+//! 1. The kernel resolves the whole path in one system call, from the volume's root. It refuses a step that would leave the root
+//!    (`RESOLVE_BENEATH`), or that follows a magic link of `/proc` (`RESOLVE_NO_MAGICLINKS`). There is no moment between a check
+//!    and its use in which the container could replace a directory by a symbolic link (CVE-2017-1002101, CVE-2021-25741).
 //! 2. The result is a descriptor (`O_PATH`). podfs mounts the open file, even if its path leads to another file by then.
-//! 3. podfs makes a missing directory in a directory that it has opened so, by its name alone, and enters it without following a
-//!    link. It sets the mode on the descriptor, and only on directories that it has made itself.
+//! 3. podfs makes a missing directory inside a directory that it has opened in this way, by its name alone, and opens it without
+//!    following a link. It sets the mode through the descriptor, and only of directories that it has made itself.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -18,58 +17,59 @@ use rustix::fs::{
 };
 use rustix::io::Errno;
 
-/// The most calls of `openat2(2)` for one path. The call fails with `EAGAIN` when a rename at the same time leaves open whether
-/// the path left the volume. Without a limit, a container that renames all the time could keep podfs in the loop for ever.
+/// Most calls of `openat2(2)` for one path. The call fails with `EAGAIN` if a rename at the same time makes it unclear whether the
+/// path has left the volume. Without a limit, a container that renames all the time could keep podfs in the loop for ever.
 const TRIES: u32 = 1000;
-/// The most attempts to make the missing directories of a path and open it. A container may remove them after each attempt.
+/// Most attempts to make the missing directories of a path and to open the path. A container may remove the directories after each
+/// attempt.
 const ROUNDS: u32 = 16;
 
 /// The action for a path that does not exist.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum IfMissing {
-    /// An error: the path may appear later.
+    /// podfs returns an error. The path may appear later.
     Refuse,
     /// podfs makes the directories, with the mode of the volume's root (SP-02).
     Make,
 }
 
-/// Why a part of a volume cannot be used. The texts name only fields of the manifest: the pod's user reads them, and must not
-/// learn where a link leads on the node.
+/// Why a part of a volume cannot be used. The texts have only values of the manifest: the pod's user reads them, and must not
+/// learn where a symbolic link leads on the node.
 #[derive(Debug, thiserror::Error)]
 pub enum SubPathError {
     /// No entry has this name.
     #[error("the volume has no {0:?} yet")]
     Missing(String),
-    /// A symbolic link leads out.
+    /// A symbolic link leads out of the volume.
     #[error("{0:?} leads out of the volume by a symbolic link; use a link that stays in it")]
     Outside(String),
-    /// Links lead to each other, or the path is one of the kernel's own links.
+    /// Symbolic links lead in a circle, or the path has a magic link of `/proc`.
     #[error("{0:?} has a symbolic link that cannot be followed")]
     Loop(String),
     /// A part of the path is a file, and not a directory.
     #[error("{0:?} leads through a file; only a directory has something in it")]
     NotADirectory(String),
-    /// A name, or all of it, is longer than the file system takes.
+    /// The path, or a name in it, is longer than the file system allows.
     #[error("{0:?} is too long for the volume's file system")]
     TooLong(String),
-    /// It cannot be made.
+    /// A missing directory cannot be made.
     #[error("podfs cannot make a missing directory: {0}")]
     Make(#[source] io::Error),
-    /// Anything else.
+    /// The path cannot be opened, for any other reason.
     #[error("it cannot be opened: {0}")]
     Open(#[source] io::Error),
 }
 
-/// Opens (`O_PATH`) what is at `path` of the volume whose root is open. The path is relative; `missing` says what happens
-/// where it leads to nothing.
+/// Opens (`O_PATH`) the file or directory at `path` of a volume. `root` is the open root of the volume. The path is relative.
+/// `if_missing` is the action if it does not exist.
 ///
 /// # Errors
 /// See [`SubPathError`].
-pub fn open(root: BorrowedFd<'_>, path: &str, missing: IfMissing) -> Result<OwnedFd, SubPathError> {
+pub fn open(root: BorrowedFd<'_>, path: &str, if_missing: IfMissing) -> Result<OwnedFd, SubPathError> {
     for _ in 0..ROUNDS {
         match resolve(root, path, OFlags::empty()) {
-            Err(Errno::NOENT) if missing == IfMissing::Make => match make(root, path) {
-                // Made, or removed again meanwhile.
+            Err(Errno::NOENT) if if_missing == IfMissing::Make => match make(root, path) {
+                // podfs has made the directories, or a container has removed one at the same moment. podfs tries again.
                 Ok(()) | Err(Errno::NOENT) => {}
                 Err(errno @ (Errno::XDEV | Errno::LOOP | Errno::NOTDIR | Errno::NAMETOOLONG)) => {
                     return Err(explain(path, errno));
@@ -82,7 +82,7 @@ pub fn open(root: BorrowedFd<'_>, path: &str, missing: IfMissing) -> Result<Owne
     Err(SubPathError::Missing(path.to_owned()))
 }
 
-/// Makes the directories that are missing of `path`.
+/// Makes the missing directories of `path`, with the mode of the volume's root.
 fn make(root: BorrowedFd<'_>, path: &str) -> Result<(), Errno> {
     let mode = Mode::from_raw_mode(fstat(root)?.st_mode as RawMode & 0o7777);
     let names: Vec<&str> = path.split('/').filter(|name| !matches!(*name, "" | ".")).collect();
@@ -95,12 +95,12 @@ fn make(root: BorrowedFd<'_>, path: &str) -> Result<(), Errno> {
         };
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let child = match openat(&parent, *name, flags, Mode::empty()) {
-            // A link to nothing, which another process may turn into one to something.
+            // The name is a symbolic link to a missing path, or a file. Another process may have made it at this moment.
             Err(Errno::LOOP | Errno::NOTDIR) if !is_made => return Err(link_or_file(&parent, name)),
             child => child?,
         };
         if is_made {
-            // Without the process's umask, and with the bits that mkdir(2) leaves out.
+            // mkdir(2) applies the umask, and leaves out the setuid and setgid bits.
             fchmod(&child, mode)?;
         }
         parent = child;
@@ -108,18 +108,19 @@ fn make(root: BorrowedFd<'_>, path: &str) -> Result<(), Errno> {
     Ok(())
 }
 
-/// The deepest directory of the path that is there, and the names that are missing below it.
+/// The deepest directory of the path that exists, and the missing names below it.
 fn deepest<'a>(root: BorrowedFd<'_>, names: &'a [&'a str]) -> Result<(OwnedFd, &'a [&'a str]), Errno> {
-    for there in (0..names.len()).rev() {
-        let path = if there == 0 { ".".to_owned() } else { names[..there].join("/") };
+    for depth in (0..names.len()).rev() {
+        let path = if depth == 0 { ".".to_owned() } else { names[..depth].join("/") };
         match resolve(root, &path, OFlags::DIRECTORY) {
             Err(Errno::NOENT) => {}
-            outcome => return Ok((outcome?, &names[there..])),
+            outcome => return Ok((outcome?, &names[depth..])),
         }
     }
     Err(Errno::NOENT)
 }
 
+/// The error about a name that is no directory: `ELOOP` for a symbolic link, `ENOTDIR` for a file.
 fn link_or_file(parent: &OwnedFd, name: &str) -> Errno {
     let found = statat(parent, name, AtFlags::SYMLINK_NOFOLLOW);
     let is_link = found.is_ok_and(|found| FileType::from_raw_mode(found.st_mode) == FileType::Symlink);
@@ -139,6 +140,7 @@ fn resolve(root: BorrowedFd<'_>, path: &str, flags: OFlags) -> Result<OwnedFd, E
     Err(Errno::AGAIN)
 }
 
+/// The error for the pod's user.
 fn explain(path: &str, errno: Errno) -> SubPathError {
     let path = path.to_owned();
     match errno {

@@ -1,8 +1,8 @@
-//! Walking a tree: children first, in the order of the directory, by descriptors.
+//! Walking a tree, by descriptors. The walk visits the entries of a directory in the directory's order, and then the directory.
 //!
-//! One directory is open at a time. The walk goes back up by `..`, and checks that this is the directory that it came from. So
-//! neither the stack nor the number of descriptors grows with the depth, and a process that moves directories cannot lead the
-//! walk out of the tree.
+//! The walk has one directory open at a time. It goes up by `..`, and checks that it reaches the directory from which it came. So
+//! neither the stack nor the number of descriptors grows with the depth, and a process that moves directories cannot lead the walk
+//! out of the tree.
 
 use std::ffi::{CStr, CString, OsStr};
 use std::io;
@@ -25,26 +25,26 @@ pub enum MountPointPolicy {
 
 /// An entry of the tree, below its root.
 pub struct WalkEntry<'a> {
-    /// The directory it is in.
+    /// The directory of the entry.
     pub parent: BorrowedFd<'a>,
-    /// Its name there.
+    /// The name of the entry in that directory.
     pub name: &'a CStr,
-    /// Whether it is a directory; then everything in it was visited before.
+    /// Whether the entry is a directory. Then the walk has visited everything in it before.
     pub is_directory: bool,
 }
 
-/// Called for each entry.
+/// The work of a walk on the entries of the tree.
 pub trait Visitor {
-    /// An entry.
+    /// Visits an entry.
     ///
     /// # Errors
-    /// An error of the visitor; it ends the walk.
+    /// An error of the visitor. It ends the walk.
     fn visit(&mut self, found: &WalkEntry<'_>, place: &EntryPlace<'_>) -> io::Result<()>;
 
-    /// A directory that cannot be entered, and is not visited.
+    /// Handles a directory that the walk cannot enter, and does not visit.
     ///
     /// # Errors
-    /// An error of the visitor; it ends the walk.
+    /// An error of the visitor. It ends the walk.
     fn blocked(&mut self, place: &EntryPlace<'_>, cause: Errno) -> io::Result<()>;
 }
 
@@ -62,32 +62,34 @@ impl EntryPlace<'_> {
     }
 }
 
-/// A directory that is being walked.
+/// A directory that the walk has entered and not left.
 struct Level {
-    /// Its name in the one above.
+    /// The name of the directory in the directory above.
     name: CString,
+    /// The device and inode numbers of the directory.
     identity: (u64, u64),
+    /// The entries that the walk has not visited yet.
     entries: vec::IntoIter<(CString, FileType)>,
 }
 
-/// Shows `visitor` everything below `root`, but not `root` itself.
+/// Visits everything below `root`, but not `root` itself.
 ///
 /// # Errors
-/// When the root cannot be read, when a directory on the way was moved meanwhile, and what the visitor says.
+/// When the root cannot be read, or a process has moved a directory of the walk meanwhile; and the errors of the visitor.
 pub fn walk(root: OwnedFd, crossing: MountPointPolicy, visitor: &mut impl Visitor) -> io::Result<()> {
     let mut current = root;
     let mut stack = vec![Level::read(&current, CString::default())?];
     while let Some(level) = stack.last_mut() {
         let Some((name, kind)) = level.entries.next() else {
-            let Some(done) = stack.pop() else { break };
+            let Some(finished) = stack.pop() else { break };
             let Some(above) = stack.last() else { break };
             let parent = openat(&current, c"..", DIRECTORY, Mode::empty())?;
             if identity(&parent)? != above.identity {
                 return Err(io::Error::other("a directory was moved while it was walked"));
             }
             current = parent;
-            let found = WalkEntry { parent: current.as_fd(), name: &done.name, is_directory: true };
-            visitor.visit(&found, &EntryPlace { stack: &stack, name: &done.name })?;
+            let found = WalkEntry { parent: current.as_fd(), name: &finished.name, is_directory: true };
+            visitor.visit(&found, &EntryPlace { stack: &stack, name: &finished.name })?;
             continue;
         };
         if matches!(kind, FileType::Directory | FileType::Unknown) {
@@ -101,7 +103,7 @@ pub fn walk(root: OwnedFd, crossing: MountPointPolicy, visitor: &mut impl Visito
                     stack.push(level);
                     continue;
                 }
-                // It is something else, or was replaced by something else.
+                // The entry is no directory, or a process has replaced the directory.
                 Err(Errno::NOTDIR | Errno::LOOP) => {}
                 Err(Errno::NOENT) => continue,
                 Err(errno) => {
@@ -116,13 +118,14 @@ pub fn walk(root: OwnedFd, crossing: MountPointPolicy, visitor: &mut impl Visito
     Ok(())
 }
 
+/// The flags for opening a directory.
 const DIRECTORY: OFlags =
     OFlags::RDONLY.union(OFlags::DIRECTORY).union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC).union(OFlags::NONBLOCK);
 
-/// Opens a directory for walking, without following a link.
+/// Opens a directory for a walk, without following a symbolic link.
 ///
 /// # Errors
-/// Those of `openat2(2)`: `EXDEV` for a mount point with [`MountPointPolicy::Stop`].
+/// Those of `openat2(2)`, such as `EXDEV` for a mount point with [`MountPointPolicy::Stop`].
 pub fn enter(parent: impl AsFd, name: &CStr, crossing: MountPointPolicy) -> Result<OwnedFd, Errno> {
     let resolve = match crossing {
         MountPointPolicy::Enter => ResolveFlags::NO_SYMLINKS,
@@ -132,6 +135,7 @@ pub fn enter(parent: impl AsFd, name: &CStr, crossing: MountPointPolicy) -> Resu
 }
 
 impl Level {
+    /// Reads the entries of a directory.
     fn read(directory: &OwnedFd, name: CString) -> Result<Level, Errno> {
         let mut entries = Vec::new();
         for entry in Dir::read_from(directory)? {
@@ -144,6 +148,7 @@ impl Level {
     }
 }
 
+/// The device and inode numbers of a directory.
 fn identity(directory: &OwnedFd) -> Result<(u64, u64), Errno> {
     let found = fstat(directory)?;
     Ok((found.st_dev, found.st_ino))

@@ -129,26 +129,26 @@ impl Resource {
 /// Which changes a watch sends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum WatchStart<'a> {
-    /// Those after this version.
+    /// The changes after this version.
     Version(&'a str),
     /// First all objects, and then each change. A bookmark separates the two.
     Beginning,
-    /// The same, without that bookmark. Any server can do so.
+    /// The same, without the bookmark. Every server supports this.
     Now,
 }
 
 /// How much of each object the server sends.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum ObjectPart {
-    /// Everything.
+    /// The whole object.
     #[default]
     Whole,
-    /// Their metadata.
+    /// Its metadata.
     Metadata,
 }
 
 impl ObjectPart {
-    /// The media type for a list of them. Servers that cannot send a part send the whole.
+    /// The media type for a list of objects. A server that cannot send only metadata sends whole objects.
     pub(crate) fn accept_list(self) -> &'static str {
         match self {
             ObjectPart::Whole => "application/json",
@@ -156,7 +156,7 @@ impl ObjectPart {
         }
     }
 
-    /// The media type for each of them.
+    /// The media type for a single object.
     pub(crate) fn accept(self) -> &'static str {
         match self {
             ObjectPart::Whole => "application/json",
@@ -211,7 +211,7 @@ impl Collection {
         Collection { resource: Resource::CLUSTER_TRUST_BUNDLE, namespace: None, field, labels: None }
     }
 
-    /// Whether it has at most one object.
+    /// Whether the collection has at most one object.
     pub(crate) fn is_single(&self) -> bool {
         matches!(self.field, Some((NAME, _)))
     }
@@ -270,7 +270,7 @@ impl Collection {
     }
 }
 
-/// The URL to create an object, or of a subresource: `…/serviceaccounts/NAME/token`.
+/// The URL at which to create an object, or that of a subresource: `…/serviceaccounts/NAME/token`.
 pub(crate) fn path(server: &Url, resource: Resource, namespace: Option<&str>, below: &[&str]) -> Url {
     let mut url = server.clone();
     url.set_query(None);

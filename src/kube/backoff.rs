@@ -14,7 +14,7 @@ pub(crate) struct JitteredBackoff {
 }
 
 impl JitteredBackoff {
-    /// The longest pause, unless the caller names another.
+    /// The longest pause, unless the caller passes another one.
     pub(crate) const LONGEST: Duration = Duration::from_secs(30);
 
     /// Counts a failure. Returns the pause.

@@ -38,7 +38,7 @@ pub(crate) struct ApiError {
     pub(crate) class: ErrorClass,
     /// How long the server asks podfs to wait.
     pub(crate) retry_after: Option<Duration>,
-    /// Whether the server had begun to answer.
+    /// Whether the server had begun to answer, and the answer broke off or cannot be parsed.
     pub(crate) answered: bool,
 }
 
@@ -47,7 +47,7 @@ pub(crate) struct ApiError {
 pub(crate) enum ErrorClass {
     /// The server cannot be reached, or does not answer. This passes.
     Unreachable,
-    /// The server is busy, starting or failing, and says so.
+    /// The server answers that it is busy, starting or failing.
     Busy,
     /// The server no longer has the requested changes; another list is needed to find them.
     Gone,
@@ -99,7 +99,7 @@ impl ApiError {
         Self { answered: true, ..self }
     }
 
-    /// Whether it may pass within seconds, as errors of a server that has just started do.
+    /// Whether the error may pass within seconds, as errors of a server that has just started do.
     pub(crate) fn may_pass(&self) -> bool {
         self.class.passes() || self.class == ErrorClass::Forbidden
     }
@@ -109,62 +109,62 @@ impl ApiError {
         matches!(self.class, ErrorClass::Unreachable | ErrorClass::Untrusted) && !self.answered
     }
 
-    /// An answer with an error code. `asked` is the request, such as `list configmap default/app`.
-    pub(crate) fn answered(asked: &str, code: StatusCode, retry_after: Option<&str>, body: &[u8]) -> Self {
+    /// An answer with an error code. `action` describes the request: `list configmap default/app`.
+    pub(crate) fn answered(action: &str, code: StatusCode, retry_after: Option<&str>, body: &[u8]) -> Self {
         let status: Status = serde_json::from_slice(body).unwrap_or_default();
         let after = retry_after.and_then(|seconds| seconds.trim().parse().ok());
         let after = after.or(status.details.as_ref().and_then(|details| details.retry_after_seconds));
         let mut error = match &status.message {
             Some(message) if status.kind.as_deref() == Some("Status") => {
-                Self::from_message(asked, code.as_u16(), message)
+                Self::from_message(action, code.as_u16(), message)
             }
             _ if code.is_redirection() => {
                 let sentence =
-                    format!("cannot {asked}: the server redirects podfs ({code}), which podfs does not follow");
+                    format!("cannot {action}: the server redirects podfs ({code}), which podfs does not follow");
                 Self::new(ErrorClass::InvalidAnswer, sentence)
             }
-            _ => Self::without_status(asked, code),
+            _ => Self::without_status(action, code),
         };
         error.retry_after = after.map(Duration::from_secs);
         error
     }
 
     /// The error of a Status object, as the answer to a request or in the middle of a watch.
-    pub(crate) fn of_status(asked: &str, status: Status) -> Self {
+    pub(crate) fn of_status(action: &str, status: Status) -> Self {
         let Status { message, code, details, .. } = status;
         let mut error =
-            Self::from_message(asked, code.unwrap_or(500), message.as_deref().unwrap_or("it does not say why"));
+            Self::from_message(action, code.unwrap_or(500), message.as_deref().unwrap_or("it does not say why"));
         error.retry_after = details.and_then(|details| details.retry_after_seconds).map(Duration::from_secs);
         error
     }
 
     /// The server's words are the whole sentence if they name the request, as those about permissions do.
-    fn from_message(asked: &str, code: u16, message: &str) -> Self {
+    fn from_message(action: &str, code: u16, message: &str) -> Self {
         let message = one_line(message);
         let class = class(code);
         match code {
             403 if message.contains("forbidden") => Self::new(class, message),
-            _ => Self::new(class, format!("cannot {asked}: the server says {message:?} ({code})")),
+            _ => Self::new(class, format!("cannot {action}: the server says {message:?} ({code})")),
         }
     }
 
-    fn without_status(asked: &str, code: StatusCode) -> Self {
+    fn without_status(action: &str, code: StatusCode) -> Self {
         let class = match class(code.as_u16()) {
             ErrorClass::NotFound | ErrorClass::Refused => ErrorClass::InvalidAnswer,
             class => class,
         };
         // The overload protection of an API server answers in plain text, as do the proxies before it.
         let sentence = match class {
-            ErrorClass::Busy => format!("cannot {asked}: the server is busy or not ready ({code})"),
-            _ => format!("cannot {asked}: the server answers {code}, and not as an API server does"),
+            ErrorClass::Busy => format!("cannot {action}: the server is busy or not ready ({code})"),
+            _ => format!("cannot {action}: the server answers {code}, and not as an API server does"),
         };
         Self::new(class, sentence)
     }
 
     /// The error of a request without a complete answer.
-    pub(crate) fn transport(asked: &str, error: &reqwest::Error) -> Self {
+    pub(crate) fn transport(action: &str, error: &reqwest::Error) -> Self {
         let (class, cause) = cause(error);
-        Self::new(class, format!("cannot {asked}: {cause}"))
+        Self::new(class, format!("cannot {action}: {cause}"))
     }
 }
 
@@ -181,7 +181,8 @@ fn class(code: u16) -> ErrorClass {
     }
 }
 
-/// The innermost error is the most precise. Errors of TLS get the words of the settings.
+/// The class and the cause of an error of the HTTP client. The innermost error is the most precise. Errors of TLS name
+/// the setting.
 fn cause(error: &reqwest::Error) -> (ErrorClass, String) {
     if error.is_timeout() {
         return (ErrorClass::Unreachable, "the server does not answer in time".to_owned());
@@ -191,7 +192,7 @@ fn cause(error: &reqwest::Error) -> (ErrorClass, String) {
         if let Some(tls) = innermost.downcast_ref::<rustls::Error>() {
             return of_tls(tls);
         }
-        // The inner errors of these are long-winded.
+        // The errors inside of these are long and say no more.
         let kind = innermost.downcast_ref::<io::Error>().map(io::Error::kind);
         if let Some(ErrorKind::UnexpectedEof | ErrorKind::ConnectionReset | ErrorKind::BrokenPipe) = kind {
             return (ErrorClass::Unreachable, BROKE.to_owned());
@@ -224,7 +225,7 @@ fn of_tls(error: &rustls::Error) -> (ErrorClass, String) {
     const OTHER_AUTHORITY: &str = "its certificate is not signed by the certificate authority of the settings";
     let cause = match error {
         Tls::InvalidCertificate(CertificateError::UnknownIssuer) => OTHER_AUTHORITY.to_owned(),
-        // A server that made its own certificate, and not the one of the settings.
+        // The server made its certificate itself, and it is not the one in the settings.
         error if is_authority_itself(error) => OTHER_AUTHORITY.to_owned(),
         Tls::InvalidCertificate(CertificateError::Expired | CertificateError::ExpiredContext { .. }) => {
             "its certificate has expired".to_owned()

@@ -2,23 +2,25 @@
 //!
 //! Why the follower misses no change and never goes back:
 //!
-//! 1. A list has all objects and its version; the watch after it begins at this version. A server that supports it sends both
-//!    as one answer: a watch that begins with all objects, up to a bookmark with the version. When a watch ends, the next one
-//!    begins at the version of the last change, or of the last bookmark.
+//! 1. A list has all objects and a version; the watch after it begins at this version. A server that supports `sendInitialEvents`
+//!    sends both as one answer: a watch that begins with all objects, up to a bookmark with the version. When a watch ends, the
+//!    next one begins at the version of the last change, or of the last bookmark.
 //! 2. If the server no longer has the changes since a version (410), or refuses to watch from there, the follower asks for
 //!    another list. It does so at once after the first 410: a server that has restarted answers nearly every watch with one. The
 //!    node's other single objects then skip that request: for half a minute, their watches begin with all objects.
 //! 3. The follower ignores a list that is older than the version it knows, because that server is behind, and asks again later.
-//!    It drops a change that is not newer. So content never goes back (MG-05), and an object that the server sends twice is
-//!    reported once. Before the bookmark, the follower reports only objects that it has never listed.
+//!    It drops a change that is not newer. So content never goes back (MG-05), and the follower reports an object only once if the
+//!    server sends it twice. Before the bookmark, the follower reports only an object that it has never listed.
 //! 4. A watch of many objects lasts for some minutes, one of a single object for half an hour and more, as a kubelet's; each for
-//!    a different time. It ends by itself. The follower ends one that lasts longer, and one whose connection answers no pings.
-//! 5. After a failure comes a pause, see `retry`.
+//!    a different time. The server ends it then. The follower ends a watch that lasts longer; the client ends one whose
+//!    connection answers no pings.
+//! 5. After a failure, the follower makes a pause, see `retry`.
 //! 6. If the server forbids the list of a single object, the follower gets the object itself (`get`). The watch begins before
-//!    that, so it misses no change after the answer. It begins with all objects and not at the object's version, which is too old
-//!    for most servers when the object has not changed for long.
-//! 7. If the server forbids the list of a signer's ClusterTrustBundles, such a watch has them, too. The server does not mark the
-//!    last one, so the list is complete as soon as the watch is quiet. A bundle that comes later is a change.
+//!    that request, so it misses no change after the answer. The watch begins with all objects and not at the object's version,
+//!    which is too old for most servers when the object has not changed for long.
+//! 7. If the server forbids the list of a signer's ClusterTrustBundles, a watch that begins with all objects replaces the list.
+//!    The server does not mark the last one, so the list is complete as soon as the watch is quiet. A bundle that comes later is
+//!    a change.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -38,11 +40,11 @@ const WATCH: std::ops::Range<u64> = 300..600;
 const WATCH_OF_ONE: std::ops::Range<u64> = 1800..3600;
 /// How much later than requested a watch may end.
 const SLACK: Duration = Duration::from_secs(30);
-/// How long a watch may take to send all objects. A server that takes longer does not support the request. If the server took
-/// longer to begin its answer, it is busy, and the watch may take [`INITIAL_OF_BUSY`] times as long as that.
+/// How long a watch may take to send all objects. A server that takes longer does not support the request. A server that is slow
+/// to begin its answer is busy: then the watch may take [`INITIAL_OF_BUSY`] times as long as the server took to begin.
 const INITIAL: Duration = Duration::from_secs(3);
 const INITIAL_OF_BUSY: u32 = 5;
-/// How long a server that sends no bookmark is quiet when it has sent all objects.
+/// If a server that sends no bookmark is quiet for this time, it has sent all objects.
 const QUIET: Duration = Duration::from_millis(300);
 /// A watch that ends sooner, and without a change, counts as a failure: the next one does not begin at once.
 const SHORT: Duration = Duration::from_secs(1);
@@ -67,8 +69,8 @@ pub(crate) struct Follower {
 
 /// What a follower does next.
 enum FollowerState {
-    /// Asks for a list: at the start, and when changes may have been missed. A list leads to `Listed`; a watch that begins
-    /// with all objects leads to `InitialList`.
+    /// Asks for a list: at the start, and when the follower may have missed changes. A list leads to `Listed`; a watch that
+    /// begins with all objects leads to `Beginning`.
     Unlisted,
     /// Receives all objects from a watch. The bookmark after them leads to `Watching`; if the server sends none, the follower
     /// asks for a list.
@@ -78,7 +80,7 @@ enum FollowerState {
     /// Receives changes. The end of the watch leads to `Listed`, as does a connection that breaks; a server that no longer
     /// has the version leads to `Unlisted`.
     Watching(Box<Watching>),
-    /// A request failed: waits, and continues in the other state.
+    /// A request failed: waits, and continues in the state `then`.
     Waiting { pause: Pause, then: Box<FollowerState> },
 }
 
@@ -134,7 +136,7 @@ impl Follower {
         self.version.as_deref()
     }
 
-    /// Its state, in a word for `podfs status`.
+    /// The follower's state, in a word for `podfs status`.
     pub(crate) fn doing(&self) -> &'static str {
         match self.state {
             FollowerState::Unlisted | FollowerState::Beginning(_) => "listing",
@@ -203,9 +205,9 @@ impl Follower {
         }
     }
 
-    /// Begins a watch, and then gets the one object; of several objects, receives all in the watch.
+    /// Begins a watch. Then gets the object of a collection with one object; of any other collection, the watch has all objects.
     async fn watch_without_list(&mut self) -> Option<FollowerEvent> {
-        // If that fails, the server may allow the list by then.
+        // If the watch fails, the follower tries the list again, which the server may allow by then.
         self.is_list_forbidden = false;
         let watching = match self.watch(WatchStart::Now).await {
             Ok(watching) => watching,
@@ -237,13 +239,14 @@ impl Follower {
 
     /// Requests all objects and their changes at once.
     async fn begin(&mut self) -> Option<FollowerEvent> {
-        let asked = Instant::now();
+        let sent_at = Instant::now();
         match self.watch(WatchStart::Beginning).await {
             Ok(watching) => {
-                self.begin_initial_list(watching, INITIAL.max(asked.elapsed() * INITIAL_OF_BUSY), ListEnd::Bookmark);
+                self.begin_initial_list(watching, INITIAL.max(sent_at.elapsed() * INITIAL_OF_BUSY), ListEnd::Bookmark);
                 None
             }
-            // A server that does not support this refuses it; one that refuses anything else also refuses the list.
+            // A server that does not support `sendInitialEvents` refuses it. If it refuses the watch for another reason, it also
+            // refuses the list.
             Err(error) if error.class == ErrorClass::Refused => {
                 self.client.sends_no_initial_events();
                 None
@@ -332,7 +335,7 @@ impl Follower {
         FollowerEvent::Listed(objects.into_values().collect())
     }
 
-    /// Checks that a list of this version is not older than what is known.
+    /// Checks that a list of this version is not older than the known version.
     fn check_version(&self, version: &str) -> Result<(), ApiError> {
         match self.version.as_deref() {
             Some(known) if version != known && is_not_newer(version, known) => {
@@ -414,7 +417,7 @@ impl Follower {
         has
     }
 
-    /// Handles an answer to a watch that broke off, or has an error.
+    /// Handles an answer to a watch that ended before its time, or has an error.
     async fn handle_broken_watch(&mut self, error: ApiError) -> Option<FollowerEvent> {
         if error.class == ErrorClass::Unreachable {
             self.client.broke();
@@ -425,7 +428,7 @@ impl Follower {
     /// Handles a watch that cannot begin or continue.
     fn lose(&mut self, error: ApiError) -> Option<FollowerEvent> {
         let then = match error.class {
-            // At once, unless the watch after the last 410 failed, too.
+            // The follower lists again at once, unless the watch after the last 410 failed, too.
             ErrorClass::Gone if !self.relisted => {
                 self.relisted = true;
                 self.client.forgot();

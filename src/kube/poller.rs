@@ -1,5 +1,6 @@
-//! A poller: gets one object that a node's credentials may get and not watch, which are claims and PersistentVolumes.
-//! It repeats the request, less often the longer nothing changes, until the object is as its pod needs it.
+//! A poller: gets one object that a node's credentials may get and not watch: a claim, a PersistentVolume, a
+//! VolumeAttachment or a PodCertificateRequest. It repeats the request, less often the longer the object stays the
+//! same.
 
 use std::time::Duration;
 
@@ -24,7 +25,7 @@ pub(crate) struct Poller {
     retry: Retry,
     /// The pause before the next request.
     pause: Pause,
-    /// The version of the object, once it existed.
+    /// The last known version of the object, if it has existed.
     version: Option<String>,
     last: LastOutcome,
 }
@@ -32,13 +33,13 @@ pub(crate) struct Poller {
 /// The outcome of the last request.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum LastOutcome {
-    /// There was none.
+    /// There was no request.
     None,
     /// The object existed.
     Is,
     /// The object did not exist.
     Absent,
-    /// It failed.
+    /// The request failed.
     Failed,
 }
 

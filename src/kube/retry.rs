@@ -1,14 +1,14 @@
 //! When podfs repeats a request that failed.
 //!
-//! 1. While the server cannot be reached, one request of this process at a time tries it, after a pause that stays below
-//!    a second ([`outage`](super::outage)). The first answer lets all requests that wait go on. So an outage costs no time after its
-//!    end, however long it lasted, and however many objects are followed.
-//! 2. After an error that the server answers, the pause doubles with each such error in a row. An outage ends the row.
+//! 1. While the server cannot be reached, one request of this process at a time tries it, after a pause
+//!    ([`outage`](super::outage)). The first answer lets all requests that wait go on. So podfs reaches the server soon after the
+//!    end of an outage, however long the outage lasted, and however many objects podfs follows.
+//! 2. After an answer that is an error, the pause doubles with each such error in a row. An outage ends the row.
 //! 3. For some seconds after a connection was made, these pauses stay short: a server that has just started answers 403
-//!    until its Node authorizer knows the node's pods, and 500 or 503 until it is ready. As soon as it allows one
-//!    request of this process, those that it refused are made again.
-//! 4. `Retry-After` is the shortest pause. Up to half of it is added, because every podfs of the node may have got the same
-//!    answer at the same moment; after the second time up to the whole of it, and so on.
+//!    until its Node authorizer knows the node's pods, and 500 or 503 until it is ready. As soon as the server allows one
+//!    request of this process, podfs repeats those that the server refused.
+//! 4. `Retry-After` is the shortest pause. podfs adds up to half of it, because every podfs of the node may have got the same
+//!    answer at the same moment; after the second such answer up to the whole of it, and so on.
 
 use std::time::Duration;
 
@@ -19,7 +19,7 @@ use super::client::ApiClient;
 use super::error::{ApiError, ErrorClass};
 
 /// The longest time that a server can make podfs wait.
-const LONGEST_ASKED: Duration = Duration::from_secs(60);
+const LONGEST_REQUESTED: Duration = Duration::from_secs(60);
 /// How long a connection is new, and how long it is young, with the longest pause of each.
 const NEW: (Duration, Duration) = (Duration::from_secs(10), Duration::from_millis(400));
 const YOUNG: (Duration, Duration) = (Duration::from_secs(30), Duration::from_secs(2));
@@ -32,14 +32,14 @@ pub(crate) struct Retry {
     backoff: JitteredBackoff,
 }
 
-/// What to wait for before the request is repeated.
+/// The end of a pause, after which podfs repeats the request.
 #[derive(Debug, PartialEq)]
 pub(crate) enum Pause {
-    /// The server could not be reached: until it answers some request, or until this request may try.
+    /// The server could not be reached. The pause ends when the server answers some request, or when this request may try.
     Outage,
-    /// Until this moment.
+    /// The pause ends at this moment.
     Until(Instant),
-    /// The server refused the request (403): until this moment, or until it allows another one.
+    /// The server refused the request (403). The pause ends at this moment, or when the server allows another request.
     Refused(Instant),
 }
 
@@ -64,8 +64,8 @@ impl Retry {
             _ => JitteredBackoff::LONGEST,
         };
         let pause = self.backoff.fail_within(longest);
-        let asked = error.retry_after.unwrap_or_default().min(LONGEST_ASKED);
-        let at = Instant::now() + pause.max(asked.mul_f64(stretch(self.backoff.failures())));
+        let requested = error.retry_after.unwrap_or_default().min(LONGEST_REQUESTED);
+        let at = Instant::now() + pause.max(requested.mul_f64(stretch(self.backoff.failures())));
         match error.class {
             ErrorClass::Forbidden => Pause::Refused(at),
             _ => Pause::Until(at),

@@ -156,13 +156,13 @@ impl ServerCertVerifier for ListedOrSignedVerifier {
     }
 }
 
-/// Whether a certificate was refused only because it may sign others.
+/// Whether the verifier refused a certificate only because it is one of an authority, which may sign others.
 pub(crate) fn is_authority_itself(error: &Error) -> bool {
     let Error::InvalidCertificate(CertificateError::Other(OtherError(cause))) = error else { return false };
     matches!(cause.downcast_ref(), Some(webpki::Error::CaUsedAsEndEntity))
 }
 
-/// Accepts any certificate (`insecure-skip-tls-verify`). Still checks that the server has the key.
+/// Accepts any certificate (`insecure-skip-tls-verify`). Still checks that the server has the key of the certificate.
 #[derive(Debug)]
 struct AcceptsAnyCertificate(WebPkiSupportedAlgorithms);
 

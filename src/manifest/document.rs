@@ -90,7 +90,7 @@ impl Debug for Document {
 /// Malformed text, with line and column; a document that is no Kubernetes object.
 pub fn parse_documents(file: &Path, bytes: &[u8]) -> Result<Vec<Document>, ManifestError> {
     let mut documents = Vec::new();
-    for (origin, value) in placed(file, bytes)? {
+    for (origin, value) in with_origins(file, bytes)? {
         flatten(Document::from_value(origin, value)?, &mut documents)?;
     }
     Ok(documents)
@@ -102,7 +102,7 @@ pub fn parse_documents(file: &Path, bytes: &[u8]) -> Result<Vec<Document>, Manif
 ///
 /// Malformed text; no document or several; a field of the wrong type.
 pub fn parse_bare<T: DeserializeOwned>(file: &Path, bytes: &[u8]) -> Result<T, ManifestError> {
-    let mut values = placed(file, bytes)?;
+    let mut values = with_origins(file, bytes)?;
     match (values.pop(), values.len()) {
         (Some((origin, value)), 0) => {
             let mut body = mapping(&origin, value)?;
@@ -116,15 +116,15 @@ pub fn parse_bare<T: DeserializeOwned>(file: &Path, bytes: &[u8]) -> Result<T, M
     }
 }
 
-fn placed(file: &Path, bytes: &[u8]) -> Result<Vec<(Origin, Value)>, ManifestError> {
+fn with_origins(file: &Path, bytes: &[u8]) -> Result<Vec<(Origin, Value)>, ManifestError> {
     let values = syntax::values(file, bytes)?;
     let whole = Origin::file(file);
     let several = values.len() > 1;
-    let places = (1..).map(|number| match several {
+    let origins = (1..).map(|number| match several {
         true => whole.document(number),
         false => whole.clone(),
     });
-    Ok(places.zip(values).collect())
+    Ok(origins.zip(values).collect())
 }
 
 /// Replaces a list by its items. The items of a typed list, as the API server writes it, need not repeat their kind.
@@ -150,10 +150,11 @@ fn flatten(mut list: Document, documents: &mut Vec<Document>) -> Result<(), Mani
     Ok(())
 }
 
-/// The kind of a list's items: empty for a plain `List`, whose items say it themselves.
+/// The kind of a list's items: empty for a plain `List`, whose items each have a kind.
 fn list_of(document: &Document) -> Option<String> {
     let item_kind = document.kind.strip_suffix("List")?;
-    let is_list = document.api_version == "v1" || document.api_version.starts_with("certificates.k8s.io/");
+    let is_of = |group: &&str| document.api_version.starts_with(*group);
+    let is_list = document.api_version == "v1" || ["certificates.k8s.io/", "storage.k8s.io/"].iter().any(is_of);
     is_list.then(|| item_kind.to_owned())
 }
 

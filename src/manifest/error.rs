@@ -25,7 +25,7 @@ pub enum ManifestError {
         problem: String,
     },
 
-    /// A document that parses but says something podfs cannot accept.
+    /// A document that parses but has a value that podfs cannot accept.
     #[error("{origin}: {}{problem}", prefix(field))]
     Invalid {
         /// The document.
@@ -49,7 +49,7 @@ pub enum ManifestError {
 }
 
 impl ManifestError {
-    /// A document that parses but says something podfs cannot accept.
+    /// A document that parses but has a value that podfs cannot accept.
     ///
     /// `field` is a path such as `spec.volumes[2].configMap.items[0].path`; it may be empty. `sentence` follows it after
     /// a colon: what is wrong and what to do, without the value.
@@ -71,7 +71,7 @@ impl ManifestError {
         Self::Invalid {
             origin: origin.clone(),
             field: field_path(error.path()),
-            problem: complaint(&error.inner().to_string()),
+            problem: mismatch_sentence(&error.inner().to_string()),
         }
     }
 }
@@ -105,13 +105,13 @@ fn field_path(path: &serde_path_to_error::Path) -> String {
 /// The sentence for the user in place of serde's message. That message quotes the value, which may be secret. So this function
 /// reads only the text behind the last `expected`, which comes from the type, and returns no text of the message but the name of
 /// a field.
-fn complaint(message: &str) -> String {
+fn mismatch_sentence(message: &str) -> String {
     if let Some(field) = message.strip_prefix("missing field `").and_then(|rest| rest.strip_suffix('`')) {
         return format!("{field} is missing");
     }
     let expected = message.rsplit_once(", expected ").map(|(_, expected)| expected);
     let out_of_range = message.starts_with("invalid value: integer");
-    let complaint = match expected {
+    let sentence = match expected {
         Some("a string") if message.starts_with("invalid type: null") => {
             "must be a string; write \"\" for an empty one"
         }
@@ -124,11 +124,11 @@ fn complaint(message: &str) -> String {
         Some("i32" | "i64" | "u32" | "u64") => "must be a whole number without quotes",
         Some("a sequence") => "must be a list",
         Some("a map") => "must be a mapping",
-        // Structures go by the name of their type.
+        // For a structure, serde's message has the name of its type.
         Some(name) if name.starts_with(|c: char| c.is_ascii_uppercase()) => "must be a mapping",
         _ => "has a value of the wrong form",
     };
-    complaint.to_owned()
+    sentence.to_owned()
 }
 
 fn is_plain_scalar(message: &str) -> bool {

@@ -14,6 +14,7 @@ pub mod pod;
 mod pod_view;
 mod quantity;
 mod references;
+mod spelling;
 mod syntax;
 #[cfg(test)]
 mod tests;
@@ -25,4 +26,5 @@ pub use error::ManifestError;
 pub use origin::Origin;
 pub use pod_view::{KnownObjects, PodView};
 pub use references::{References, references};
+pub use spelling::{check_kind, check_spelling, check_volume_spelling};
 pub use tokens::Tokens;

@@ -12,7 +12,7 @@ pub struct Origin {
     file: Arc<Path>,
     document: Option<NonZero<u32>>,
     item: Option<NonZero<u32>>,
-    /// The object whose part it is.
+    /// The workload whose pod template the document is, such as `Deployment web`.
     part_of: Option<Arc<str>>,
 }
 

@@ -10,7 +10,7 @@ use crate::types::Allocatable;
 pub struct PodView {
     /// The pod's name and namespace. podfs reads no objects of other namespaces.
     pub identity: PodIdentity,
-    /// The rest of what the pod manifest says.
+    /// The other facts in the pod manifest that volumes need.
     pub facts: PodFacts,
     /// The objects and credentials that its source has so far.
     pub known: KnownObjects,

@@ -8,25 +8,26 @@ use crate::volume::{
     VolumeSource,
 };
 
-/// The objects that volumes refer to. Names without a namespace are of the pod's.
+/// The objects that volumes refer to. Names without a namespace are in the pod's namespace.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct References {
     /// ConfigMaps, optional ones included.
     pub config_maps: BTreeSet<String>,
     /// Secrets, optional ones included.
     pub secrets: BTreeSet<String>,
-    /// PersistentVolumeClaims; their PersistentVolumes are known when they are bound.
+    /// PersistentVolumeClaims. podfs learns the PersistentVolume of a claim when the claim is bound.
     pub claims: BTreeSet<String>,
     /// Tokens of the pod's service account.
     pub tokens: BTreeSet<CredentialKey>,
     /// ClusterTrustBundles.
     pub bundles: BTreeSet<BundleKey>,
-    /// Whether the volumes need the Node object: as the limit of a container that has none, and for a
+    /// Whether the volumes need the Node object: for the limit of a container that has none, and for a
     /// PersistentVolume that can be used on some nodes only.
     pub node: bool,
 }
 
-/// The objects that these volumes of the pod refer to. It changes when a limit of a container is set or removed.
+/// The objects that these volumes of the pod refer to. The result changes when a limit of a container is set or
+/// removed.
 pub fn references(volumes: &[Volume], identity: &PodIdentity, facts: &PodFacts) -> References {
     let mut references = References::default();
     for volume in volumes {
@@ -78,7 +79,7 @@ impl References {
 }
 
 impl ContainerResource {
-    /// Whether the file shows what the node offers, because the container has no limit of its own (DA-09).
+    /// Whether the file shows the node's allocatable resources, because the container has no limit (DA-09).
     pub fn falls_back_to_node(&self, facts: &PodFacts) -> bool {
         let has_limit = || {
             let container = facts.container(&self.container);

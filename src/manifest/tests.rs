@@ -69,6 +69,16 @@ fn items_of_a_typed_list_need_no_kind() {
     let documents = json(r#"{"apiVersion":"v1","kind":"ConfigMapList","items":[{"data":{}},{}]}"#).expect("a list");
     assert_eq!(kinds(&documents), ["ConfigMap", "ConfigMap"]);
     assert_eq!(origins(&documents), ["app.json, item 1", "app.json, item 2"]);
+    for (api_version, kind) in [
+        ("storage.k8s.io/v1", "CSIDriver"),
+        ("storage.k8s.io/v1", "VolumeAttachment"),
+        ("certificates.k8s.io/v1beta1", "ClusterTrustBundle"),
+    ] {
+        let list = format!(r#"{{"apiVersion":"{api_version}","kind":"{kind}List","items":[{{}}]}}"#);
+        let documents = json(&list).expect("a list");
+        assert_eq!(kinds(&documents), [kind]);
+        assert_eq!(documents[0].api_version, api_version);
+    }
 }
 
 #[test]

@@ -7,8 +7,8 @@ use std::time::SystemTime;
 
 use crate::volume::{CertificateKey, CredentialKey, TokenKey};
 
-/// The tokens and certificates that volumes ask for, or why there is none: a text, as pushes send it. A source that cannot issue
-/// them has neither. Cheap to clone.
+/// The tokens and certificates that volumes ask for. In place of a missing one is the reason, as text, because pushes transfer it.
+/// A source that cannot issue tokens has neither tokens nor reasons. Cheap to clone.
 #[derive(Clone, Default, PartialEq, Eq)]
 pub struct Tokens {
     by_key: Arc<BTreeMap<CredentialKey, Result<Token, String>>>,

@@ -75,9 +75,9 @@ pub async fn serve(
 ) -> io::Result<Infallible> {
     let listener = tokio::net::TcpListener::from_std(listener)?;
     let read = Arc::new(Mutex::new(Arc::new(read)));
-    let free = Arc::new(Semaphore::new(MAX_CONNECTIONS));
+    let connections = Arc::new(Semaphore::new(MAX_CONNECTIONS));
     loop {
-        let place = Arc::clone(&free).acquire_owned().await.expect("the semaphore is never closed");
+        let permit = Arc::clone(&connections).acquire_owned().await.expect("the semaphore is never closed");
         let stream = match listener.accept().await {
             Ok((stream, _)) => stream,
             Err(_) => {
@@ -93,12 +93,12 @@ pub async fn serve(
         tokio::spawn(async move {
             let mut http = http1::Builder::new();
             http.timer(TokioTimer::new()).header_read_timeout(HEADER_TIMEOUT).max_buf_size(LONGEST_REQUEST);
-            // One request each: an idle connection takes none of the few places between two scrapes.
+            // Each connection carries one request, so idle connections do not use up the few permits between two scrapes.
             http.keep_alive(false);
             let served = http.serve_connection(TokioIo::new(stream), service);
             // A client that closes the connection, or does not speak HTTP, gets no answer.
             let _ = timeout(HEADER_TIMEOUT + ANSWER_TIMEOUT, served).await;
-            drop(place);
+            drop(permit);
         });
     }
 }
@@ -115,7 +115,7 @@ async fn answer<F: Fn() -> Exposition + Send + Sync + 'static>(
         _ => return refusal(StatusCode::NOT_FOUND, "there is nothing but /metrics\n"),
     }
     let accepted = request.headers().get_all(ACCEPT).iter().filter_map(|value| value.to_str().ok());
-    let format = wanted(&accepted.collect::<Vec<_>>().join(","));
+    let format = preferred_format(&accepted.collect::<Vec<_>>().join(","));
     let reading = read.lock().await;
     let read = Arc::clone(&reading);
     let text = tokio::task::spawn_blocking(move || read().text(format)).await;
@@ -141,16 +141,16 @@ fn refusal(code: StatusCode, sentence: &'static str) -> Response<Full<Bytes>> {
 }
 
 /// The format that the `Accept` header prefers; without a preference, the text format, which every client reads.
-fn wanted(accept: &str) -> ExpositionFormat {
-    let liked = |wanted: &[&str], version: &[&str]| {
+fn preferred_format(accept: &str) -> ExpositionFormat {
+    let weight_of = |media_types: &[&str], versions: &[&str]| {
         let of_range = |range: &str| {
             let mut words = range.split(';').map(str::trim);
-            let media = words.next().filter(|media| wanted.contains(&media.to_ascii_lowercase().as_str()))?;
+            let media = words.next().filter(|media| media_types.contains(&media.to_ascii_lowercase().as_str()))?;
             let mut weight = 1.0;
             for (name, value) in words.filter_map(|word| word.split_once('=')) {
                 match name {
                     "q" => weight = value.parse().unwrap_or(0.0),
-                    "version" if !version.contains(&value.trim_matches('"')) => return None,
+                    "version" if !versions.contains(&value.trim_matches('"')) => return None,
                     _ => {}
                 }
             }
@@ -158,8 +158,8 @@ fn wanted(accept: &str) -> ExpositionFormat {
         };
         accept.split(',').filter_map(of_range).fold(0.0, f64::max)
     };
-    let open_metrics = liked(&["application/openmetrics-text"], &["1.0.0"]);
-    let plain = liked(&["text/plain", "text/*", "*/*"], &["0.0.4"]);
+    let open_metrics = weight_of(&["application/openmetrics-text"], &["1.0.0"]);
+    let plain = weight_of(&["text/plain", "text/*", "*/*"], &["0.0.4"]);
     if open_metrics > 0.0 && open_metrics >= plain {
         ExpositionFormat::OpenMetrics
     } else {
@@ -176,12 +176,12 @@ mod tests {
         let prometheus = "application/openmetrics-text;version=1.0.0;q=0.5,application/openmetrics-text;version=0.0.1;\
                           q=0.4,text/plain;version=0.0.4;q=0.3,*/*;q=0.2";
         for accept in [prometheus, "application/openmetrics-text", "Application/OpenMetrics-Text; version=\"1.0.0\""] {
-            assert_eq!(wanted(accept), ExpositionFormat::OpenMetrics, "{accept}");
+            assert_eq!(preferred_format(accept), ExpositionFormat::OpenMetrics, "{accept}");
         }
         let other_version = "application/openmetrics-text;version=2.0.0,text/plain;version=0.0.4;q=0.1";
         let refused = "application/openmetrics-text;q=0";
         for accept in ["", "*/*", "text/plain", "text/html", other_version, refused, ",;=;,", "q=1"] {
-            assert_eq!(wanted(accept), ExpositionFormat::Prometheus, "{accept}");
+            assert_eq!(preferred_format(accept), ExpositionFormat::Prometheus, "{accept}");
         }
     }
 }

@@ -98,7 +98,7 @@ fn samples<'a>(
 
 fn write(metric: &mut MetricEncoder<'_>, kind: FamilyType, value: &SampleValue) -> fmt::Result {
     match (kind, value) {
-        // Counters are written as they are counted.
+        // Every counter of podfs counts whole numbers.
         (FamilyType::Counter, SampleValue::Number(number)) => {
             metric.encode_counter::<NoLabelSet, _, u64>(&(*number as u64), None)
         }
@@ -126,8 +126,8 @@ fn metric_type(kind: FamilyType) -> MetricType {
 fn name_and_unit(family: &Family) -> (&'static str, Option<Unit>) {
     let name = family.name.strip_suffix("_total").unwrap_or(family.name);
     let units = [("_seconds", Unit::Seconds), ("_bytes", Unit::Bytes)];
-    let found = units.into_iter().find_map(|(end, unit)| Some((name.strip_suffix(end)?, unit)));
-    found.map_or((name, None), |(name, unit)| (name, Some(unit)))
+    let with_unit = units.into_iter().find_map(|(end, unit)| Some((name.strip_suffix(end)?, unit)));
+    with_unit.map_or((name, None), |(name, unit)| (name, Some(unit)))
 }
 
 /// Converts OpenMetrics to the text format of Prometheus: there, a counter has the name of its samples, and there are neither

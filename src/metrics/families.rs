@@ -1,9 +1,9 @@
 //! All metrics by name: the only place where a metric is named.
 //!
 //! Names and labels are those of the kubelet where the meaning is the same. Every metric of a pod has the labels of the pod
-//! ([`POD_LABELS`]) before its own; those of `podfs node` itself have none of a pod. The values of labels are bounded: names of the
-//! pod's own volumes and claims, audiences of its tokens, and words of this program. Reasons and generations are no labels: each
-//! new one would be a new series.
+//! ([`POD_LABELS`]) before its other labels; metrics of `podfs node` itself have no labels of a pod. The values of labels are
+//! bounded: names of the pod's volumes and claims, audiences of its tokens, and words of this program. Reasons and generations are
+//! no labels: each new one would be a new series.
 
 /// The labels that every metric of a pod has: the pod it is about.
 pub const POD_LABELS: [&str; 3] = ["namespace", "pod", "uid"];
@@ -15,7 +15,7 @@ pub struct Family {
     pub name: &'static str,
     /// The type of its samples.
     pub kind: FamilyType,
-    /// Its own labels, which follow those of the pod.
+    /// Its labels, which follow those of the pod.
     pub labels: &'static [&'static str],
     /// Its meaning: one sentence, without a full stop.
     pub help: &'static str,

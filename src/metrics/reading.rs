@@ -13,7 +13,7 @@ use super::families::Family;
 pub struct PodLabels {
     /// Its namespace; empty if it is unknown.
     pub namespace: String,
-    /// Its name, likewise.
+    /// Its name; empty if it is unknown.
     pub pod: String,
     /// Its uid.
     pub uid: String,
@@ -40,7 +40,7 @@ pub(super) struct Sample {
 #[serde(rename_all = "camelCase")]
 pub(super) enum SampleValue {
     Number(f64),
-    /// A histogram. `groups` are the counts between two `bounds` (not cumulative), so there is one more than bounds.
+    /// A histogram. `groups` are the counts between two `bounds` (not cumulative), so there is one more group than bounds.
     Groups {
         bounds: Vec<f64>,
         groups: Vec<u64>,

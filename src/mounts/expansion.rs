@@ -7,8 +7,8 @@ use std::collections::{BTreeMap, BTreeSet};
 #[error("missing value for {}", .0.iter().map(String::as_str).collect::<Vec<_>>().join(", "))]
 pub struct MissingValues(BTreeSet<String>);
 
-/// The text with each `$(NAME)` replaced by the variable's value. `$$` is one `$`; any other `$` stays as it is, and so does
-/// a reference without its end.
+/// The text with each `$(NAME)` replaced by the variable's value. `$$` becomes one `$`. Any other `$` stays as it is, and so does
+/// a `$(` without `)`.
 ///
 /// # Errors
 /// The variables that are unset or empty.
@@ -27,7 +27,7 @@ pub(super) fn expand(text: &str, environment: &BTreeMap<String, String>) -> Resu
             }
             after
         } else {
-            // The text up to the next `$` stays as it is, also after a `$(` without its end.
+            // The text up to the next `$` stays as it is, also after a `$(` without `)`.
             expanded.push('$');
             after
         };

@@ -22,13 +22,13 @@ struct Parts {
     length: u32,
 }
 
-/// Why numbers are no mapping.
+/// Why a text or numbers are no mapping.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub enum InvalidMapping {
     /// The text does not have three numbers.
     #[error("{0:?} maps no ids; write CONTAINER:HOST:LENGTH, such as 0:100000:65536")]
     Syntax(String),
-    /// The range has no id.
+    /// The range is empty.
     #[error("a mapping of {container_id}:{host_id} with length 0 maps no id; give it a length")]
     Empty {
         /// The first id in the pod.
@@ -50,12 +50,12 @@ impl IdMapping {
     /// `length` ids of the pod from `container_id` on are those of the node from `host_id` on.
     ///
     /// # Errors
-    /// When there is no id among them, or one that Linux does not have.
+    /// When the length is 0, or when a range has an id that Linux does not have.
     pub fn new(container_id: u32, host_id: u32, length: u32) -> Result<IdMapping, InvalidMapping> {
         if length == 0 {
             return Err(InvalidMapping::Empty { container_id, host_id });
         }
-        // The id -1 means none.
+        // System calls use the last number, which is -1, for "no id".
         match [container_id, host_id].into_iter().find(|first| first.checked_add(length).is_none()) {
             Some(first) => Err(InvalidMapping::TooLong { first, length }),
             None => Ok(IdMapping { container_id, host_id, length }),
@@ -81,7 +81,7 @@ impl IdMapping {
 impl FromStr for IdMapping {
     type Err = InvalidMapping;
 
-    /// Of `CONTAINER:HOST:LENGTH`.
+    /// Parses `CONTAINER:HOST:LENGTH`.
     fn from_str(text: &str) -> Result<IdMapping, InvalidMapping> {
         let numbers: Option<Vec<u32>> = text.split(':').map(|number| number.parse().ok()).collect();
         match numbers.as_deref() {

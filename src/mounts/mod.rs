@@ -10,7 +10,8 @@
 //! | [`hosts`] | the text of the pod's `/etc/hosts` |
 //! | [`output`] | the mounts in the words of runtimes: OCI, CRI, Docker, podman |
 //!
-//! [`plan()`] names the sources. The pod's supervisor makes them, and so turns each [`PlannedMount`] into a [`ContainerMount`].
+//! [`plan()`] names the sources. The pod's supervisor makes the sources, and so turns each [`PlannedMount`] into a
+//! [`ContainerMount`].
 
 mod expansion;
 pub mod hosts;
@@ -33,7 +34,7 @@ pub const HOSTS_NAME: &str = "k8s-managed-etc-hosts";
 /// The name of the mount of a container's termination log.
 pub const TERMINATION_LOG_NAME: &str = "termination-log";
 
-/// A mount that a container runtime can make: its source is there.
+/// A mount that a container runtime can make, because its source exists.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ContainerMount {
@@ -45,26 +46,26 @@ pub struct ContainerMount {
     pub source: MountSource,
     /// The container gets the volume read-only.
     pub read_only: bool,
-    /// Mounts below it are read-only, too.
+    /// The mounts below the source are read-only in the container, too.
     pub recursive_read_only: bool,
     /// The propagation of later mounts between the container and the host.
     pub propagation: Propagation,
-    /// The runtime has to give its files the container's SELinux label. Never true of a FUSE volume, whose label is fixed
-    /// when it is mounted.
+    /// The runtime has to give the source's files the container's SELinux label. Never true for a FUSE volume, whose label is
+    /// fixed when it is mounted.
     pub selinux_relabel: bool,
     /// The pod has a user namespace, and the mount has to map its ids.
     pub id_mapped: bool,
-    /// The users of that namespace, as far as the agent has said so.
+    /// The users of that namespace, if the agent has named them.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub uid_mappings: Vec<IdMapping>,
-    /// The groups of that namespace, as far as the agent has said so.
+    /// The groups of that namespace, if the agent has named them.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub gid_mappings: Vec<IdMapping>,
-    /// The source is mounted `nosuid`. A runtime that does not repeat it may lift it.
+    /// The source is mounted `nosuid`. A runtime that does not repeat the option may mount the source without it.
     pub nosuid: bool,
-    /// The source is mounted `nodev`. A runtime that does not repeat it may lift it.
+    /// The source is mounted `nodev`. A runtime that does not repeat the option may mount the source without it.
     pub nodev: bool,
-    /// The source is mounted `noexec`. A runtime that does not repeat it may lift it.
+    /// The source is mounted `noexec`. A runtime that does not repeat the option may mount the source without it.
     pub noexec: bool,
 }
 
@@ -82,7 +83,7 @@ pub enum MountSource {
         #[serde(default, skip_serializing_if = "String::is_empty")]
         sub_path: String,
     },
-    /// A block device of the host (`volumeDevices`). The container may not write to it if it is read-only.
+    /// A block device of the host (`volumeDevices`). If the mount is read-only, the container may not write to the device.
     Device(DeviceNode),
 }
 
@@ -90,7 +91,7 @@ pub enum MountSource {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct DeviceNode {
-    /// The link to it, which is removed with the pod.
+    /// The link to the device. podfs removes the link with the pod.
     pub path: PathBuf,
     /// The major number. The kernel gives the device number to no other device as long as the pod's supervisor runs.
     pub major: u32,
@@ -108,12 +109,12 @@ impl ContainerMount {
 /// The propagation of later mounts between the container and the host (`mountPropagation`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Propagation {
-    /// Neither sees later mounts of the other (`rprivate`).
+    /// Container and host do not see later mounts of each other (`rprivate`).
     #[default]
     Private,
     /// The container sees later mounts of the host (`rslave`).
     HostToContainer,
-    /// Each sees later mounts of the other (`rshared`).
+    /// Container and host see later mounts of each other (`rshared`).
     Bidirectional,
 }
 

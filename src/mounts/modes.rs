@@ -17,10 +17,10 @@ pub(super) fn propagation(mount: &Mount, privileged: bool) -> Result<Propagation
     }
 }
 
-/// Whether the mounts below it are read-only, too (MT-05).
+/// Whether the mounts below a container's mount are read-only, too (MT-05).
 ///
 /// # Errors
-/// When a volumeMount asks for it and it cannot be done.
+/// When the volumeMount requires that, and it is impossible.
 pub(super) fn recursive_read_only(mount: &Mount, is_supported: bool) -> Result<bool, RecursiveReadOnlyError> {
     let volume = || mount.volume.clone();
     let mode = match mount.recursive_read_only.as_deref() {
@@ -55,13 +55,13 @@ pub enum PropagationError {
 /// Why the mounts below a mount cannot be made read-only, in the kubelet's words.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub enum RecursiveReadOnlyError {
-    /// The mount itself is not.
+    /// The mount itself is not read-only.
     #[error("volume {0:?} requested recursive read-only mode, but it is not read-only")]
     Writable(String),
     /// Mounts of the host would appear in it.
     #[error("volume {0:?} requested recursive read-only mode, but it is not compatible with propagation {1:?}")]
     Propagated(String, String),
-    /// The runtime cannot do it.
+    /// The runtime cannot make the mounts below a mount read-only.
     #[error("volume {0:?} requested recursive read-only mode, but it is not supported by the runtime")]
     Unsupported(String),
     /// The API does not know the word.

@@ -1,8 +1,8 @@
 //! From the pod's manifest and its mounted volumes to the mounts of a container: the kubelet's `makeMounts`, with its
 //! texts (MT-01 to MT-09).
 //!
-//! This module also checks the rules that the API server checks for the kubelet, because a manifest file need not have passed
-//! through an API server.
+//! This module also checks the rules that the API server checks for the kubelet, because the manifest may be a file that no API
+//! server has seen.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -40,9 +40,10 @@ pub struct MountedPodVolume {
     pub path: PathBuf,
     /// It is read-only, by its kind or by its manifest.
     pub read_only: bool,
-    /// Its files need the label of each container that mounts it. FUSE volumes have theirs from when they are mounted.
+    /// The runtime has to give its files the SELinux label of each container that mounts it. A FUSE volume gets its label when it
+    /// is mounted.
     pub selinux_relabel: bool,
-    /// The number of the device that it is, if it is one.
+    /// The device number, if the volume is a block device.
     pub device: Option<(u32, u32)>,
 }
 
@@ -52,13 +53,13 @@ pub enum NotMounted {
     /// The reason that the status of the pod gives.
     #[error("{0}")]
     Waiting(String),
-    /// There is no mount yet, and no reason either.
+    /// The volume is not mounted, and the status of the pod gives no reason.
     #[error("it is not mounted")]
     NotYet,
     /// The mount has no path on the node.
     #[error("its path is not known")]
     NoPath,
-    /// The container wants it as a block device, and it is not one.
+    /// The container uses the volume as a block device, and it is none.
     #[error("it is no block device")]
     NoBlockDevice,
 }
@@ -75,10 +76,11 @@ pub struct AgentFacts {
     pub hostname: Option<String>,
     /// The pod shares the node's network, whatever its manifest says.
     pub host_network: bool,
-    /// The users of the pod's user namespace. Runtimes of the CRI need them for each mount; the others use the container's.
+    /// The users of the pod's user namespace. Runtimes of the CRI need them for each mount; other runtimes use those of the
+    /// container.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub uid_mappings: Vec<IdMapping>,
-    /// The groups of that namespace, as far as the agent has said so.
+    /// The groups of that namespace, if the agent has named them.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub gid_mappings: Vec<IdMapping>,
 }
@@ -95,7 +97,7 @@ pub struct Features {
 /// A mount of the container whose source may have to be made.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PlannedMount {
-    /// Its place among the container's `volumeMounts`; those that podfs adds follow.
+    /// Its index among the container's `volumeMounts`. The devices and the mounts that podfs adds follow them.
     pub index: usize,
     /// The volume's name, or the name of a mount that podfs adds.
     pub name: String,
@@ -105,17 +107,17 @@ pub struct PlannedMount {
     pub source: PlannedSource,
     /// The container gets the volume read-only.
     pub read_only: bool,
-    /// Mounts below it are read-only, too.
+    /// The mounts below the source are read-only in the container, too.
     pub recursive_read_only: bool,
     /// The propagation of later mounts between the container and the host.
     pub propagation: Propagation,
-    /// The runtime gives its files the container's label.
+    /// The runtime gives the source's files the container's SELinux label.
     pub selinux_relabel: bool,
     /// The mount maps the ids of the pod's user namespace.
     pub id_mapped: bool,
-    /// The users of that namespace, as far as the agent has said so.
+    /// The users of that namespace, if the agent has named them.
     pub uid_mappings: Vec<IdMapping>,
-    /// The groups of that namespace, as far as the agent has said so.
+    /// The groups of that namespace, if the agent has named them.
     pub gid_mappings: Vec<IdMapping>,
 }
 
@@ -162,7 +164,7 @@ pub enum MountsError {
         /// The path.
         path: String,
     },
-    /// A volumeMount has both.
+    /// A volumeMount has both a subPath and a subPathExpr.
     #[error("container {container:?}, volumeMount {volume:?}: subPath and subPathExpr are mutually exclusive")]
     TwoSubPaths {
         /// The container.
@@ -181,7 +183,7 @@ pub enum MountsError {
         #[source]
         reason: Option<NotMounted>,
     },
-    /// The container wants a block device. The volume does not exist, or is not one for this reason.
+    /// The container uses the volume as a block device. The volume does not exist, or is no block device for this reason.
     #[error("cannot find volume {volume:?} to pass into container {container:?}{}", because(.reason.as_ref()))]
     NoDevice {
         /// The volume.
@@ -192,27 +194,27 @@ pub enum MountsError {
         #[source]
         reason: Option<NotMounted>,
     },
-    /// The path of a block device in the container.
+    /// The path of a block device in the container is relative.
     #[error("error DevicePath `{0}` must be an absolute path")]
     RelativeDevicePath(String),
     /// Variables of a subPathExpr are unset or empty.
     #[error(transparent)]
     MissingValues(#[from] MissingValues),
-    /// A subPath that begins at the root.
+    /// The subPath begins at the root.
     #[error("error SubPath `{0}` must not be an absolute path")]
     AbsoluteSubPath(String),
-    /// A subPath that may lead out of the volume.
+    /// The subPath may lead out of the volume.
     #[error("unable to provision SubPath `{0}`: must not contain '..'")]
     Backsteps(String),
     /// podfs cannot give the mount the propagation of its volumeMount.
     #[error(transparent)]
     Propagation(#[from] PropagationError),
-    /// Ids are mapped of a pod without a user namespace.
+    /// The agent has named id mappings for a pod without a user namespace.
     #[error(
         "pod {0} shares the users of the node (hostUsers is not false), so no mount of it maps ids; leave the id mappings out"
     )]
     NoUserNamespace(String),
-    /// Users are mapped and groups are not, or the other way round.
+    /// The agent has named mappings of users and none of groups, or the reverse.
     #[error("the id mappings of users and those of groups belong together; give both, or none")]
     HalfMapped,
     /// The mounts below a mount cannot be read-only.
@@ -270,7 +272,7 @@ fn check(container: &ContainerMounts) -> Result<(), MountsError> {
     }
 }
 
-/// Mappings are those of the pod's user namespace.
+/// Checks that the agent's id mappings fit the user namespace of the pod.
 fn check_mappings(Inputs { pod, environment, .. }: Inputs<'_>) -> Result<(), MountsError> {
     let is_mapped = [&environment.uid_mappings, &environment.gid_mappings].map(|mappings| !mappings.is_empty());
     match (is_mapped, pod.facts.user_namespace) {
@@ -356,7 +358,7 @@ fn of_volume(
     })
 }
 
-/// A path of the volume.
+/// Checks that a subPath stays in the volume.
 fn check_sub_path(path: String) -> Result<String, MountsError> {
     if path.starts_with('/') {
         return Err(MountsError::AbsoluteSubPath(path));
@@ -367,7 +369,7 @@ fn check_sub_path(path: String) -> Result<String, MountsError> {
     Ok(path)
 }
 
-/// A file that podfs adds: the container may change it.
+/// The mount of a file that podfs adds. The container may write to the file.
 fn file(index: usize, name: &str, path: &str, source: PlannedSource, inputs: Inputs<'_>) -> PlannedMount {
     PlannedMount {
         index,
@@ -390,7 +392,7 @@ fn absolute(path: &str) -> String {
 }
 
 impl PlannedMount {
-    /// The mount whose source is there now.
+    /// The mount for the container, after podfs has made the source.
     pub fn with_source(self, source: MountSource) -> ContainerMount {
         ContainerMount {
             name: self.name,

@@ -1,4 +1,4 @@
-//! The rows of the kubelet's tables of 4.1 and 4.3.
+//! The rows of the tables in the kubelet's tests.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -7,7 +7,7 @@ use super::*;
 use crate::manifest::parse_documents;
 use crate::manifest::pod::Pod;
 
-/// A pod with the volumes `disk`, `disk4` and `image`, and this spec beside them.
+/// A pod with the volumes `disk`, `disk4`, `config` and `image`, and these further fields in its spec.
 fn pod(spec: &str) -> Pod {
     let yaml = format!(
         "apiVersion: v1\nkind: Pod\nmetadata: {{name: web}}\nspec:\n  volumes:\n  - {{name: disk, emptyDir: {{}}}}\n  \
@@ -116,15 +116,15 @@ fn mt_01_impossible_mounts_are_refused_in_the_kubelets_words() {
     for (mounts, expected) in rows {
         assert_eq!(refused(mounts), expected, "{mounts}");
     }
-    let other = plan(Inputs {
+    let error = plan(Inputs {
         pod: &container(""),
         container: "d",
         volumes: &volumes(),
         environment: &AgentFacts::default(),
         features: FEATURES,
     });
-    let other = other.expect_err("no such container").to_string();
-    assert_eq!(other, "pod default/web has no container \"d\"; its containers are c");
+    let error = error.expect_err("no such container").to_string();
+    assert_eq!(error, "pod default/web has no container \"d\"; its containers are c");
 }
 
 #[test]
@@ -161,7 +161,7 @@ fn mt_04_a_privileged_container_may_mount_in_both_directions() {
 
 #[test]
 fn mt_05_recursive_read_only_is_refused_for_four_reasons() {
-    let asks = |rest: &str| format!("{{name: disk, mountPath: /a, {rest}}}");
+    let mount = |fields: &str| format!("{{name: disk, mountPath: /a, {fields}}}");
     let prefix = "failed to resolve recursive read-only mode: ";
     let rows = [
         ("recursiveReadOnly: Enabled", "volume \"disk\" requested recursive read-only mode, but it is not read-only"),
@@ -171,12 +171,12 @@ fn mt_05_recursive_read_only_is_refused_for_four_reasons() {
         ),
         ("readOnly: true, recursiveReadOnly: Always", "unknown recursive read-only mode \"Always\""),
     ];
-    for (rest, expected) in rows {
-        assert_eq!(refused(&asks(rest)), format!("{prefix}{expected}"), "{rest}");
+    for (fields, expected) in rows {
+        assert_eq!(refused(&mount(fields)), format!("{prefix}{expected}"), "{fields}");
     }
     let lacking = Features { recursive_read_only: false, ..FEATURES };
-    let with = |rest: &str, features| {
-        let planned = planned_with(&container(&asks(rest)), &AgentFacts::default(), features);
+    let with = |fields: &str, features| {
+        let planned = planned_with(&container(&mount(fields)), &AgentFacts::default(), features);
         planned.map(|mounts| mounts[0].recursive_read_only)
     };
     let unsupported = "volume \"disk\" requested recursive read-only mode, but it is not supported by the runtime";
@@ -207,13 +207,13 @@ fn mt_07_the_hosts_file_is_mounted_unless_there_is_no_network_or_another_file() 
     let mounts = "volumeMounts: [{name: disk, mountPath: /a}]";
     let own = "volumeMounts: [{name: disk, mountPath: /etc/hosts}]";
     let none = AgentFacts::default();
-    let told = AgentFacts { host_network: true, ..AgentFacts::default() };
+    let of_agent = AgentFacts { host_network: true, ..AgentFacts::default() };
     let rows = [
         ("false", mounts, in_network(), true),
         ("false", mounts, none.clone(), false),
         ("true", mounts, in_network(), true),
         ("true", mounts, none, true),
-        ("false", mounts, told, true),
+        ("false", mounts, of_agent, true),
         ("false", own, in_network(), false),
     ];
     for (host_network, mounts, environment, expected) in rows {
@@ -230,10 +230,10 @@ fn mt_07_the_hosts_file_is_mounted_unless_there_is_no_network_or_another_file() 
 fn mt_07_the_name_in_the_network_is_the_agents_the_manifests_or_the_pods() {
     let bare = container("");
     let named = pod("  hostname: web-0\n  containers:\n  - {name: c}\n");
-    let told = AgentFacts { hostname: Some("web-1.web.default.svc".to_owned()), ..AgentFacts::default() };
+    let of_agent = AgentFacts { hostname: Some("web-1.web.default.svc".to_owned()), ..AgentFacts::default() };
     assert_eq!(AgentFacts::default().host_and_domain(&bare), ("web", None));
     assert_eq!(AgentFacts::default().host_and_domain(&named), ("web-0", None));
-    assert_eq!(told.host_and_domain(&named), ("web-1", Some("web.default.svc")));
+    assert_eq!(of_agent.host_and_domain(&named), ("web-1", Some("web.default.svc")));
 }
 
 #[test]

@@ -12,7 +12,7 @@ use crate::manifest::pod::Pod;
 use crate::volume::migration::complete;
 use crate::volume::{Csi, Volume, VolumeSource};
 
-/// What is behind a volume.
+/// The PersistentVolume, or the volume of a CSI driver, behind a volume of a pod.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Backing {
     /// The plugin that serves it: `kubernetes.io/csi`.
@@ -29,7 +29,7 @@ pub struct Backing {
 /// the pod has it read-only.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct PendingExpansion {
-    /// Its name.
+    /// The name of the claim.
     pub claim: String,
     /// The volume of the pod.
     pub volume: String,
@@ -37,7 +37,7 @@ pub struct PendingExpansion {
     pub bytes: u64,
     /// Whether a controller of the cluster tells the node when to grow it.
     pub by_controller: bool,
-    /// Whether nothing of the pod may write to it. Then it does not grow for this pod.
+    /// Whether no container of the pod may write to the volume. Then it does not grow for this pod.
     pub is_read_only: bool,
 }
 
@@ -60,7 +60,7 @@ pub fn growing(pod: &Pod, objects: &Objects) -> BTreeSet<PendingExpansion> {
     pod.volumes.iter().filter_map(growing).collect()
 }
 
-/// What is behind the volumes of the pod, according to these objects. Leaves out claims without a PersistentVolume, and
+/// The backings of the pod's volumes by name, according to these objects. Leaves out claims without a PersistentVolume, and
 /// volumes of a CSI driver if podfs does not know whether they have to be attached.
 pub fn backings(pod: &Pod, objects: &Objects) -> BTreeMap<String, Backing> {
     let backing = |volume: &Volume| {

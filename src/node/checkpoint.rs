@@ -13,9 +13,9 @@
 //! 3. Only root can read them: a pod's environment may hold secrets.
 
 use std::collections::BTreeSet;
-use std::fs::{self, DirBuilder, File, OpenOptions};
-use std::io::{self, ErrorKind, Read, Write};
-use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::fs::{self, DirBuilder, OpenOptions};
+use std::io::{self, ErrorKind, Read};
+use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -23,6 +23,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use crate::manifest::pod::{DEFAULT_NAMESPACE, PodUid};
+use crate::node::files::replace;
 use crate::node::pod::PodOrigin;
 use crate::supervisor::run_dir::trust;
 use crate::volume::forget_other_volumes;
@@ -78,6 +79,11 @@ impl Checkpoint {
     /// The checkpoint of a pod whose supervisor serves these volumes.
     pub fn new(origin: PodOrigin, manifest: Arc<Value>, volumes: BTreeSet<String>, released: bool) -> Checkpoint {
         Checkpoint { version: VERSION, origin, released, volumes, without_volumes: false, manifest }
+    }
+
+    /// Takes the description of a pod that needs volumes. A released pod does so if it has come back.
+    pub(in crate::node) fn describe(&mut self, origin: PodOrigin, manifest: Arc<Value>) {
+        (self.origin, self.manifest, self.released) = (origin, manifest, false);
     }
 
     /// The namespace and the name of the pod, if the manifest has them.
@@ -198,20 +204,6 @@ impl Checkpoints {
     }
 }
 
-/// Writes a file of a pod. Only the daemon writes there, so the temporary name is free, or left by a daemon that was
-/// killed.
-fn replace(directory: &Path, name: &str, content: &[u8]) -> io::Result<()> {
-    let new = directory.join(format!(".{name}"));
-    let written = options().open(&new).and_then(|mut file: File| file.write_all(content));
-    written.and_then(|()| fs::rename(&new, directory.join(name))).inspect_err(|_| drop(fs::remove_file(&new)))
-}
-
-fn options() -> OpenOptions {
-    let mut options = OpenOptions::new();
-    options.write(true).create(true).truncate(true).mode(0o600).custom_flags(libc::O_NOFOLLOW);
-    options
-}
-
 #[cfg(test)]
 mod tests {
     use std::os::unix::fs::MetadataExt;
@@ -258,6 +250,14 @@ mod tests {
         checkpoints.remove(&uid()).expect("removed");
         checkpoints.remove(&uid()).expect("it is gone");
         assert!(checkpoints.pods().expect("none").is_empty());
+    }
+
+    #[test]
+    fn a_pod_that_needs_volumes_again_is_not_released() {
+        let mut released = Checkpoint { released: true, ..checkpoint(&["a"]) };
+        let file = PodOrigin::File("web.yaml".into());
+        released.describe(file.clone(), Arc::new(Value::Null));
+        assert_eq!((released.released, released.origin, released.volumes.len()), (false, file, 1));
     }
 
     #[test]

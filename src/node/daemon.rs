@@ -1,7 +1,8 @@
 //! The daemon: its parts, put together and started.
 //!
-//! Order: the lock of the run directory, so that there is one daemon; what earlier daemons left; the sources; the manager; the
-//! socket. So an agent that connects already sees the pods of an earlier daemon.
+//! At its start, the daemon takes the lock of the run directory, so that there is only one daemon. Then it finds what earlier
+//! daemons left, opens the sources, makes the manager, and opens the socket for agents last. So an agent that connects already
+//! sees the pods of an earlier daemon.
 
 use std::collections::BTreeSet;
 use std::net::TcpListener;
@@ -32,11 +33,11 @@ use super::supervisors::{SupervisorSettings, Supervisors};
 pub struct NodeOptions {
     /// Where pods and objects come from.
     pub feed: FeedSettings,
-    /// The sources of pods among them.
+    /// The sources of pods. The manager unmounts nothing before each of them has listed its pods.
     pub sources: Vec<PodSource>,
     /// The settings of supervisors, with the directories of volumes.
     pub supervisors: SupervisorSettings,
-    /// Whether podfs releases a pod that no source has any more without an agent.
+    /// Whether podfs releases a pod that no source has any more, without waiting for an agent.
     pub release_when_gone: bool,
     /// Whether the daemon reports the volumes in use in the status of the Node object.
     pub report_volumes_in_use: bool,
@@ -46,7 +47,7 @@ pub struct NodeOptions {
     pub discover: Vec<ClassDirectory>,
     /// The root directory of the kubelet, whose pods may use local volumes.
     pub kubelet_root: PathBuf,
-    /// Where metrics are served over HTTP.
+    /// The listener on which the daemon serves metrics over HTTP.
     pub metrics: Option<TcpListener>,
     /// The settings of the CSI driver, if a kubelet decides which volumes there are. The kubelet is one of the
     /// `sources` then.
@@ -56,7 +57,7 @@ pub struct NodeOptions {
     pub nri: Option<NriSettings>,
 }
 
-/// Serves the node until the future is dropped. Supervisors and volumes stay as they are then.
+/// Serves the node until the future is dropped. The supervisors then keep running, and the volumes stay mounted.
 ///
 /// # Errors
 /// When the daemon cannot start.
@@ -66,20 +67,20 @@ pub async fn run(options: NodeOptions) -> Result<(), NodeError> {
         options;
     let (run_directory, root_directory) = (settings.run_directory().to_owned(), settings.root_directory().to_owned());
     let lock = DaemonLock::take(&run_directory)?;
-    let found = reconstruct(&run_directory, &root_directory)
+    let left_pods = reconstruct(&run_directory, &root_directory)
         .map_err(|cause| NodeError::Reconstruct { path: root_directory.clone(), cause })?;
     let recorder = Recorder::default();
     let (supervisors, reports) = Supervisors::new(settings);
-    found.iter().for_each(|found| supervisors.adopt(found));
+    left_pods.iter().for_each(|pod| supervisors.adopt(pod));
     let (mut recovered, mut lost) = (Vec::new(), BTreeSet::new());
-    for pod in found {
+    for pod in left_pods {
         match recover(pod, &recorder) {
             RecoveredPod::Pod(pod) => recovered.push(pod),
             RecoveredPod::Lost(uid) => drop(lost.insert(uid)),
             RecoveredPod::Nothing => {}
         }
     }
-    feed.earlier = recovered.iter().map(|found| found.pod.clone()).collect();
+    feed.earlier = recovered.iter().map(|recovered| recovered.pod.clone()).collect();
     let node = feed.node.clone();
     let csi = csi.map(|settings| CsiSockets::open(&settings).map(|sockets| (settings, sockets))).transpose()?;
     let plugin = match nri {
@@ -87,9 +88,9 @@ pub async fn run(options: NodeOptions) -> Result<(), NodeError> {
         None => None,
     };
     let of_runtime = |pod: &&NodePod| pod.origin == PodOrigin::Runtime;
-    let earlier: Vec<NodePod> = feed.earlier.iter().filter(of_runtime).cloned().collect();
+    let earlier_chosen: Vec<NodePod> = feed.earlier.iter().filter(of_runtime).cloned().collect();
     let mut feed = Feed::open(feed).await?;
-    let files = supervisors.clone();
+    let supervisors_with_files = supervisors.clone();
     let orphans = Orphans::new(&run_directory, &root_directory);
     let (manager, handle) = Manager::new(
         recovered,
@@ -105,14 +106,14 @@ pub async fn run(options: NodeOptions) -> Result<(), NodeError> {
         orphans,
         recorder.clone(),
     );
-    let written = Publications::of(&run_directory);
+    let records = Publications::of(&run_directory);
     let take_over = |(settings, sockets)| {
-        CsiDriverServer::take_over(settings, sockets, written, &mut feed, handle.clone(), recorder.clone())
+        CsiDriverServer::take_over(settings, sockets, records, &mut feed, handle.clone(), recorder.clone())
     };
     let driver = csi.map(take_over).transpose()?;
     let plugin = plugin.map(|plugin| {
-        let uids = earlier.iter().map(|pod| pod.pod.identity.uid.clone());
-        let changes = Box::new(feed.follow_runtime(Chosen::new(plugin.settings().choice, uids), &earlier));
+        let uids = earlier_chosen.iter().map(|pod| pod.pod.identity.uid.clone());
+        let changes = Box::new(feed.follow_runtime(Chosen::new(plugin.settings().choice, uids), &earlier_chosen));
         nri::serve(plugin, root_directory.clone(), run_directory.clone(), handle.clone(), recorder.clone(), changes)
     });
     if let Some(listener) = metrics
@@ -156,6 +157,6 @@ pub async fn run(options: NodeOptions) -> Result<(), NodeError> {
         () = serve_runtime => Ok(()),
         served = serve_kubelet => served.map_err(NodeError::Csi),
         () = manager.run(feed, reports) => Ok(()),
-        served = run_directory::serve(lock, handle, files) => served,
+        served = run_directory::serve(lock, handle, supervisors_with_files) => served,
     }
 }

@@ -42,7 +42,7 @@ pub enum CommandError {
 }
 
 impl NodeHandle {
-    /// A handle of the manager that publishes its state and takes commands there.
+    /// A handle of the manager that publishes its state to `state`, and receives what is sent to `commands`.
     pub fn new(state: watch::Receiver<Arc<NodeState>>, commands: mpsc::Sender<ManagerCommand>) -> NodeHandle {
         NodeHandle { state, commands }
     }
@@ -52,7 +52,7 @@ impl NodeHandle {
         Arc::clone(&self.state.borrow())
     }
 
-    /// A receiver of all later states. A slow reader misses those in between.
+    /// A receiver of all later states. A slow reader gets only the last one.
     pub fn follow(&self) -> watch::Receiver<Arc<NodeState>> {
         self.state.clone()
     }

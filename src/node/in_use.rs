@@ -1,7 +1,8 @@
-//! Reports the volumes in use in the status of the Node object, as a kubelet does. Never beside a kubelet: both would write.
+//! Reports the volumes in use in the status of the Node object, as a kubelet does. podfs does not do so
+//! beside a kubelet, because both would write the same field.
 //!
-//! A controller detaches a volume that is not reported. So while podfs does not know what is behind a volume in use, as
-//! after a restart of the daemon, all that was reported stays reported.
+//! A controller detaches a volume that the Node object does not have. So while podfs does not know the PersistentVolume behind
+//! a volume in use, as after a restart of the daemon, it keeps all volumes that the Node object already has.
 
 use serde_json::{Value, json};
 use tracing::warn;
@@ -12,7 +13,7 @@ use crate::kube::address::{Collection, Resource};
 use crate::kube::client::ApiClient;
 use crate::kube::retry::Retry;
 
-/// Reports as long as the daemon runs: when the daemon has found everything of an earlier one (5.3), and after each change.
+/// Reports until the daemon ends: first once the daemon has found everything of an earlier daemon (5.3), then after each change.
 pub(super) async fn report(client: ApiClient, node: String, handle: NodeHandle) {
     let mut states = handle.follow();
     let (mut retry, mut reported) = (Retry::new(client.clone()), None);
@@ -49,7 +50,7 @@ pub(super) async fn report(client: ApiClient, node: String, handle: NodeHandle) 
     }
 }
 
-/// What an earlier daemon, or a kubelet, reported last.
+/// The volumes that an earlier daemon, or a kubelet, reported last.
 async fn reported_before(client: &ApiClient, node: &str, retry: &mut Retry) -> Vec<String> {
     let collection = Collection::only(Resource::NODE, None, node);
     loop {

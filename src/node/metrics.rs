@@ -43,7 +43,7 @@ struct NodeCounters {
 /// The metrics of the container runtime.
 #[derive(Debug, Default)]
 struct Nri {
-    /// `None` where podfs node is no plugin.
+    /// `None` if podfs node is not a plugin of a container runtime.
     is_connected: Option<bool>,
     /// By method.
     requests: BTreeMap<String, Distribution>,
@@ -58,17 +58,17 @@ impl Recorder {
     pub fn operation(&self, plugin: &str, operation: &str, started: Instant, has_succeeded: bool) {
         let status = if has_succeeded { "success" } else { "fail-unknown" };
         let key = (operation.to_owned(), plugin.to_owned(), status);
-        count(self.counts().operations.entry(key).or_insert_with(none), started);
+        count(self.counts().operations.entry(key).or_insert_with(empty), started);
     }
 
     /// Counts a mount of a volume that a pod has wanted since `wanted`.
     pub fn mounted(&self, plugin: &str, wanted: Instant) {
-        count(self.counts().overall.entry((plugin.to_owned(), "overall_volume_mount")).or_insert_with(none), wanted);
+        count(self.counts().overall.entry((plugin.to_owned(), "overall_volume_mount")).or_insert_with(empty), wanted);
     }
 
     /// Counts a call of the CSI driver by a kubelet that began at `started`.
     pub fn csi(&self, method: &'static str, status: &str, started: Instant) {
-        count(self.counts().csi.entry((method, status.to_owned())).or_insert_with(none), started);
+        count(self.counts().csi.entry((method, status.to_owned())).or_insert_with(empty), started);
     }
 
     /// Sets whether the daemon is registered as a plugin of a container runtime.
@@ -78,7 +78,7 @@ impl Recorder {
 
     /// Counts a request of the container runtime that began at `started`.
     pub fn nri(&self, method: &str, started: Instant) {
-        count(self.counts().nri.requests.entry(method.to_owned()).or_insert_with(none), started);
+        count(self.counts().nri.requests.entry(method.to_owned()).or_insert_with(empty), started);
     }
 
     /// Counts a mount of a container from this source, `podfs` or `kubelet`, for this reason.
@@ -98,7 +98,7 @@ impl Recorder {
         counts.reconstruction_errors += u64::from(!has_succeeded);
     }
 
-    /// Adds the metrics of local volumes.
+    /// Adds these metrics of local volumes to all later readings.
     pub fn local_volumes(&self, metrics: LocalVolumeMetrics) {
         self.counts().local_volumes = Some(metrics);
     }
@@ -176,7 +176,7 @@ fn volumes(state: &NodeState) -> BTreeMap<(&str, &'static str), u32> {
     count
 }
 
-fn none() -> Distribution {
+fn empty() -> Distribution {
     Distribution::new(&OPERATION_BOUNDS)
 }
 

@@ -11,26 +11,27 @@
 //! | [`state`] | the published state of the node, for commands and agents |
 //! | [`publication`] | the records of the volumes that a kubelet publishes, for the next daemon |
 //! | [`checkpoint`] | the checkpoint of a pod, for the next daemon |
-//! | `backing` | what is behind the claims of a pod: names on the node, sizes, whether a controller attaches them |
+//! | `files` | files that only root can read, replaced as a whole |
+//! | `backing` | the PersistentVolumes behind the claims of a pod: names on the node, sizes, whether a controller attaches them |
 //! | [`plugin`] | volume plugins: the properties of a kind of volume that the manager needs |
 //! | [`world`] | the desired and the actual state of the world |
-//! | [`reconciler`] | from the two worlds to operations; a pure function |
+//! | [`reconciler`] | a pure function: compares the two worlds, and returns the operations that are due |
 //! | [`operation`] | one operation for a volume at a time, and pauses after failures |
 //! | [`handle`] | reading the manager's state, and sending it commands |
 //! | [`supervisors`] | one `podfs run` for each pod: starting, adopting, changing and ending it |
 //! | [`reconstruct`] | finding what earlier daemons left, by names, locks and sockets |
-//! | `run_directory` | the daemon's files in the run directory, which it makes again when another process has deleted them |
+//! | `run_directory` | the daemon's files in the run directory, which it makes again after another process has deleted them |
 //! | [`orphans`] | directories of pods that the node no longer has |
 //! | [`local_volumes`] | PersistentVolumes that the node offers from its own directories, and cleans when they are released |
-//! | `in_use` | the volumes in use, in the status of the Node object |
-//! | `registrations` | the CSI drivers of the node, in the CSINode and the Node object |
+//! | `in_use` | the report of the volumes in use, in the status of the Node object |
+//! | `registrations` | the registration of the node's CSI drivers, in the CSINode and the Node object |
 //! | [`metrics`] | the daemon's own metrics, and its port for Prometheus |
-//! | [`on_host`] | leaving a container: daemon and supervisors run on the node |
+//! | [`on_host`] | `podfs node --on-host`: the daemon of a container runs on the node, and so do the supervisors |
 //! | `spans` | the spans with the pod and the volume of a log line |
 //! | [`service`] | gRPC for agents on `RUN/node.sock`, and its client |
 //!
 //! The daemon owns no mount but the clones at the targets of CSI volumes, and no FUSE descriptor: each pod has a supervisor of its
-//! own (`podfs run`), which goes on when the daemon is killed.
+//! own (`podfs run`), which continues when the daemon is killed.
 
 mod backing;
 pub mod checkpoint;
@@ -38,6 +39,7 @@ pub mod csi;
 pub mod daemon;
 mod error;
 pub mod feed;
+mod files;
 pub mod handle;
 mod in_use;
 pub mod local_volumes;

@@ -31,7 +31,7 @@ pub enum PodOrigin {
     Api,
     /// A kubelet that has published CSI volumes of it.
     Kubelet,
-    /// The operator has chosen it: a container runtime mounts volumes of podfs in the place of the kubelet's.
+    /// `podfs node --nri` has chosen it: a container runtime mounts volumes of podfs in the place of the kubelet's.
     Runtime,
 }
 

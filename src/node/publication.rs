@@ -5,8 +5,8 @@
 
 use std::collections::BTreeMap;
 use std::fs::{self, DirBuilder, OpenOptions};
-use std::io::{self, ErrorKind, Read, Write};
-use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::io::{self, ErrorKind, Read};
+use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
@@ -15,6 +15,7 @@ use tracing::Span;
 use uuid::Uuid;
 
 use crate::manifest::pod::{PodIdentity, PodUid};
+use crate::node::files::replace;
 use crate::node::spans;
 use crate::supervisor::run_dir::trust;
 
@@ -32,7 +33,7 @@ pub struct Publication {
     version: u32,
     /// The kubelet's name of the volume.
     pub volume_id: String,
-    /// Where it has to appear, below the kubelet's directory.
+    /// The path at which it has to appear, below the kubelet's directory.
     pub target: PathBuf,
     /// The pod of the volume.
     pub pod: PublishedPod,
@@ -40,6 +41,9 @@ pub struct Publication {
     pub name: String,
     /// The entry of `spec.volumes` without its name.
     pub volume: Value,
+    /// The directory that the node allowed, if the volume shows it or a directory below it. Records of earlier versions have none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub within: Option<PathBuf>,
     /// Whether its files come from fields of the pod.
     pub needs_pod: bool,
     /// Whether the target is read-only.
@@ -83,6 +87,7 @@ impl Publication {
             pod,
             name,
             volume,
+            within: None,
             needs_pod: false,
             read_only: false,
             group: None,
@@ -95,7 +100,7 @@ impl Publication {
         spans::of_volume(&self.uid(), Some(&self.identity()), &self.name)
     }
 
-    /// Adds its volume to the log lines of the current call.
+    /// Adds its pod and its volume to the log lines of the current call.
     pub(super) fn name_in_span(&self) {
         spans::set_volume(&self.identity(), &self.name);
     }
@@ -108,6 +113,13 @@ impl Publication {
     /// The uid of its pod, which is valid.
     pub fn uid(&self) -> PodUid {
         PodUid::parse(&self.pod.uid).expect("it was parsed when the publication was made or read")
+    }
+
+    /// Whether both publish the same volume in the same way at the same target. Ignores what podfs derives from the volume: an
+    /// earlier podfs, or one with another list of allowed directories, may have derived something else.
+    pub fn is_repeat_of(&self, earlier: &Publication) -> bool {
+        let Publication { within, needs_pod, .. } = earlier.clone();
+        *earlier == Publication { within, needs_pod, ..self.clone() }
     }
 
     /// Whether both publish the same volume, perhaps at different targets.
@@ -133,20 +145,14 @@ impl Publications {
         Publications { directory: run_directory.join(DIRECTORY) }
     }
 
-    /// Writes the record of a publication. Replaces an earlier one of its target.
+    /// Writes the record of a publication. Replaces an earlier record of its target.
     ///
     /// # Errors
     /// When the file cannot be written, or users other than root can change the directory.
     pub fn write(&self, publication: &Publication) -> io::Result<()> {
         DirBuilder::new().recursive(true).mode(0o700).create(&self.directory)?;
         trust::check(&self.directory)?;
-        let (path, new) = (self.path(&publication.target), self.directory.join(".new"));
-        let new = new.with_extension(path.file_name().unwrap_or_default());
-        let mut options = OpenOptions::new();
-        options.write(true).create(true).truncate(true).mode(0o600).custom_flags(libc::O_NOFOLLOW);
-        let bytes = serde_json::to_vec(publication)?;
-        let written = options.open(&new).and_then(|mut file| file.write_all(&bytes));
-        written.and_then(|()| fs::rename(&new, path)).inspect_err(|_| drop(fs::remove_file(&new)))
+        replace(&self.directory, &file_name(&publication.target), &serde_json::to_vec(publication)?)
     }
 
     /// Whether there is a record of a target.
@@ -177,7 +183,7 @@ impl Publications {
             entries => entries?,
         };
         for path in entries.filter_map(|entry| Some(entry.ok()?.path())) {
-            if path.extension().is_none_or(|ending| ending != "json") || is_hidden(&path) {
+            if path.extension().is_none_or(|ending| ending != "json") || is_temporary(&path) {
                 continue;
             }
             match read(&path) {
@@ -189,12 +195,17 @@ impl Publications {
     }
 
     fn path(&self, target: &Path) -> PathBuf {
-        self.directory.join(name_of_target(target)).with_extension("json")
+        self.directory.join(file_name(target))
     }
 }
 
-/// Whether a daemon that was killed left the file incomplete.
-fn is_hidden(path: &Path) -> bool {
+/// The name of the record of a target.
+fn file_name(target: &Path) -> String {
+    format!("{}.json", name_of_target(target))
+}
+
+/// Whether the file is a temporary one. A daemon that was killed while it wrote a record leaves one.
+fn is_temporary(path: &Path) -> bool {
     path.file_name().is_none_or(|name| name.as_encoded_bytes().starts_with(b"."))
 }
 

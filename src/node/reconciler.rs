@@ -23,11 +23,11 @@ pub struct Operation {
 /// The action of an operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Action {
-    /// Mount it. Something of it may be there already.
+    /// Mount it. A mount that failed may have left a part of it.
     Mount,
     /// Set it up again while it is mounted.
     Remount,
-    /// Unmount it, and remove what was made for it.
+    /// Unmount it, and remove what podfs made for it.
     Unmount,
 }
 

@@ -15,7 +15,7 @@ use crate::manifest::pod::PodUid;
 use crate::supervisor::run_dir::claim::{self, PodLockRecord};
 use crate::supervisor::run_dir::trust;
 
-/// A pod that was found.
+/// A pod of which podfs has found something.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ReconstructedPod {
     /// The pod.
@@ -35,7 +35,7 @@ pub struct ReconstructedPod {
 pub enum FoundSupervisor {
     /// The process with this id holds the lock.
     Alive(u32),
-    /// No process holds it. The pod's server may go on.
+    /// No process holds the lock. The pod's server may still run.
     Dead,
 }
 
@@ -44,7 +44,7 @@ pub enum FoundSupervisor {
 pub struct VolumeDirectory {
     /// The directory of its plugin: `kubernetes.io~configmap`.
     pub plugin: String,
-    /// The volume's name; that of its PersistentVolume, if it shows one.
+    /// The volume's name, or the name of its PersistentVolume if it shows one.
     pub name: String,
 }
 

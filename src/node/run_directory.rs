@@ -18,10 +18,10 @@ use super::error::NodeError;
 use super::service::{self, DaemonError, DaemonLock};
 use super::supervisors::Supervisors;
 
-/// How often the daemon looks: a look is a few system calls for each pod.
-const LOOK: Duration = Duration::from_secs(5);
+/// How often the daemon checks its files. A check takes a few system calls for each pod.
+const CHECK: Duration = Duration::from_secs(5);
 
-/// Serves agents, at a new socket after the one before was deleted.
+/// Serves agents. After another process has deleted the socket, the daemon makes a new one.
 ///
 /// # Errors
 /// When the socket cannot be used, or another daemon serves the run directory now.
@@ -46,19 +46,19 @@ pub(super) async fn serve(mut lock: DaemonLock, node: NodeHandle, supervisors: S
                         warn!("{reason}; agents cannot reach podfs node until that is fixed");
                     }
                     last = Some(reason);
-                    sleep(LOOK).await;
+                    sleep(CHECK).await;
                 }
             }
         };
     }
 }
 
-/// Makes missing files of pods again, until one of the daemon's own is missing.
+/// Makes missing files of pods again. Returns when the daemon's lock or socket is missing.
 async fn until_files_are_missing(lock: &DaemonLock, supervisors: &Supervisors) {
-    let mut looks = interval(LOOK);
-    looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    let mut checks = interval(CHECK);
+    checks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     while lock.is_in_place() {
         supervisors.restore_files().await;
-        looks.tick().await;
+        checks.tick().await;
     }
 }

@@ -1,7 +1,7 @@
 //! The spans of the daemon's log, with the pod and the volume of a line. JSON lines have them as fields.
 //!
-//! 1. They have the level error, so that `--log` lets them through wherever it lets a line through.
-//! 2. They have no parent: a line is about one pod, also if an event of another pod caused it.
+//! 1. A span has the level error, so that `--log` never hides the span of a line that it shows.
+//! 2. A span has no parent: a line is about one pod, also if an event of another pod caused it.
 
 use tracing::{Span, error_span, field};
 
@@ -35,7 +35,7 @@ pub(super) fn of_call() -> Span {
     error_span!(parent: None, "call", pod = field::Empty, uid = field::Empty, volume = field::Empty)
 }
 
-/// Adds the volume to the current span, which has none yet.
+/// Adds a volume to the current span, which has no volume yet.
 pub(super) fn set_volume(pod: &PodIdentity, volume: &str) {
     let span = Span::current();
     span.record("pod", field::display(pod));
@@ -43,7 +43,7 @@ pub(super) fn set_volume(pod: &PodIdentity, volume: &str) {
     span.record("volume", volume);
 }
 
-/// Adds the name of the pod to the current span, which has none yet.
+/// Adds the name of the pod to the current span, which has no name yet.
 pub(super) fn set_pod(namespace: &str, name: &str) {
     Span::current().record("pod", field::display(format_args!("{namespace}/{name}")));
 }

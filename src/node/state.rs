@@ -12,9 +12,9 @@ use crate::manifest::pod::PodUid;
 /// The state of the node.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct NodeState {
-    /// Whether every source has listed its pods once. Until then nothing is unmounted (VM-02).
+    /// Whether every source has listed its pods once. Until then, podfs unmounts nothing (VM-02).
     pub sources_ready: bool,
-    /// Whether the daemon has found everything that an earlier one left.
+    /// Whether the daemon has found everything that an earlier daemon left.
     pub states_synced: bool,
     /// The problems of the sources of pods, one sentence each.
     pub trouble: Vec<String>,
@@ -29,7 +29,7 @@ pub struct PodEntry {
     /// Its namespace; absent for a pod of which only directories were found.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub namespace: Option<String>,
-    /// Its name, likewise.
+    /// Its name; absent for the same reason.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub name: Option<String>,
     /// Its uid.
@@ -58,7 +58,7 @@ pub struct PodEntry {
     pub containers: Vec<ContainerEntry>,
 }
 
-/// A container of a pod that is chosen for the container runtime, and whose volumes it has: podfs's or the kubelet's.
+/// A container of a chosen pod: where it has volumes of podfs, and where it has the kubelet's volumes.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ContainerEntry {
@@ -78,7 +78,7 @@ pub struct ContainerEntry {
 pub struct KeptMount {
     /// The path in the container.
     pub path: String,
-    /// Why; absent if the runtime created the container without podfs.
+    /// Why the container has the kubelet's volume; absent if the runtime created the container without podfs.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
 }
@@ -93,9 +93,9 @@ pub struct VolumeEntry {
     pub unique_name: String,
     /// The volume plugin that serves it: `kubernetes.io/configmap`.
     pub plugin: String,
-    /// Its kind, as the manifest says it: `configMap`.
+    /// Its kind, as in the manifest: `configMap`.
     pub kind: String,
-    /// Whether a wanted pod wants it.
+    /// Whether it is in the desired world: podfs has to serve the pod, and a container of the pod uses the volume.
     pub desired: bool,
     /// Its mount.
     pub mount: MountState,
@@ -113,7 +113,7 @@ pub struct VolumeEntry {
     /// Whether a controller of the cluster attaches it to the node; absent while unknown.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub attachable: Option<bool>,
-    /// Its most bytes: the capacity of its PersistentVolume, or the sizeLimit of an emptyDir.
+    /// How many bytes it may have: the capacity of its PersistentVolume, or the sizeLimit of an emptyDir.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub size: Option<u64>,
     /// Whether an agent has asked to refresh it, and the refresh has not ended.
@@ -127,16 +127,17 @@ pub struct VolumeEntry {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub enum MountState {
-    /// It is not mounted, and nothing of it has to be undone.
+    /// It is not mounted, and has no parts that podfs would have to unmount.
     NotMounted,
-    /// A mount or an unmount did not end: something of it may be there, and has to be undone later (5.4).
+    /// A mount or an unmount did not end: a part of it may be mounted, and podfs may have to unmount it later (5.4).
     Uncertain,
     /// It is mounted.
     Mounted,
 }
 
 impl NodeState {
-    /// The pod with this uid, or with this `namespace/name`. Of several with one name, the one that a source describes.
+    /// The pod with this uid, or with this `namespace/name`. If several pods have the name, prefers one that a source
+    /// describes.
     pub fn find(&self, pod: &str) -> Option<(&PodUid, &Arc<PodEntry>)> {
         let named = |entry: &PodEntry| matches!((&entry.namespace, &entry.name), (Some(namespace), Some(name)) if pod.split_once('/') == Some((namespace, name)));
         let by_uid = PodUid::parse(pod).ok().and_then(|uid| self.pods.get_key_value(&uid));

@@ -13,7 +13,7 @@ use crate::volume::{BundleFile, BundleKey, CertificateFiles, ProjectionSource, T
 /// The first line of a certificate in PEM.
 const CERTIFICATE: &[u8] = b"-----BEGIN CERTIFICATE-----";
 
-/// The token a file shows.
+/// The token that a file shows.
 pub(super) fn token<'a>(file: &TokenFile, tokens: &'a Tokens) -> Result<&'a [u8], Problem> {
     match tokens.get(&file.token) {
         Some(Ok(token)) => Ok(token),
@@ -33,14 +33,14 @@ pub(super) fn certificate<'a>(
         Some(Err(reason)) => return Err(Problem::NoCertificate(reason.to_owned())),
         None => return Err(Problem::NeedsApiServer(source.to_string())),
     };
-    let of_chain = bundle.windows(CERTIFICATE.len()).position(|bytes| bytes == CERTIFICATE).unwrap_or(bundle.len());
-    let (key, chain) = bundle.split_at(of_chain);
+    let key_end = bundle.windows(CERTIFICATE.len()).position(|bytes| bytes == CERTIFICATE).unwrap_or(bundle.len());
+    let (key, chain) = bundle.split_at(key_end);
     let parts = [(&files.bundle, bundle), (&files.key, key), (&files.chain, chain)];
     Ok(parts.into_iter().filter_map(|(path, content)| Some((path.as_ref()?, content))))
 }
 
-/// The trust anchors a file shows: each of them once, as PEM blocks in the order of their bytes. So the file changes
-/// when the set of anchors does, and only then (CB-02, CB-03).
+/// The trust anchors that a file shows: each of them once, as PEM blocks in the order of their bytes. So the file
+/// changes when the set of anchors does, and only then (CB-02, CB-03).
 pub(super) fn trust_bundle(file: &BundleFile, objects: &Objects) -> Result<Vec<u8>, Problem> {
     let bundles = match &file.bundles {
         BundleKey::Named(name) => named(name, file.optional, objects)?,
@@ -48,8 +48,8 @@ pub(super) fn trust_bundle(file: &BundleFile, objects: &Objects) -> Result<Vec<u
             if let Some(reason) = objects.why_no_bundles_of(signer) {
                 return Err(Problem::Unknown(reason.to_owned()));
             }
-            let meant = |bundle: &&ClusterTrustBundle| selector.as_ref().is_some_and(|s| s.matches(&bundle.labels));
-            objects.trust_bundles_of(signer).filter(meant).collect()
+            let matches = |bundle: &&ClusterTrustBundle| selector.as_ref().is_some_and(|s| s.matches(&bundle.labels));
+            objects.trust_bundles_of(signer).filter(matches).collect()
         }
     };
     if bundles.is_empty() && !file.optional {
@@ -61,7 +61,7 @@ pub(super) fn trust_bundle(file: &BundleFile, objects: &Objects) -> Result<Vec<u
     Ok(blocks.iter().map(|block| pem::encode_config(block, unix)).collect::<String>().into_bytes())
 }
 
-/// The bundle of that name; none, if it may be missing.
+/// The ClusterTrustBundle of that name; an empty list if it is optional and missing.
 fn named<'a>(name: &str, optional: bool, objects: &'a Objects) -> Result<Vec<&'a ClusterTrustBundle>, Problem> {
     if let Some(reason) = objects.why_absent(ObjectKind::ClusterTrustBundle, "", name) {
         return Err(Problem::Unknown(reason.to_owned()));

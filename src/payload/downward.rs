@@ -1,8 +1,8 @@
 //! The content of downwardAPI files.
 //!
 //! Annotations are shown as the manifest has them. The kubelet adds `kubernetes.io/config.seen` and
-//! `kubernetes.io/config.source` to its own copy of a pod, and so to its files. They have the time and the source at which that
-//! kubelet found the pod, for which podfs has no values.
+//! `kubernetes.io/config.source` to its own copy of a pod, and so to its files: when, and from which source, that kubelet got
+//! the pod. podfs has no values for them.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;

@@ -1,4 +1,4 @@
-//! A payload under assembly: the sources that claim each path, and the problems.
+//! A payload under assembly: the file at each path, the origin of the file, and the problems.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -7,7 +7,8 @@ use super::{PayloadError, PayloadFile, Problem, Warning};
 use crate::types::PayloadPath;
 use crate::volume::ProjectionSource;
 
-/// Files by path with their claims; problems of all sources, so that they are reported together.
+/// Files by path with their origins. The draft collects the problems of all sources, so that podfs reports them
+/// together.
 #[derive(Default)]
 pub(super) struct Draft<'a> {
     files: BTreeMap<PayloadPath, (PayloadFile<'a>, FileOrigin<'a>)>,
@@ -23,24 +24,24 @@ pub(super) struct FileOrigin<'a> {
 }
 
 impl<'a> Draft<'a> {
-    /// Adds a file; it replaces one that has the path already, as the kubelet's does.
-    pub(super) fn put(&mut self, path: PayloadPath, file: PayloadFile<'a>, claim: FileOrigin<'a>) {
-        if let Some((_, loser)) = self.files.get(&path) {
-            let (loser, winner) = (loser.to_string(), claim.to_string());
+    /// Adds a file. It replaces an earlier file at the same path, as in the kubelet.
+    pub(super) fn put(&mut self, path: PayloadPath, file: PayloadFile<'a>, origin: FileOrigin<'a>) {
+        if let Some((_, replaced)) = self.files.get(&path) {
+            let (loser, winner) = (replaced.to_string(), origin.to_string());
             self.warnings.push(Warning { path: path.clone(), loser, winner });
         }
-        self.files.insert(path, (file, claim));
+        self.files.insert(path, (file, origin));
     }
 
-    /// Notes problems; the draft cannot become a payload any more.
+    /// Records problems. A draft with problems cannot become a payload.
     pub(super) fn fail(&mut self, problems: impl IntoIterator<Item = Problem>) {
         self.problems.extend(problems);
     }
 
-    /// The files and warnings, when nothing went wrong.
+    /// The files and warnings, if there are no problems.
     pub(super) fn finish(mut self) -> Result<(BTreeMap<PayloadPath, PayloadFile<'a>>, Vec<Warning>), PayloadError> {
         let conflicts: Vec<Problem> =
-            self.files.iter().flat_map(|(path, (_, below))| self.conflicts(path, below)).collect();
+            self.files.iter().flat_map(|(path, (_, origin))| self.conflicts(path, origin)).collect();
         self.problems.extend(conflicts);
         if !self.problems.is_empty() {
             return Err(PayloadError { problems: self.problems });
@@ -49,15 +50,15 @@ impl<'a> Draft<'a> {
         Ok((files, self.warnings))
     }
 
-    /// Files at paths at which `path` needs a directory.
-    fn conflicts(&self, path: &PayloadPath, below: &FileOrigin<'_>) -> Vec<Problem> {
+    /// A problem for each file at a path where `path` needs a directory. `origin` is that of the file at `path`.
+    fn conflicts(&self, path: &PayloadPath, origin: &FileOrigin<'_>) -> Vec<Problem> {
         let files = path.ancestors().filter_map(|directory| self.files.get_key_value(directory));
         files
             .map(|(file, (_, claim))| Problem::FileAndDirectory {
                 file: file.clone(),
                 claim: claim.to_string(),
                 below: path.clone(),
-                below_claim: below.to_string(),
+                below_claim: origin.to_string(),
             })
             .collect()
     }

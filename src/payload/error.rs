@@ -21,7 +21,7 @@ impl fmt::Display for PayloadError {
 
 impl std::error::Error for PayloadError {}
 
-/// An object or a value that a volume waits for. Texts are the kubelet's where it has one.
+/// An object or a value that a volume waits for. The texts are the kubelet's where the kubelet has one.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Problem {
     /// A ConfigMap that is not optional is missing.
@@ -30,16 +30,16 @@ pub enum Problem {
     /// A Secret that is not optional is missing.
     #[error("secret {0:?} not found")]
     SecretNotFound(String),
-    /// An item names a key its ConfigMap does not have.
+    /// An item names a key that its ConfigMap does not have.
     #[error("configmap references non-existent config key: {0}")]
     ConfigMapKeyNotFound(String),
-    /// An item names a key its Secret does not have.
+    /// An item names a key that its Secret does not have.
     #[error("references non-existent secret key: {0}")]
     SecretKeyNotFound(String),
-    /// A downwardAPI file names a container the pod does not have.
+    /// A downwardAPI file names a container that the pod does not have.
     #[error(transparent)]
     Container(#[from] ContainerNotFound),
-    /// It is unknown whether an object exists; the reason names it, and says why.
+    /// podfs does not know whether an object exists. The text names the object and the reason.
     #[error("{0}")]
     Unknown(String),
     /// A ClusterTrustBundle that is not optional is missing.
@@ -48,7 +48,7 @@ pub enum Problem {
     /// There is no ClusterTrustBundle with the labels, and it is not optional.
     #[error("combination of signerName and labelSelector matched zero ClusterTrustBundles")]
     NoTrustBundles,
-    /// A token or a certificate, where the source of objects cannot issue any.
+    /// The volume needs a token or a certificate, and the source of objects cannot issue any.
     #[error("{0} needs an API server that issues it; give podfs --kubeconfig")]
     NeedsApiServer(String),
     /// The API server has not issued a token.

@@ -1,4 +1,4 @@
-//! Payloads: the files of a projecting volume at one moment, with modes and owners, assembled in memory.
+//! Payloads: the files of a projection at one moment, with modes and owners, assembled in memory.
 //!
 //! A payload is complete or it does not exist: when one source fails, podfs assembles nothing, and reports the problems of all
 //! sources together. Bytes are borrowed from the objects where possible.
@@ -42,7 +42,7 @@ pub struct Payload<'a> {
 pub struct PayloadFile<'a> {
     /// The bytes.
     pub content: Cow<'a, [u8]>,
-    /// Permission bits, what the fsGroup adds included.
+    /// Permission bits, including those that the fsGroup adds.
     pub mode: u16,
     /// Owner.
     pub uid: u32,
@@ -63,8 +63,8 @@ impl<'a> Payload<'a> {
     /// Assembles the files of a volume.
     ///
     /// # Errors
-    /// All problems of all sources: objects, keys and tokens that are missing, paths that cannot stand side by side,
-    /// sources that podfs does not know.
+    /// All problems of all sources: objects, keys, containers and tokens that are missing, and paths that would have to be
+    /// both a file and a directory.
     pub fn assemble(projection: &'a Projection, pod: &'a PodView) -> Result<AssembledPayload<'a>, PayloadError> {
         let ownership = Ownership::of(&pod.facts);
         let mut assembly = Assembly { projection, pod, ownership, draft: Draft::default() };
@@ -132,9 +132,9 @@ impl<'a> Assembly<'a> {
         match files {
             Ok(files) => {
                 for file in files {
-                    let claim = FileOrigin { source, key: Some(file.key) };
+                    let origin = FileOrigin { source, key: Some(file.key) };
                     let content = self.file(source, Cow::Borrowed(file.content), file.mode, file.user);
-                    self.draft.put(file.path, content, claim);
+                    self.draft.put(file.path, content, origin);
                 }
             }
             Err(problems) => self.draft.fail(problems),
@@ -143,7 +143,7 @@ impl<'a> Assembly<'a> {
 
     fn add_downward(&mut self, source: &'a ProjectionSource, file: &'a DownwardFile) {
         let PodView { identity, facts, .. } = self.pod;
-        if let Some(reason) = self.why_no_node(file) {
+        if let Some(reason) = self.why_node_unknown(file) {
             return self.draft.fail([Problem::Unknown(reason.to_owned())]);
         }
         match downward::content(&file.value, identity, facts, self.pod.allocatable()) {
@@ -155,9 +155,9 @@ impl<'a> Assembly<'a> {
         }
     }
 
-    /// Why what the file shows of the pod's node is not known. A node that does not exist is another matter: it offers
-    /// what this machine does.
-    fn why_no_node(&self, file: &DownwardFile) -> Option<&'a str> {
+    /// Why podfs does not know the value of the pod's node that the file shows. If podfs knows that there is no such Node
+    /// object, the file shows the value of this machine instead.
+    fn why_node_unknown(&self, file: &DownwardFile) -> Option<&'a str> {
         let PodView { facts, known: KnownObjects { objects, .. }, .. } = self.pod;
         let DownwardValue::Resource(field) = &file.value else { return None };
         let node = facts.node_name.as_deref().filter(|_| field.falls_back_to_node(facts))?;

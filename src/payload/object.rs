@@ -1,4 +1,4 @@
-//! The files a ConfigMap or a Secret gives.
+//! The files of a ConfigMap or a Secret.
 
 use super::Problem;
 use crate::manifest::objects::{ObjectKind, Values};
@@ -14,7 +14,7 @@ pub(super) struct ObjectFile<'a> {
     pub(super) user: Option<u32>,
 }
 
-/// The files of one source: the listed keys, or all of them. `values` are those of the object, if it is there.
+/// The files of one source: the listed keys, or all keys. `values` are those of the object, if the object exists.
 ///
 /// # Errors
 /// Everything that is missing and not optional.

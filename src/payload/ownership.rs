@@ -1,6 +1,6 @@
 //! Modes and owners of files, from a pod's fsGroup, its user and the manifest's modes.
 //!
-//! The kubelet writes files as root and then walks the volume to give it to the group. podfs computes the outcome of
+//! The kubelet writes files as root and then walks the volume to give it to the group. podfs computes the result of
 //! that walk, so that a file has its final mode and owner from the first moment.
 
 use podfs_fuse::mount::private::ContainerAccess;
@@ -9,7 +9,7 @@ use crate::manifest::pod::PodFacts;
 use crate::volume::Medium;
 
 const SETGID: u16 = 0o2000;
-/// Mode of directories before any group gets them.
+/// Mode of directories in a pod without an fsGroup.
 const DIRECTORY: u16 = 0o755;
 /// Mode of credentials when the pod has an fsGroup or a single user.
 const CREDENTIAL: u16 = 0o600;
@@ -19,12 +19,12 @@ const CREDENTIAL: u16 = 0o600;
 pub enum OwnedEntry {
     /// A regular file.
     File,
-    /// A directory, which also hands the group on to what is made in it.
+    /// A directory, from which new entries inherit the group (setgid).
     Directory,
 }
 
-/// The mode an entry has once the fsGroup got it, in a volume its containers may only read or also change. Bits are only
-/// ever added.
+/// The mode of an entry after the walk for the fsGroup, in a volume that gives containers this access. The walk only adds
+/// bits.
 pub fn fs_group_mode(mode: u16, entry: OwnedEntry, access: ContainerAccess) -> u16 {
     let mask = match access {
         ContainerAccess::ReadOnly => 0o440,
@@ -36,7 +36,7 @@ pub fn fs_group_mode(mode: u16, entry: OwnedEntry, access: ContainerAccess) -> u
     }
 }
 
-/// The security context of a pod, as far as it decides about the files of its projecting volumes.
+/// The part of a pod's security context that decides the modes and owners in its projections.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Ownership {
     fs_group: Option<u32>,
@@ -44,7 +44,7 @@ pub struct Ownership {
 }
 
 impl Ownership {
-    /// The ownership a pod asks for.
+    /// The ownership that follows from a pod's security context.
     pub fn of(facts: &PodFacts) -> Ownership {
         Ownership { fs_group: facts.fs_group, fs_user: facts.fs_user }
     }
@@ -54,7 +54,7 @@ impl Ownership {
         self.fs_group.unwrap_or(0)
     }
 
-    /// Mode of the volume's root: that of a fresh emptyDir on the medium. A tmpfs is sticky.
+    /// Mode of the volume's root: that of a new emptyDir on the medium. The root of a tmpfs is sticky.
     pub fn root_mode(self, medium: Medium) -> u16 {
         let mode = match medium {
             Medium::Disk => 0o777,
@@ -68,14 +68,14 @@ impl Ownership {
         self.shared(DIRECTORY, OwnedEntry::Directory, ContainerAccess::ReadOnly)
     }
 
-    /// Mode and owner of a file made of an object or of the pod's fields. Such files stay root's unless the manifest
-    /// names a user (KEP-5936), even when all containers run as one.
+    /// Mode and owner of a file made of an object or of the pod's fields. Root owns such files unless the manifest
+    /// names a user (KEP-5936), even if all containers run as one user.
     pub fn file(self, mode: u16, user: Option<u32>) -> (u16, u32) {
         (self.shared(mode, OwnedEntry::File, ContainerAccess::ReadOnly), user.unwrap_or(0))
     }
 
-    /// Mode and owner of a token, a trust bundle or a certificate: private to the pod's user or group as soon as it
-    /// has one, whatever mode the manifest gives.
+    /// Mode and owner of a token, a trust bundle or a certificate. If the pod has a user or an fsGroup, only these can read
+    /// the file, whatever mode the manifest gives.
     pub fn credential(self, mode: u16, user: Option<u32>) -> (u16, u32) {
         let private = self.fs_group.is_some() || self.fs_user.is_some();
         let mode = if private { CREDENTIAL } else { mode };

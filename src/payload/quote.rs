@@ -1,6 +1,6 @@
 //! Go's `strconv.Quote`, with which the kubelet writes the values of labels and annotations.
 //!
-//! Rust's `{:?}` escapes differently (`\u{7f}`, no `\a`), and programs read the file.
+//! Rust's `{:?}` escapes differently (`\u{7f}`, no `\a`), and programs parse these files.
 
 use std::fmt::Write as _;
 

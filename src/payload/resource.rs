@@ -23,13 +23,13 @@ pub(super) fn content(
         (_, ResourceBound::Limit) => unlimited(&field.resource, allocatable),
         (_, ResourceBound::Request) => Quantity::ZERO,
     };
-    // The kubelet counts cpu in thousandths of a core, everything else in whole units, on both sides. The divisor is
-    // not zero, and rounding up keeps it so.
-    let shown = match field.resource.as_str() {
+    // The kubelet takes amount and divisor in thousandths of a core for cpu, and in whole units for everything else.
+    // The divisor is not zero, and rounding up keeps it so.
+    let quotient = match field.resource.as_str() {
         "cpu" => amount.milli().div_ceil(field.divisor.milli()),
         _ => amount.units().div_ceil(field.divisor.units()),
     };
-    Ok(shown.to_string())
+    Ok(quotient.to_string())
 }
 
 /// The amount that a container without a limit can use.
@@ -43,7 +43,7 @@ fn unlimited(resource: &str, allocatable: Allocatable) -> Quantity {
     }
 }
 
-/// A downwardAPI file names a container the pod does not have. Ephemeral ones do not count.
+/// A downwardAPI file names a container that the pod does not have. Ephemeral containers do not count.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("container {0} not found")]
 pub struct ContainerNotFound(String);

@@ -1,7 +1,7 @@
 //! The differences between two renderings: a unified diff for each entry, with modes and owners.
 //!
-//! Links, the generation's directory and the place of a file in it follow from the files, so an entry goes by the path that
-//! containers use: `config/web.conf`, and not `config/..generation/web.conf`.
+//! Links, the generation's directory and the place of a file in it follow from the files, so the diff names an entry by the path
+//! that containers use: `config/web.conf`, and not `config/..generation/web.conf`.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -26,16 +26,22 @@ pub fn text(old: &Rendering<'_>, new: &Rendering<'_>, reveal: bool) -> String {
 /// The entry at a path.
 #[derive(PartialEq)]
 struct Item<'a> {
-    /// Type, mode and owners, or a line about something else.
+    /// Type, mode and owners of an entry, or a line about a place without entries.
     attributes: String,
     /// The bytes of a file.
     file: Option<File<'a>>,
 }
 
-#[derive(PartialEq)]
 struct File<'a> {
     content: &'a [u8],
     is_secret: bool,
+}
+
+/// The diff does not show whether a content is secret, so this makes no difference.
+impl PartialEq for File<'_> {
+    fn eq(&self, other: &Self) -> bool {
+        self.content == other.content
+    }
 }
 
 fn items<'a>(rendering: &'a Rendering<'_>) -> BTreeMap<String, Item<'a>> {
@@ -64,7 +70,8 @@ fn items<'a>(rendering: &'a Rendering<'_>) -> BTreeMap<String, Item<'a>> {
     items
 }
 
-/// The path by which containers find a file or directory; none for links, and for what only leads to files.
+/// The path by which containers find a file or directory; none for links and for the generation's directory, which only lead
+/// to files.
 fn path_in_containers<'a>(entry: &'a RenderedEntry<'_>) -> Option<&'a str> {
     match &entry.kind {
         EntryKind::Link(_) => None,
@@ -96,10 +103,10 @@ fn write_item(text: &mut String, path: &str, before: Option<&Item<'_>>, after: O
     match (str::from_utf8(before), str::from_utf8(after)) {
         (Ok(before), Ok(after)) if !is_hidden => hunks(before, after).iter().for_each(|hunk| write_hunk(text, hunk)),
         (old, new) => {
-            let what = if is_hidden || old.is_ok() && new.is_ok() { "" } else { ", not text" };
+            let note = if is_hidden || old.is_ok() && new.is_ok() { "" } else { ", not text" };
             for (sign, file) in [('-', files[0]), ('+', files[1])] {
                 if let Some(file) = file {
-                    *text += &format!("{sign}<{} bytes{what}>\n", file.content.len());
+                    *text += &format!("{sign}<{} bytes{note}>\n", file.content.len());
                 }
             }
         }
@@ -107,7 +114,7 @@ fn write_item(text: &mut String, path: &str, before: Option<&Item<'_>>, after: O
 }
 
 fn write_hunk(text: &mut String, hunk: &Hunk<'_>) {
-    // A side without lines counts from the line before.
+    // In a unified diff, a side without lines has the number of the line before the hunk.
     let side = |first: usize, count: usize| format!("{},{count}", if count == 0 { first } else { first + 1 });
     let (old, new) = (side(hunk.old, hunk.old_count()), side(hunk.new, hunk.new_count()));
     *text += &format!("@@ -{old} +{new} @@\n");

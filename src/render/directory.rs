@@ -11,10 +11,10 @@ use super::model::{EntryKind, RenderedEntry, Rendering, visible};
 /// Why files cannot be written. Its text is one sentence for the user.
 #[derive(Debug, thiserror::Error)]
 pub enum DirectoryError {
-    /// Something is there already.
+    /// The directory has entries.
     #[error("{}: is not empty; remove it, or give another directory", .0.display())]
     NotEmpty(PathBuf),
-    /// Something is there that is no directory.
+    /// The path leads to something other than a directory.
     #[error("{}: is not a directory", .0.display())]
     NotADirectory(PathBuf),
     /// The directory cannot be made or read.
@@ -37,14 +37,14 @@ pub enum DirectoryError {
     },
 }
 
-/// Writes the files below `directory`, which is empty or does not exist yet; then only its owner may enter it. Secret files
-/// are empty unless they are to be revealed.
+/// Writes the files below `directory`, which must be empty or absent. podfs makes an absent directory so that only its owner may
+/// enter it. Secret files are empty unless they are to be revealed.
 ///
 /// # Errors
-/// A directory that cannot be used, and what the kernel refuses to write.
+/// When the directory cannot be used, or the kernel refuses to write an entry.
 pub fn write(rendering: &Rendering<'_>, reveal: bool, directory: &Path) -> Result<(), DirectoryError> {
     prepare(directory)?;
-    let mut made = Vec::new();
+    let mut directories = Vec::new();
     for (place, entries) in rendering.with_entries() {
         for entry in entries {
             let path = match (directory.join(&place.path), entry.path.as_str()) {
@@ -54,22 +54,22 @@ pub fn write(rendering: &Rendering<'_>, reveal: bool, directory: &Path) -> Resul
             let written = write_entry(&path, entry, reveal);
             written.map_err(|reason| DirectoryError::Unwritten { path: path.clone(), reason })?;
             if matches!(entry.kind, EntryKind::Directory) && path != directory {
-                made.push((path, entry.mode));
+                directories.push((path, entry.mode));
             }
         }
     }
-    // A directory gets its mode when everything is in it.
-    for (path, mode) in made.into_iter().rev() {
+    // A directory gets its mode after its entries, because the mode may forbid to add entries.
+    for (path, mode) in directories.into_iter().rev() {
         let set = fs::set_permissions(&path, Permissions::from_mode(mode.into()));
         set.map_err(|reason| DirectoryError::Unwritten { path, reason })?;
     }
     Ok(())
 }
 
-/// Makes a directory that only its owner may enter, unless there is an empty one. Whether it was made.
+/// Makes a directory that only its owner may enter, unless there is an empty one. Returns whether podfs made it.
 ///
 /// # Errors
-/// Something else there, and what the kernel says.
+/// When something else is at the path, or the kernel refuses.
 pub fn prepare(directory: &Path) -> Result<bool, DirectoryError> {
     let unusable = |reason| DirectoryError::Unusable { path: directory.to_owned(), reason };
     match DirBuilder::new().mode(0o700).create(directory) {
@@ -97,7 +97,7 @@ fn write_entry(path: &Path, entry: &RenderedEntry<'_>, reveal: bool) -> io::Resu
         },
         EntryKind::Link(target) => symlink(target, path),
         EntryKind::File { content, is_secret } => {
-            // A file that a container mounts over one of another volume takes its place.
+            // A file that a container mounts over a file of another volume replaces that file.
             match fs::remove_file(path) {
                 Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
                 _ => {}

@@ -2,27 +2,28 @@
 
 /// Lines of context around a change.
 const CONTEXT: usize = 3;
-/// The most pairs of lines that are compared for a shortest diff; beyond, what lies between the first and the last change is
-/// replaced as a whole.
+/// The most pairs of lines that are compared for a shortest diff. In a larger diff, all lines from the first to the last change
+/// are replaced as a whole.
 const MOST_PAIRS: usize = 4 << 20;
 
 /// Neighbouring changes, with their context.
 pub struct Hunk<'a> {
-    /// The number of lines of the old text before it.
+    /// The number of lines of the old text before the hunk.
     pub old: usize,
-    /// The number of lines of the new text before it.
+    /// The number of lines of the new text before the hunk.
     pub new: usize,
-    /// Its lines with their ends: ` ` for one of both texts, `-` for one of the old, `+` for one of the new.
+    /// Its lines with their line ends and a sign: ` ` if both texts have the line, `-` if only the old text has it, `+` if only
+    /// the new text has it.
     pub lines: Vec<(char, &'a str)>,
 }
 
 impl Hunk<'_> {
-    /// The number of lines of the old text in it.
+    /// The number of lines of the old text in the hunk.
     pub fn old_count(&self) -> usize {
         self.lines.iter().filter(|(sign, _)| *sign != '+').count()
     }
 
-    /// The number of lines of the new text in it.
+    /// The number of lines of the new text in the hunk.
     pub fn new_count(&self) -> usize {
         self.lines.iter().filter(|(sign, _)| *sign != '-').count()
     }
@@ -58,7 +59,7 @@ fn lines(text: &str) -> Vec<&str> {
     text.split_inclusive('\n').collect()
 }
 
-/// All lines of both texts in order.
+/// All lines of both texts in order, with the signs of [`Hunk::lines`].
 fn script<'a>(old: &[&'a str], new: &[&'a str]) -> Vec<(char, &'a str)> {
     let begin = old.iter().zip(new).take_while(|(a, b)| a == b).count();
     let (old_rest, new_rest) = (&old[begin..], &new[begin..]);

@@ -14,7 +14,7 @@ use crate::volume::{Projection, Storage, Volume, VolumeSource};
 
 /// The name of each generation's directory.
 pub const GENERATION: &str = "..generation";
-/// The link to it.
+/// The link to the generation's directory.
 pub const DATA: &str = "..data";
 /// Mode of the directories that other volumes are mounted on.
 const NESTED: u16 = 0o755;
@@ -47,7 +47,7 @@ pub struct RenderedVolume<'a> {
 
 /// The content of a volume or a mount path.
 pub enum RenderedContent<'a> {
-    /// Entries, each directory before what is in it. The first one is the place itself, with an empty path.
+    /// Entries, each directory before the entries in it. The first entry is the place itself, with an empty path.
     Entries(Vec<RenderedEntry<'a>>),
     /// Content of the node, or content that a rendering does not show; this line describes it.
     OfNode(String),
@@ -81,7 +81,7 @@ pub enum EntryKind<'a> {
     File {
         /// Its bytes.
         content: Cow<'a, [u8]>,
-        /// Whether they are secret.
+        /// Whether the bytes are secret.
         is_secret: bool,
     },
 }
@@ -253,7 +253,7 @@ impl EntryKind<'_> {
     }
 }
 
-/// The bytes of a file, as far as the reader may see them.
+/// The bytes of a file; none if they are secret and not to be revealed.
 pub fn visible(content: &[u8], is_secret: bool, reveal: bool) -> Option<&[u8]> {
     (reveal || !is_secret).then_some(content)
 }
@@ -306,7 +306,7 @@ impl<'a> EntryCollector<'a> {
         self.entries.insert(path.to_owned(), entry);
     }
 
-    /// Each directory before what is in it, and that before its next sibling.
+    /// The entries in the order of a walk: a directory, then the entries in it, then its next sibling.
     fn finish(self) -> Vec<RenderedEntry<'a>> {
         let mut entries: Vec<_> = self.entries.into_values().collect();
         // The place itself has no name, and comes first.
@@ -327,15 +327,15 @@ fn part<'a>(entries: Vec<RenderedEntry<'a>>, sub_path: &str) -> RenderedContent<
         all => all,
     };
     let root = below.iter().fold(GENERATION.to_owned(), |path, name| path + "/" + name);
-    let inside = |entry: RenderedEntry<'a>| {
-        let rest = entry.path.strip_prefix(&root)?;
-        let path = if rest.is_empty() { rest } else { rest.strip_prefix('/')? };
+    let relative_to_root = |entry: RenderedEntry<'a>| {
+        let below = entry.path.strip_prefix(&root)?;
+        let path = if below.is_empty() { below } else { below.strip_prefix('/')? };
         Some(RenderedEntry { path: path.to_owned(), ..entry })
     };
-    let found: Vec<_> = entries.into_iter().filter_map(inside).collect();
-    match found.is_empty() {
+    let entries: Vec<_> = entries.into_iter().filter_map(relative_to_root).collect();
+    match entries.is_empty() {
         true => RenderedContent::Waiting(format!("subPath {sub_path:?} does not exist in the volume")),
-        false => RenderedContent::Entries(found),
+        false => RenderedContent::Entries(entries),
     }
 }
 

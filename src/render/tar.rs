@@ -85,7 +85,7 @@ impl TarHeader<'_> {
         put(116, format!("{:07o}\0", self.gid).as_bytes());
         put(124, format!("{:011o}\0", self.size).as_bytes());
         put(136, format!("{:011o}\0", 0).as_bytes());
-        // The checksum counts as blanks while it is summed.
+        // The sum is made with blanks in the place of the checksum.
         put(148, b"        ");
         put(156, &[self.kind]);
         put(157, &self.target.as_bytes()[..self.target.len().min(MAX_NAME)]);

@@ -115,6 +115,6 @@ pub struct Snapshot {
     pub pod: Option<Arc<Pod>>,
     /// What the source knows of its objects.
     pub known: KnownObjects,
-    /// When podfs received the change that led to it; the first snapshot follows from no change.
+    /// When podfs received the change that led to this snapshot; the first snapshot follows from no change.
     pub noticed_at: Option<Instant>,
 }

@@ -1,21 +1,23 @@
-//! The state that a supervisor passes to the program that it executes in an upgrade: a variable with the numbers of
-//! descriptors that stay open over `execve(2)`, and the same arguments.
+//! The state that a supervisor passes to the program that it executes in an upgrade: an environment variable with the
+//! numbers of descriptors that stay open over `execve(2)`, and the arguments of this program.
 
 use std::env;
 use std::ffi::OsString;
 use std::io;
-use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::Command;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use nix::fcntl::{FcntlArg, FdFlag, fcntl};
+use nix::sys::signal::{SigHandler, Signal, signal};
 use serde::{Deserialize, Serialize};
 
 use super::signal_record;
 
-/// The variable that holds the state.
+/// The environment variable that holds the state.
 const VARIABLE: &str = "PODFS_UPGRADE";
 
 /// The content of the variable, as JSON.
@@ -23,50 +25,54 @@ const VARIABLE: &str = "PODFS_UPGRADE";
 pub(super) struct ExecState {
     /// The connection of the client that asked for the upgrade.
     pub(super) connection: RawFd,
-    /// The program before.
+    /// The executable of the program that wrote this state. The program that reads it executes that again to roll back.
     pub(super) before: Option<RawFd>,
-    /// The podfs-fuse of the program before.
+    /// The podfs-fuse of the program that wrote this state, for a rollback.
     #[serde(default)]
     pub(super) before_server: Option<RawFd>,
-    /// The podfs-fuse of the program that reads this, if it is not the one on disk.
+    /// In a rollback: the podfs-fuse of the program that reads this state. The podfs-fuse on disk is of another version.
     #[serde(default)]
     pub(super) server: Option<RawFd>,
-    /// Why the program after this one has become this one again.
+    /// In a rollback: why the new program has executed the earlier one again.
     #[serde(default)]
     pub(super) rolled_back: Option<String>,
-    /// The signals to the program before.
+    /// The record of signals of the program that wrote this state ([`signal_record`]).
     #[serde(default)]
     pub(super) signals: Option<RawFd>,
 }
 
 impl ExecState {
-    /// The state from the program before, if this process was another version of podfs.
+    /// The state from the program that has executed this one in an upgrade, if one has.
     pub(super) fn of_before() -> Option<ExecState> {
         serde_json::from_str(&env::var(VARIABLE).ok()?).ok()
     }
 }
 
-/// Whether this process was another version of podfs, which left its state for this one.
+/// Whether another version of podfs has executed this program in an upgrade or a rollback, and left its state for it.
 pub(crate) fn upgrade_is_under_way() -> bool {
     env::var_os(VARIABLE).is_some()
 }
 
-/// The podfs-fuse of this version, if the program after this one rolled back to this one and left it open. The
-/// podfs-fuse on disk is of another version.
+/// The podfs-fuse of this version, which a newer podfs left open when it rolled an upgrade back to this program. The
+/// podfs-fuse on disk is of that newer version.
 pub(super) fn server_program_left() -> Option<OwnedFd> {
     let number = ExecState::of_before()?.server?;
-    // SAFETY: the program after this one has left the descriptor for it, and this is called once.
+    // SAFETY: the program that executed this one has left the descriptor for it, and this is called once.
     unsafe { inherited(number) }.ok()
 }
 
-/// The record of signals to the program before, which that program has left open.
+/// The record of signals that the program which executed this one has left open. `None` after the first call.
 pub(super) fn record_left() -> Option<OwnedFd> {
+    static IS_TAKEN: AtomicBool = AtomicBool::new(false);
     let number = ExecState::of_before()?.signals?;
-    // SAFETY: the program before has left the descriptor for this one, and this is called once.
+    if IS_TAKEN.swap(true, Ordering::Relaxed) {
+        return None;
+    }
+    // SAFETY: the program that executed this one has left the descriptor for it, and this is reached once.
     unsafe { inherited(number) }.ok()
 }
 
-/// Takes a descriptor that the program before has left open, and sets its close-on-exec flag.
+/// Takes a descriptor that the program which executed this one has left open, and sets its close-on-exec flag.
 ///
 /// # Errors
 /// When nothing is open there.
@@ -77,20 +83,22 @@ pub(super) unsafe fn inherited(number: RawFd) -> io::Result<OwnedFd> {
     // SAFETY: for a number that is no descriptor, fcntl(2) fails without any effect.
     let set = unsafe { libc::fcntl(number, libc::F_SETFD, libc::FD_CLOEXEC) };
     nix::errno::Errno::result(set)?;
-    // SAFETY: it is open, and the caller promises that no other code owns it.
+    // SAFETY: the descriptor is open, and the caller promises that no other code owns it.
     Ok(unsafe { OwnedFd::from_raw_fd(number) })
 }
 
-/// Executes the program at `path` with this state and these descriptors. The program gets the signals that this one has not
-/// obeyed, too. Returns only if that fails.
+/// Executes the program at `path` in this process, with this state, and with the descriptors `left_open`. The program also
+/// gets the record of the signals that this one has not obeyed. Returns only if that fails.
 pub(super) fn become_program(path: &Path, mut state: ExecState, left_open: &[BorrowedFd<'_>]) -> io::Error {
-    let record = signal_record::record();
+    // A program that fails before it records signals passes on the record that it has inherited.
+    let inherited = signal_record::record().is_none().then(record_left).flatten();
+    let record = signal_record::record().or(inherited.as_ref().map(AsFd::as_fd));
     state.signals = record.as_ref().map(AsRawFd::as_raw_fd);
-    let set = |flags: FdFlag| {
+    let set_flags = |flags: FdFlag| {
         let mut all = left_open.iter().chain(&record);
         all.try_for_each(|descriptor| fcntl(descriptor, FcntlArg::F_SETFD(flags)).map(drop))
     };
-    if let Err(errno) = set(FdFlag::empty()) {
+    if let Err(errno) = set_flags(FdFlag::empty()) {
         return errno.into();
     }
     let state = match serde_json::to_string(&state) {
@@ -100,16 +108,26 @@ pub(super) fn become_program(path: &Path, mut state: ExecState, left_open: &[Bor
     let name = env::args_os().next().unwrap_or_else(|| "podfs".into());
     let mut command = Command::new(path);
     command.arg0(name).args(arguments(env::args_os())).env(VARIABLE, state);
-    // SAFETY: there is no new process, so any call is allowed. The standard library unblocks all signals before it.
-    let cause = unsafe { command.pre_exec(signal_record::hold) }.exec();
-    // The process goes on after all: later children must not inherit them.
-    signal_record::release();
-    let _ = set(FdFlag::FD_CLOEXEC);
+    // SAFETY: `exec` does not fork, so any call is allowed. The standard library unblocks all signals before this call.
+    let cause = unsafe { command.pre_exec(signal_record::block) }.exec();
+    // The kernel did not execute the program, and this one goes on. `exec` has set the default action of SIGPIPE, which ends a
+    // process that writes to a pipe without a reader.
+    ignore_sigpipe();
+    signal_record::unblock();
+    // The later children of this program must not inherit the descriptors.
+    let _ = set_flags(FdFlag::FD_CLOEXEC);
     cause
 }
 
-/// The arguments for the next program. They leave out `--ready-fd`, a descriptor that this process has written to and
-/// closed, and `--config`, whose settings are in the environment: a pod keeps the settings it was started with.
+/// Makes a write(2) to a pipe without a reader fail, as the standard library does at the start of a program.
+fn ignore_sigpipe() {
+    // SAFETY: no handler is set.
+    let _it_cannot_fail = unsafe { signal(Signal::SIGPIPE, SigHandler::SigIgn) };
+}
+
+/// The arguments for the next program: those of this one without `--ready-fd` and `--config`. This process has written to
+/// the descriptor of `--ready-fd` and closed it. The settings of `--config` are in the environment: a pod keeps the settings
+/// that it was started with.
 pub(crate) fn arguments(all: impl Iterator<Item = OsString>) -> Vec<OsString> {
     const LEFT_OUT: [&[u8]; 2] = [b"--ready-fd", b"--config"];
     let mut arguments = Vec::new();

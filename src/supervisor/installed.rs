@@ -1,5 +1,5 @@
-//! The paths of podfs's programs: beside each other, as in a build, or in `../libexec/podfs`, as in a package. Also the
-//! path of the podfs that is on disk now, for an upgrade.
+//! The paths of podfs's programs: in the directory of this program, as in a build, or in `../libexec/podfs`, as in a
+//! package. Also the path of the podfs that is on disk now, for an upgrade.
 
 use std::ffi::OsStr;
 use std::io;
@@ -11,12 +11,13 @@ use rustix::fs::{Access, Mode, OFlags, access, open};
 
 /// The program of the supervisors that `podfs node` starts.
 pub(crate) const SUPERVISOR: &str = "podfs-supervisor";
-/// The link to the last directory that a container of podfs has installed. It is beside those directories.
+/// The symbolic link to the directory that a container of podfs has installed last. Each container installs its
+/// programs in a directory of its own, and the link is beside these directories.
 pub(crate) const CURRENT: &str = "current";
 /// The directory of the programs in a package, relative to the parent of podfs's own directory.
 const IN_PACKAGE: &str = "libexec/podfs";
 
-/// Why this podfs cannot start another program of its own.
+/// Why this podfs cannot start another program of podfs.
 #[derive(Debug, thiserror::Error)]
 pub enum ProgramError {
     /// There is no such program.
@@ -26,13 +27,13 @@ pub enum ProgramError {
         beside.display(), packaged.display()
     )]
     Missing {
-        /// Its name.
+        /// The name of the program.
         name: &'static str,
-        /// What it is for.
+        /// The purpose of the program.
         purpose: &'static str,
-        /// The place in a directory of a build.
+        /// The path in a build: beside this program.
         beside: PathBuf,
-        /// The place in a package.
+        /// The path in a package.
         packaged: PathBuf,
     },
     /// The program exists, and cannot be executed.
@@ -42,9 +43,9 @@ pub enum ProgramError {
         path.display()
     )]
     NotExecutable {
-        /// What it is for.
+        /// The purpose of the program.
         purpose: &'static str,
-        /// Where it is.
+        /// The path of the program.
         path: PathBuf,
         /// The error of the system call.
         #[source]
@@ -55,10 +56,10 @@ pub enum ProgramError {
     Lost(#[source] io::Error),
 }
 
-/// The program that serves volumes: its path, and the program, open.
+/// The program that serves volumes, podfs-fuse: its path, and its file, open.
 ///
 /// # Errors
-/// When there is none that can be executed.
+/// When the program is not installed, or cannot be executed.
 pub(crate) fn find_server() -> Result<(PathBuf, OwnedFd), ProgramError> {
     find(podfs_fuse::program::NAME, "the program that serves volumes")
 }
@@ -66,7 +67,7 @@ pub(crate) fn find_server() -> Result<(PathBuf, OwnedFd), ProgramError> {
 /// The path of podfs-supervisor.
 ///
 /// # Errors
-/// When there is none that can be executed.
+/// When the program is not installed, or cannot be executed.
 pub(crate) fn supervisor_program() -> Result<PathBuf, ProgramError> {
     find(SUPERVISOR, "the program that manages the volumes of a pod of podfs node").map(|(path, _)| path)
 }
@@ -104,18 +105,18 @@ pub(in crate::supervisor) enum NoProgram {
     Gone(PathBuf),
 }
 
-/// The path to execute in an upgrade: in the directory that a container has installed last, or else the path that this
-/// program was started from.
+/// The path to execute in an upgrade: the program of this name in the directory that a container has installed last, if
+/// there is one; otherwise the path that this program was started from.
 ///
 /// # Errors
 /// When there is no file at that path.
 pub(in crate::supervisor) fn program_on_disk() -> Result<PathBuf, NoProgram> {
     const DELETED: &[u8] = b" (deleted)";
-    let path = std::fs::read_link("/proc/self/exe")?;
+    let path = own_path()?;
     let bytes = path.as_os_str().as_bytes();
     let path = PathBuf::from(OsStr::from_bytes(bytes.strip_suffix(DELETED).unwrap_or(bytes)));
     let name = path.file_name().unwrap_or_default().to_owned();
-    let installed = path.parent().and_then(Path::parent).map(|all| all.join(CURRENT).join(&name));
+    let installed = path.parent().and_then(Path::parent).map(|directories| directories.join(CURRENT).join(&name));
     let path = installed.filter(|installed| installed.is_file()).unwrap_or(path);
     if path.is_file() { Ok(path) } else { Err(NoProgram::Gone(path)) }
 }

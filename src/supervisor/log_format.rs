@@ -1,4 +1,4 @@
-//! The form of what a supervisor prints on standard error, and its server, too.
+//! The format of the lines that a supervisor and its server print on standard error.
 
 use clap::ValueEnum;
 
@@ -13,7 +13,7 @@ pub enum LogFormat {
 }
 
 impl LogFormat {
-    /// As an argument.
+    /// The format as the value of `--log-format`.
     pub(crate) fn word(self) -> &'static str {
         match self {
             Self::Text => "text",

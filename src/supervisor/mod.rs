@@ -14,12 +14,12 @@
 //! | `exec_state` | the state that a program passes to the one that it executes in an upgrade |
 //! | `installed` | where the programs of podfs are on disk |
 //! | [`log_format`] | the format of lines on standard error |
-//! | `signal_record` | the signals that the next program has to obey |
+//! | `signal_record` | the signals that this program has not obeyed yet, for the next program of an upgrade |
 //! | `long_step` | a line in the log when a step waits for a disk |
 //!
-//! One task runs the pod. It never blocks: whatever makes system calls on a mount (bringing a volume
-//! up, committing) runs on a blocking thread, one per volume at a time, and takes the volume with it.
-//! So a volume that hangs delays no other. Threads of its own answer on the control socket.
+//! One asynchronous task runs the pod, and it never blocks. Work that makes system calls on a mount (mounting a volume,
+//! committing) runs on a blocking thread, one per volume at a time, which owns the volume meanwhile. So a volume that
+//! hangs delays no other volume. Separate threads answer on the control socket.
 
 pub mod control;
 pub(crate) mod exec_state;

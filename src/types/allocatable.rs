@@ -1,6 +1,6 @@
 //! The allocatable resources of a node.
 
-/// The resources that a node offers to pods: the limit of containers that have none.
+/// The resources that a node offers to pods. The downward API shows them as the limits of a container that has none.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Allocatable {
     /// Thousandths of a core.

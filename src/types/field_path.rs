@@ -5,8 +5,8 @@
 
 use super::names;
 
-/// A field of the pod that a volume can show. The others (`spec.nodeName`, `status.podIP` …) can change without the
-/// pod's volumes hearing of it, and Kubernetes allows them in environment variables only.
+/// A field of the pod that a volume can show. Kubernetes allows the other fields (`spec.nodeName`, `status.podIP` …) in
+/// environment variables only, because volumes are not updated when they change.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum PodField {
     /// `metadata.name`
@@ -29,8 +29,8 @@ impl PodField {
     /// Parses a field path as the API server does for volumes.
     ///
     /// # Errors
-    /// A field volumes cannot show, a subscript where there can be none, a key that no label or annotation can have;
-    /// with the kubelet's texts.
+    /// A field that a volume cannot show, a subscript of a field that has none, or a key that no label or annotation
+    /// can have. The messages have the kubelet's words.
     pub fn parse(path: &str) -> Result<PodField, InvalidFieldPath> {
         match (path, subscript(path)) {
             ("metadata.name", _) => Ok(PodField::Name),
@@ -42,7 +42,7 @@ impl PodField {
                 Ok(()) => Ok(PodField::Label(key.to_owned())),
                 Err(reason) => Err(InvalidFieldPath::Key(path.to_owned(), reason)),
             },
-            // The key is looked up as written, but checked in lower case.
+            // The API server checks an annotation's key in lower case; the kubelet looks it up as it is written.
             (_, Some(("metadata.annotations", key))) => match names::check_qualified(&key.to_lowercase()) {
                 Ok(()) => Ok(PodField::Annotation(key.to_owned())),
                 Err(reason) => Err(InvalidFieldPath::Key(path.to_owned(), reason)),
@@ -56,7 +56,7 @@ impl PodField {
 /// Why a field path cannot be shown in a volume.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum InvalidFieldPath {
-    /// No such field, or not one for volumes.
+    /// The pod has no such field, or volumes cannot show it.
     #[error(
         "unsupported fieldPath: {0}; a volume can show metadata.name, metadata.namespace, metadata.uid, \
          metadata.labels and metadata.annotations"
@@ -70,7 +70,7 @@ pub enum InvalidFieldPath {
     Key(String, &'static str),
 }
 
-/// Splits `path['key']`; nothing when the text does not have exactly this form.
+/// Splits `path['key']`; none if the text does not have exactly this form.
 fn subscript(text: &str) -> Option<(&str, &str)> {
     let (path, key) = text.strip_suffix("']")?.split_once("['")?;
     (!path.is_empty()).then_some((path, key))

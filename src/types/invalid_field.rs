@@ -1,4 +1,4 @@
-//! Errors with the path of the field they are about, and the checks several fields share.
+//! Errors with the path of the field that they are about, and the checks that several fields share.
 
 use std::fmt::Display;
 
@@ -7,11 +7,11 @@ use super::payload_path::PayloadPath;
 /// Largest uid or gid the API accepts.
 const MAX_ID: i64 = i32::MAX as i64;
 
-/// A field of a manifest that says something Kubernetes does not accept.
+/// A field of a manifest with a value that Kubernetes does not accept.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{}{sentence}", prefix(field))]
 pub struct InvalidField {
-    /// Path of the field, such as `configMap.items[0].path`; empty for the whole.
+    /// Path of the field, such as `configMap.items[0].path`; empty if the error is about the whole value.
     pub field: String,
     /// The error, in a sentence.
     pub sentence: String,
@@ -23,7 +23,7 @@ impl InvalidField {
         InvalidField { field: field.into(), sentence: sentence.to_string() }
     }
 
-    /// The same error, seen from the field that holds this one.
+    /// The same error with a path that starts at `parent`, the field that holds this one.
     pub fn under(mut self, parent: impl Display) -> InvalidField {
         self.field = match self.field.as_str() {
             "" => parent.to_string(),
@@ -43,8 +43,8 @@ fn prefix(field: &str) -> String {
 /// Permission bits of `defaultMode` and `mode`.
 ///
 /// # Errors
-/// A number outside 0..=0777, with the API's text and the number as the manifest's reader understood it: YAML takes
-/// `0644` for octal and `644` for decimal.
+/// A number outside 0..=0777, with the API's text and the number as the parser of the manifest understood it: YAML
+/// takes `0644` for octal and `644` for decimal.
 pub(crate) fn mode(field: &str, mode: i32) -> Result<u16, InvalidField> {
     match u16::try_from(mode) {
         Ok(bits @ 0..=0o777) => Ok(bits),
@@ -66,7 +66,7 @@ pub(crate) fn numeric_id(field: &str, id: i64) -> Result<u32, InvalidField> {
     }
 }
 
-/// A text that must be there.
+/// A text that the manifest must have.
 ///
 /// # Errors
 /// When it is absent or empty.

@@ -1,4 +1,4 @@
-//! Kubernetes' rules for names, as far as volumes meet them.
+//! Kubernetes' rules for the names that volumes use.
 
 /// Longest DNS label and longest name of a label key.
 const MAX_LABEL: usize = 63;
@@ -13,7 +13,7 @@ pub(crate) fn is_dns_label(text: &str) -> bool {
 /// Checks the key of a label or an annotation: a name, before which a DNS name and a slash may stand.
 ///
 /// # Errors
-/// The rule the key breaks.
+/// The rule that the key breaks.
 pub(crate) fn check_qualified(key: &str) -> Result<(), &'static str> {
     let (prefix, name) = match key.split_once('/') {
         Some((prefix, name)) => (Some(prefix), name),

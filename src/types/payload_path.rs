@@ -1,12 +1,12 @@
 //! The path of a file inside a volume, checked once by the kubelet's rules.
 //!
-//! The rules and their texts are those of the kubelet's AtomicWriter; tools and people look for them. After
-//! parsing, a path is relative, clean and cannot name one of the writer's own entries (`..data` and its kin).
+//! The rules and their messages are those of the kubelet's AtomicWriter, because people and tools search logs for them.
+//! A parsed path is relative and clean, and cannot name an entry that podfs itself makes in a volume, such as `..data`.
 
 use std::borrow::Borrow;
 use std::fmt;
 
-/// Longest path the writer accepts, in bytes.
+/// Longest path that the AtomicWriter accepts, in bytes.
 const MAX_PATH: usize = 4096;
 /// Longest single name, in bytes: the limit of Linux file systems.
 const MAX_NAME: usize = 255;
@@ -19,7 +19,7 @@ impl PayloadPath {
     /// Checks a path in the kubelet's order, then normalises it: `foo////bar` and `./foo/bar` are `foo/bar`.
     ///
     /// # Errors
-    /// The first rule the path breaks, with the kubelet's text.
+    /// The first rule that the path breaks, with the kubelet's text.
     pub fn parse(text: &str) -> Result<PayloadPath, InvalidPath> {
         let shown = || text.to_owned();
         if text.is_empty() {
@@ -57,12 +57,12 @@ impl PayloadPath {
         &self.0
     }
 
-    /// The first name: the one that gets a link in the volume's root.
+    /// The first name of the path. The volume's root has a link of this name.
     pub fn top_level(&self) -> &str {
         self.0.split('/').next().unwrap_or(&self.0)
     }
 
-    /// The directories the path lies in, outermost first.
+    /// The directories that the path lies in, outermost first.
     pub fn ancestors(&self) -> impl Iterator<Item = &str> {
         self.0.match_indices('/').map(|(end, _)| &self.0[..end])
     }
@@ -74,7 +74,7 @@ impl fmt::Display for PayloadPath {
     }
 }
 
-/// Paths are looked up by text: the derived order is that of the text.
+/// Maps find a path by its text, because the derived order is that of the text.
 impl Borrow<str> for PayloadPath {
     fn borrow(&self) -> &str {
         &self.0
@@ -85,7 +85,7 @@ impl Borrow<str> for PayloadPath {
 /// fails with the kernel's error.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum InvalidPath {
-    /// Nothing is left of the path.
+    /// It names no file: it is empty, or consists of `.` and `/`.
     #[error("invalid path: must not be empty: {0:?}")]
     Empty(String),
     /// It starts with `/`.
@@ -100,7 +100,7 @@ pub enum InvalidPath {
     /// It has a name that is longer than 255 bytes.
     #[error("invalid path: filenames must be less than or equal to {MAX_NAME} characters")]
     NameTooLong,
-    /// Its first name starts with `..`, as the writer's own entries do.
+    /// Its first name starts with `..`, as the entries that the AtomicWriter makes for itself do.
     #[error("invalid path: must not start with '..': {0}")]
     Reserved(String),
     /// It holds a NUL byte, which no file name can.

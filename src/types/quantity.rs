@@ -30,12 +30,12 @@ impl Quantity {
         parse(text).ok_or_else(|| InvalidQuantity(text.to_owned()))
     }
 
-    /// So many thousandths: of a core, for cpu.
+    /// This many thousandths; for cpu, of a core.
     pub fn from_milli(milli: u64) -> Quantity {
         Quantity { nano: u128::from(milli) * NANO_PER_MILLI }
     }
 
-    /// So many whole units: bytes, for memory and storage.
+    /// This many whole units; for memory and storage, bytes.
     pub fn from_units(units: u64) -> Quantity {
         Quantity { nano: u128::from(units) * NANO_PER_UNIT }
     }
@@ -50,7 +50,7 @@ impl Quantity {
         self.nano.div_ceil(NANO_PER_UNIT)
     }
 
-    /// Whether there is nothing; the API reads an unset quantity as zero.
+    /// Whether the amount is zero. The API reads an unset quantity as zero.
     pub fn is_zero(self) -> bool {
         self.nano == 0
     }
@@ -76,7 +76,7 @@ fn parse(text: &str) -> Option<Quantity> {
     Some(scaled(mantissa, scale.binary, exponent).unwrap_or(MAX).min(MAX))
 }
 
-/// `mantissa × 1024^binary × 10^exponent` billionths, rounded up; none when that is beyond any number.
+/// `mantissa × 1024^binary × 10^exponent` billionths, rounded up; none if the result does not fit into 128 bits.
 fn scaled(mantissa: u128, binary: u32, exponent: i32) -> Option<Quantity> {
     let mantissa = mantissa.checked_mul(1024_u128.pow(binary))?;
     let power = 10_u128.checked_pow(exponent.unsigned_abs());

@@ -23,7 +23,7 @@ fn of_files(volume: &str, old: &[ViewEntry], new: &[ViewEntry]) -> Vec<String> {
     let paths: BTreeSet<&str> = old.keys().chain(new.keys()).copied().collect();
     let mut lines = Vec::new();
     for path in paths {
-        let what = match (old.get(path), new.get(path)) {
+        let change = match (old.get(path), new.get(path)) {
             (Some(old), Some(new)) if old == new => continue,
             (None, Some(new)) => format!("is new, {}", size(new)),
             (_, None) => "is gone".to_owned(),
@@ -33,9 +33,9 @@ fn of_files(volume: &str, old: &[ViewEntry], new: &[ViewEntry]) -> Vec<String> {
                 (false, false) => format!("changes, {}, and has other attributes: {}", size(new), attributes(new)),
             },
         };
-        lines.push(format!("{volume}/{path} {what}"));
+        lines.push(format!("{volume}/{path} {change}"));
     }
-    // The directories alone.
+    // Without a changed file, only directories differ.
     if lines.is_empty() { vec![format!("{volume} has other attributes")] } else { lines }
 }
 

@@ -10,7 +10,7 @@ use crate::render::model::{self, GENERATION, RenderedContent, Rendering, visible
 #[derive(Clone, Default)]
 pub struct ViewVolumes(pub(super) BTreeMap<String, Arc<[ViewEntry]>>);
 
-/// A directory, link or file. It has no `Debug`: its content may be secret.
+/// A directory, link or file. It does not implement `Debug`, because its content may be secret.
 #[derive(Clone, PartialEq, Eq)]
 pub(super) struct ViewEntry {
     /// The path below the volume; empty for the volume itself.
@@ -47,7 +47,7 @@ impl Reader {
         Reader { reveal, hasher: RandomState::new() }
     }
 
-    /// The volumes of a rendering that have entries. One that would wait stays as it is in `before`.
+    /// The volumes of a rendering that have entries. A volume that would wait has its entries of `before`.
     pub fn read(&self, rendering: &Rendering<'_>, before: &ViewVolumes) -> ViewVolumes {
         let volumes = rendering.places.iter().filter_map(|place| {
             let entries = match &place.content {

@@ -79,7 +79,8 @@ impl Filesystem for TreeFs {
         }
     }
 
-    /// For users that modes do not bind: nothing is written, and what has no execute bit is not run.
+    /// The kernel sends ACCESS only for [`Audience::Owner`](super::Audience::Owner), because otherwise it checks modes
+    /// itself. The owner may read everything, may write nothing, and may run files that have an execute bit.
     fn access(&self, _: &Request, number: INodeNo, mask: AccessFlags, reply: ReplyEmpty) {
         match self.tree().node(number.0) {
             None => reply.error(Errno::ENOENT),
@@ -96,7 +97,7 @@ impl Filesystem for TreeFs {
     fn open(&self, _: &Request, number: INodeNo, flags: OpenFlags, reply: ReplyOpen) {
         match self.tree().node(number.0).map(|node| &node.kind) {
             Some(ViewNodeKind::File(_)) if flags.acc_mode() != OpenAccMode::O_RDONLY => reply.error(Errno::EROFS),
-            // The content of a number never changes.
+            // The file of a number never changes its content.
             Some(ViewNodeKind::File(_)) => reply.opened(FileHandle(0), FopenFlags::FOPEN_KEEP_CACHE),
             Some(_) => reply.error(Errno::EISDIR),
             None => reply.error(Errno::ENOENT),
@@ -134,7 +135,7 @@ impl Filesystem for TreeFs {
     fn readdir(&self, _: &Request, _: INodeNo, handle: FileHandle, offset: u64, mut reply: ReplyDirectory) {
         let listings = self.listings();
         let Some(listed) = listings.get(&handle.0) else { return reply.error(Errno::EBADF) };
-        // The offset of an entry is that of the next one.
+        // The offset in an entry is the one at which the kernel continues: that of the next entry.
         for (entry, next) in listed.iter().zip(1..).skip(usize::try_from(offset).unwrap_or(usize::MAX)) {
             if reply.add(INodeNo(entry.number), next, entry.kind, &entry.name) {
                 break;
@@ -155,7 +156,7 @@ fn cache_time(is_final: bool) -> Duration {
 
 fn list(tree: &ViewTree, number: u64) -> Option<Vec<ListedName>> {
     let ViewNodeKind::Directory { entries, .. } = &tree.node(number)?.kind else { return None };
-    // The kernel knows by itself where .. leads.
+    // The kernel resolves `..` by itself, whatever number it has here.
     let dots = [".", ".."].map(|name| ListedName { number, kind: FileType::Directory, name: name.to_owned() });
     let listed = entries.iter().filter_map(|(name, number)| {
         Some(ListedName { number: *number, kind: file_type(tree.node(*number)?), name: name.clone() })

@@ -19,7 +19,7 @@ const SOCKET: &str = "_FUSE_COMMFD";
 pub(super) const FS_TYPE: &str = "fuse.podfs-view";
 const OPTIONS: &str = "ro,nosuid,nodev,noexec,fsname=podfs,subtype=podfs-view";
 
-/// Mounts a FUSE file system at a directory that the user owns. Gives its device.
+/// Mounts a FUSE file system at a directory that the user owns. Returns the FUSE device.
 ///
 /// # Errors
 /// When fusermount3 cannot be run, or fails. If the user can correct the cause, podfs explains it in its own words.
@@ -32,7 +32,7 @@ pub(super) fn mount(directory: &Path, audience: Audience) -> Result<OwnedFd, Vie
     let mut command = command();
     command.args(["-o", &options, "--"]).arg(directory).env(SOCKET, "0").stdin(OwnedFd::from(theirs));
     let child = command.spawn().map_err(cannot_run)?;
-    // The other end of the socket is the child's alone.
+    // Only the child keeps its end of the socket, so `receive` does not wait longer than the child lives.
     drop(command);
     let device = receive(&ours);
     match (end(child), device) {
@@ -43,7 +43,7 @@ pub(super) fn mount(directory: &Path, audience: Audience) -> Result<OwnedFd, Vie
     }
 }
 
-/// Takes the mount away, also one that is in use or whose process has ended.
+/// Unmounts a file system, even if it is in use or its process has ended.
 ///
 /// # Errors
 /// When fusermount3 cannot be run, or fails.
@@ -54,7 +54,7 @@ pub(super) fn unmount(directory: &Path) -> Result<(), ViewError> {
 
 fn command() -> Command {
     let mut command = Command::new(PROGRAM);
-    // Another Ctrl-C does not reach it: it is to unmount.
+    // In a process group of its own, fusermount3 does not get another Ctrl-C while it unmounts.
     command.stdout(Stdio::null()).stderr(Stdio::piped()).env("LC_ALL", "C").process_group(0);
     command
 }
@@ -69,7 +69,7 @@ fn cannot_run(error: io::Error) -> ViewError {
 /// Why fusermount3 did not do its work.
 #[derive(Debug, thiserror::Error)]
 pub enum FusermountError {
-    /// podfs could not wait for it or read its output.
+    /// podfs could not wait for fusermount3 or read its output.
     #[error(transparent)]
     Lost(#[from] io::Error),
     /// It failed with this message.
@@ -77,7 +77,7 @@ pub enum FusermountError {
     Refused(String),
 }
 
-/// Waits for the end of the program.
+/// Waits for the end of fusermount3.
 fn end(child: Child) -> Result<(), FusermountError> {
     let output = child.wait_with_output()?;
     if output.status.success() {
@@ -98,7 +98,7 @@ fn refusal(directory: &Path, sentence: String) -> ViewError {
     ViewError::Refused { path: directory.to_owned(), reason: sentence }
 }
 
-/// The descriptor that comes over the socket; none if it ends without one.
+/// The descriptor that fusermount3 sends over the socket; none if fusermount3 ends without sending one.
 fn receive(socket: &UnixStream) -> io::Result<Option<OwnedFd>> {
     let mut byte = [0];
     let mut parts = [IoSliceMut::new(&mut byte)];
@@ -113,7 +113,7 @@ fn receive(socket: &UnixStream) -> io::Result<Option<OwnedFd>> {
         if let ControlMessageOwned::ScmRights(descriptors) = message
             && let Some(descriptor) = descriptors.first()
         {
-            // SAFETY: the kernel has just made it for this process, and nothing else has its number.
+            // SAFETY: the kernel has just made the descriptor for this process, and nothing else owns its number.
             return Ok(Some(unsafe { OwnedFd::from_raw_fd(*descriptor) }));
         }
     }

@@ -6,7 +6,7 @@
 //! | `changes` | a change as text, a line for each file |
 //! | `tree` | the nodes of the file system, and their changes |
 //! | `filesystem` | the FUSE requests, answered from the tree |
-//! | `fusermount` | the program `fusermount3`, which may mount for users |
+//! | `fusermount` | the program `fusermount3`, which mounts for ordinary users |
 //! | `mount_point` | the directory: checked, made, cleaned, removed |
 //!
 //! Why no reader sees half of a change, and nothing hangs:
@@ -14,8 +14,8 @@
 //! 1. A thread of the session answers requests. It locks the tree for each of them, and never waits for anything else.
 //! 2. [`MountedView::show`] changes the tree under the same lock, all volumes at once. It tells the kernel which names are stale
 //!    after it has unlocked the tree: the kernel may wait for a request to be answered before it drops a name.
-//! 3. The entries below the directory of a generation never change, so the kernel may cache them. It looks up all names that do
-//!    change each time.
+//! 3. The entries below the directory of a generation never change, so the kernel may cache them. The kernel does not cache names
+//!    that may change, and looks them up each time.
 //! 4. The generation before the current one can still be entered, so a reader that resolved `..data` just before the change
 //!    finds its file.
 
@@ -50,7 +50,7 @@ pub enum ViewError {
     /// The directory cannot be used.
     #[error(transparent)]
     Directory(#[from] DirectoryError),
-    /// The directory is of another user.
+    /// The directory belongs to another user.
     #[error("{}: belongs to the user with the id {owner}, and not to you; give a directory of your own", path.display())]
     NotOwned {
         /// The directory.
@@ -58,10 +58,10 @@ pub enum ViewError {
         /// Its owner.
         owner: u32,
     },
-    /// Another view is there.
+    /// Another view is mounted there.
     #[error("{}: podfs view shows a pod there already; end it with fusermount3 -u, or give another directory", .0.display())]
     Occupied(PathBuf),
-    /// A file system of another program is there, and that program has ended.
+    /// A file system of another program is mounted there, and the program has ended.
     #[error("{}: the program that mounted a file system there has ended; unmount it with fusermount3 -u", .0.display())]
     Dead(PathBuf),
     /// fusermount3 is not installed.
@@ -70,7 +70,7 @@ pub enum ViewError {
     /// fusermount3 cannot be run.
     #[error("fusermount3 cannot be run: {0}")]
     Program(#[source] io::Error),
-    /// The configuration of FUSE does not allow others in.
+    /// The configuration of FUSE does not allow access for other users.
     #[error(
         "--allow-other needs the line user_allow_other in /etc/fuse.conf, which only root can write; leave the option out, or have it added"
     )]
@@ -80,7 +80,7 @@ pub enum ViewError {
         "/dev/fuse cannot be used ({0}); load the module (modprobe fuse), give the device to this container, or let this user open it"
     )]
     Device(String),
-    /// fusermount3 refuses.
+    /// fusermount3 refuses to mount.
     #[error("{}: fusermount3 cannot mount there: {reason}", path.display())]
     Refused {
         /// The directory.
@@ -88,7 +88,7 @@ pub enum ViewError {
         /// The message of fusermount3.
         reason: String,
     },
-    /// The kernel and podfs do not understand each other.
+    /// The FUSE session between the kernel and podfs does not begin.
     #[error("{}: the kernel does not begin a FUSE session: {reason}", path.display())]
     Session {
         /// The directory.
@@ -97,7 +97,7 @@ pub enum ViewError {
         #[source]
         reason: io::Error,
     },
-    /// The view cannot be taken away.
+    /// The view cannot be unmounted.
     #[error("{}: cannot be unmounted: {reason}; end the processes that use it, and run fusermount3 -u", path.display())]
     Unmount {
         /// The directory.
@@ -117,7 +117,7 @@ pub enum Audience {
     Everyone,
 }
 
-/// A mounted view. It is taken away when this is dropped.
+/// A mounted view. Dropping it unmounts the view.
 pub struct MountedView {
     point: Option<ViewMountPoint>,
     tree: Arc<Mutex<ViewTree>>,
@@ -126,11 +126,11 @@ pub struct MountedView {
 }
 
 impl MountedView {
-    /// Mounts a view of these volumes. The directory is empty or does not exist yet. A view there whose process was killed
-    /// is taken away first.
+    /// Mounts a view of these volumes. The directory must be empty or absent. If a view whose process was killed is mounted there,
+    /// podfs unmounts it first.
     ///
     /// # Errors
-    /// A directory that cannot be used, and what keeps a user from mounting.
+    /// When the directory cannot be used, or the user cannot mount.
     pub fn mount(directory: &Path, audience: Audience, volumes: ViewVolumes) -> Result<MountedView, ViewError> {
         let mut tree = ViewTree::new(SystemTime::now());
         tree.show(volumes, SystemTime::now());
@@ -145,11 +145,11 @@ impl MountedView {
         let session = Session::from_fd(TreeFs::new(Arc::clone(&tree)), device, acl, Config::default());
         let session = session.inspect_err(|_| drop(fusermount::unmount(point.path()))).map_err(broken)?;
         let notifier = session.notifier();
-        let (tell, ended) = oneshot::channel();
+        let (end_sender, ended) = oneshot::channel();
         let serve = move || {
-            // It ends with the mount; of an error the kernel says no more.
+            // The session ends when the view is unmounted. An error says no more than that.
             let _ended = session.run();
-            let _gone = tell.send(());
+            let _gone = end_sender.send(());
         };
         let serving = thread::Builder::new().name("view".into()).spawn(serve);
         serving.inspect_err(|_| drop(fusermount::unmount(point.path()))).map_err(broken)?;
@@ -169,7 +169,7 @@ impl MountedView {
             (lines, tree.show(volumes, SystemTime::now()))
         };
         for (directory, name) in stale {
-            // A name that the kernel does not have, and a view that is just being unmounted.
+            // An error means that the kernel does not have the name, or that the view is just being unmounted.
             let _unknown = self.notifier.inval_entry(INodeNo(directory), OsStr::new(&name));
         }
         lines
@@ -180,16 +180,16 @@ impl MountedView {
         self.lock().volumes().clone()
     }
 
-    /// Waits until it is unmounted by another process. Cancel-safe.
+    /// Waits until another process unmounts the view. Cancel-safe.
     pub async fn ended(&mut self) {
         // A session that panicked has ended, too.
         let _ended = (&mut self.ended).await;
     }
 
-    /// Takes the view away, and the directory if podfs has made it. Processes in it do not keep it.
+    /// Unmounts the view, even if processes use it, and removes the directory if podfs has made it.
     ///
     /// # Errors
-    /// When it cannot be unmounted.
+    /// When the view cannot be unmounted.
     pub fn finish(mut self) -> Result<(), ViewError> {
         self.point.take().map_or(Ok(()), ViewMountPoint::clear)
     }
@@ -201,7 +201,7 @@ impl MountedView {
 
 impl Drop for MountedView {
     fn drop(&mut self) {
-        // Another error is being reported.
+        // The caller reports another error.
         let _cleared = self.point.take().map(ViewMountPoint::clear);
     }
 }

@@ -18,27 +18,27 @@ pub(super) struct ViewMountPoint {
 }
 
 impl ViewMountPoint {
-    /// Checks the directory, or makes it. A view there whose process has ended is taken away.
+    /// Checks the directory, or makes it. If a view whose process has ended is mounted there, podfs unmounts it.
     ///
     /// # Errors
-    /// Another view there, a directory that is not empty or of another user, and what the kernel says.
+    /// When another view is mounted there, when the directory is not empty or belongs to another user, or when the kernel refuses.
     pub(super) fn prepare(directory: &Path) -> Result<ViewMountPoint, ViewError> {
         let path = resolve(directory).map_err(|reason| unusable(directory, reason))?;
-        let here = mounts_at(&path).map_err(|reason| unusable(&path, reason))?.pop();
+        let mounted = mounts_at(&path).map_err(|reason| unusable(&path, reason))?.pop();
         let is_dead = fs::metadata(&path).is_err_and(|error| error.raw_os_error() == Some(libc::ENOTCONN));
-        match here.map(|mounted| mounted.fs_type == FS_TYPE) {
+        match mounted.map(|mounted| mounted.fs_type == FS_TYPE) {
             Some(true) if is_dead => fusermount::unmount(&path)?,
             Some(true) => return Err(ViewError::Occupied(path)),
             Some(false) if is_dead => return Err(ViewError::Dead(path)),
             _ => {}
         }
         let user = rustix::process::geteuid();
-        if let Ok(found) = fs::metadata(&path)
-            && found.is_dir()
-            && found.uid() != user.as_raw()
+        if let Ok(metadata) = fs::metadata(&path)
+            && metadata.is_dir()
+            && metadata.uid() != user.as_raw()
             && !user.is_root()
         {
-            return Err(ViewError::NotOwned { path, owner: found.uid() });
+            return Err(ViewError::NotOwned { path, owner: metadata.uid() });
         }
         let is_made = prepare(&path)?;
         Ok(ViewMountPoint { path, is_made })
@@ -49,7 +49,7 @@ impl ViewMountPoint {
         &self.path
     }
 
-    /// Takes the view away if it is still mounted, and the directory if it was made for it.
+    /// Unmounts the view if it is still mounted, and removes the directory if podfs made it.
     ///
     /// # Errors
     /// When the mount table cannot be read, or fusermount3 fails.
@@ -65,14 +65,14 @@ impl ViewMountPoint {
 impl Drop for ViewMountPoint {
     fn drop(&mut self) {
         if self.is_made {
-            // Another process may have put something there, or have mounted something.
+            // The kernel refuses if another process has made a file in the directory or mounted something there.
             let _not_empty = fs::remove_dir(&self.path);
         }
     }
 }
 
 /// The path as the mount table has it. podfs does not resolve the last name, because a view without a process may be mounted
-/// there, and it does not answer.
+/// there, and such a view answers no request.
 fn resolve(directory: &Path) -> io::Result<PathBuf> {
     match (directory.parent(), directory.file_name()) {
         (Some(parent), Some(name)) => {

@@ -1,7 +1,8 @@
-//! The nodes of the file system, without FUSE. It only counts the lookups by which the kernel holds nodes.
+//! The nodes of the file system, without the FUSE protocol. Of FUSE, the tree only counts the lookups by which the kernel holds
+//! nodes.
 //!
-//! A node has one number for its whole life, and numbers are never given twice. The nodes below a generation's directory
-//! never change; the next generation has others. Directories of the view that do change, and links whose target stays, keep
+//! A node has one number for its whole life, and a number is never used for two nodes. The nodes below a generation's directory
+//! never change; the next generation has other nodes. Directories of the view that do change, and links whose target stays, keep
 //! their nodes. A node that is no longer shown stays until the kernel forgets it, so that open files and working directories stay
 //! usable.
 
@@ -34,7 +35,7 @@ pub(super) struct ViewNode {
     pub(super) gid: u32,
     pub(super) modified: SystemTime,
     pub(super) kind: ViewNodeKind,
-    /// Whether it, and all that is in it, stays as it is for as long as it has its number.
+    /// Whether the node, with all nodes below it, never changes.
     pub(super) is_final: bool,
     /// Lookups of the node that the kernel has not forgotten (FUSE `nlookup`).
     lookups: u64,
@@ -45,7 +46,7 @@ pub(super) enum ViewNodeKind {
     Directory {
         /// The entries by name.
         entries: BTreeMap<String, u64>,
-        /// An entry that can be entered and is not listed.
+        /// An entry that a lookup finds and a listing does not have.
         unlisted: Option<(String, u64)>,
     },
     Link(String),
@@ -63,6 +64,7 @@ struct ViewVolume {
     /// The link to the current generation.
     data: u64,
     current: Generation,
+    /// The generation before the current one.
     before: Option<Generation>,
 }
 
@@ -94,7 +96,7 @@ impl ViewTree {
         self.nodes.get(&number)
     }
 
-    /// The node of this name in a directory, which the kernel holds from now on.
+    /// The node of this name in a directory. Counts a lookup, because the kernel holds the node from now on.
     pub(super) fn look_up(&mut self, directory: u64, name: &str) -> Option<&ViewNode> {
         let ViewNodeKind::Directory { entries, unlisted } = &self.nodes.get(&directory)?.kind else { return None };
         let unlisted = unlisted.iter().find(|(unlisted, _)| unlisted == name).map(|(_, number)| number);
@@ -113,7 +115,7 @@ impl ViewTree {
         }
     }
 
-    /// Shows these volumes from now on. Gives the names that mean something else than before.
+    /// Shows these volumes from now on. Returns the names that lead to another node than before, or to none.
     pub(super) fn show(&mut self, volumes: ViewVolumes, now: SystemTime) -> Vec<StaleName> {
         let mut stale = Vec::new();
         let mut before = std::mem::take(&mut self.volumes);
@@ -191,7 +193,7 @@ impl ViewTree {
         volume
     }
 
-    /// The directory of a new generation, with all that is in it, and a link to it.
+    /// Adds the directory of a new generation, with all nodes below it, and a link to it.
     fn add_generation(&mut self, entries: &[ViewEntry], now: SystemTime) -> (Generation, u64) {
         let name = GenerationName::new(now).to_string();
         let mut numbers: BTreeMap<&str, u64> = BTreeMap::new();
@@ -216,7 +218,7 @@ impl ViewTree {
         (Generation { name, directory, nodes: numbers.into_values().collect() }, data)
     }
 
-    /// Puts the entries of a volume into its directories that change.
+    /// Puts the entries of a volume into those of its directories that may change.
     fn fill_volume(&mut self, volume: &ViewVolume, now: SystemTime) {
         let mut children: BTreeMap<u64, BTreeMap<String, u64>> = BTreeMap::new();
         let of_root = children.entry(volume.root).or_default();

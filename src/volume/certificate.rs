@@ -8,13 +8,14 @@ use k8s_openapi::api::core::v1::PodCertificateProjection;
 
 use crate::types::{self, InvalidField, PayloadPath};
 
-/// Life of a certificate whose source says nothing, in seconds: the API server's default.
+/// Lifetime of a certificate whose source gives none, in seconds: the API server's default.
 const DEFAULT_EXPIRATION: i32 = 24 * 60 * 60;
-/// Shortest and longest life that the API accepts, in seconds.
+/// Shortest and longest lifetime that the API accepts, in seconds.
 const SHORTEST_EXPIRATION: i32 = 60 * 60;
 const LONGEST_EXPIRATION: i32 = 91 * 24 * 60 * 60;
 
-/// The files that hold a private key, a certificate for it, or both. They show one key in each generation.
+/// The files that hold a private key, its certificate chain, or both. In each generation, all of them belong to one
+/// key.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CertificateFiles {
     /// The path of the file with the key, followed by the chain.
@@ -23,13 +24,13 @@ pub struct CertificateFiles {
     pub key: Option<PayloadPath>,
     /// The path of the file with the chain alone.
     pub chain: Option<PayloadPath>,
-    /// Their owner, before the volume's default (KEP-5936).
+    /// Their owner; without it, that of the volume (KEP-5936).
     pub user: Option<u32>,
     /// The requirements for the certificate.
     pub certificate: CertificateKey,
 }
 
-/// The requirements for a certificate. Files that ask for the same show the same certificate.
+/// The requirements for a certificate. Files with equal requirements show the same certificate.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct CertificateKey {
     /// The name of the signer, such as `example.com/server`.

@@ -47,17 +47,17 @@ pub struct Claim {
     pub usage: ClaimUsage,
 }
 
-/// The key by which podfs finds a claim.
+/// The way in which a volume of a pod names its claim.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ClaimReference {
-    /// It has this name.
+    /// By the claim's name.
     Named(String),
-    /// It was made for this volume of the pod: a generic ephemeral volume.
+    /// The claim was made for this volume of the pod: a generic ephemeral volume.
     OfPod,
 }
 
 impl ClaimReference {
-    /// The claim's name: that of the pod and that of the volume, for an ephemeral one.
+    /// The claim's name. That of an ephemeral volume consists of the names of the pod and of the volume.
     pub fn name(&self, pod: &str, volume: &str) -> String {
         match self {
             ClaimReference::Named(name) => name.clone(),

@@ -7,10 +7,10 @@ use super::selector::Selector;
 use crate::types::PayloadPath;
 use crate::types::{self, InvalidField};
 
-/// Life of a token whose source says nothing: the API server's default, which podfs applies itself because a manifest
-/// file need not have passed through one.
+/// Lifetime of a token whose source gives none, in seconds: the API server's default. podfs applies it too, because the
+/// manifest may be a file that no API server has seen.
 const DEFAULT_EXPIRATION: i64 = 3600;
-/// Shortest and longest life the API accepts.
+/// Shortest and longest lifetime that the API accepts, in seconds.
 const SHORTEST_EXPIRATION: i64 = 600;
 const LONGEST_EXPIRATION: i64 = 1 << 32;
 
@@ -19,7 +19,7 @@ const LONGEST_EXPIRATION: i64 = 1 << 32;
 pub struct TokenFile {
     /// The path of the file in the volume.
     pub path: PayloadPath,
-    /// Its owner, before the volume's default (KEP-5936).
+    /// Its owner; without it, that of the volume (KEP-5936).
     pub user: Option<u32>,
     /// The token in the file.
     pub token: TokenKey,
@@ -30,11 +30,11 @@ pub struct TokenFile {
 pub enum CredentialKey {
     /// A token of its service account.
     Token(TokenKey),
-    /// A certificate for a key of its own.
+    /// A certificate for a private key that podfs makes.
     Certificate(CertificateKey),
 }
 
-/// The requirements for a token. Files that ask for the same show the same token.
+/// The requirements for a token. Files with equal requirements show the same token.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct TokenKey {
     /// Its audience; without one, the API server chooses.
@@ -78,7 +78,7 @@ impl TokenFile {
 pub struct BundleFile {
     /// The path of the file in the volume.
     pub path: PayloadPath,
-    /// Its owner, before the volume's default (KEP-5936).
+    /// Its owner; without it, that of the volume (KEP-5936).
     pub user: Option<u32>,
     /// The ClusterTrustBundles in the file.
     pub bundles: BundleKey,

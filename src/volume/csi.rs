@@ -34,11 +34,11 @@ pub struct Csi {
     pub read_only: bool,
     /// Further attributes for the driver.
     pub attributes: BTreeMap<String, String>,
-    /// The Secret that goes with NodeStageVolume.
+    /// The Secret that podfs sends with NodeStageVolume.
     pub stage_secret: Option<SecretReference>,
-    /// The Secret that goes with NodePublishVolume.
+    /// The Secret that podfs sends with NodePublishVolume.
     pub publish_secret: Option<SecretReference>,
-    /// The Secret that goes with NodeExpandVolume.
+    /// The Secret that podfs sends with NodeExpandVolume.
     pub expand_secret: Option<SecretReference>,
 }
 
@@ -52,15 +52,16 @@ pub struct SecretReference {
 }
 
 impl Csi {
-    /// The directory the kubelet would keep such volumes in.
+    /// The directory in which the kubelet would keep such volumes.
     pub const DIRECTORY: &str = "kubernetes.io~csi";
 
-    /// The driver's handle of the volume. That of an ephemeral volume is the kubelet's.
+    /// The driver's handle of the volume. An ephemeral volume has the handle that the kubelet would make for it.
     pub fn handle_in(&self, pod_uid: &str, volume: &str) -> String {
         self.handle.clone().unwrap_or_else(|| format!("csi-{}", sha256(&[pod_uid, volume])))
     }
 
-    /// The name of the VolumeAttachment that attaches it to a node; none for an ephemeral volume, which is never attached.
+    /// The name of the VolumeAttachment that attaches the volume to a node; none for an ephemeral volume, which is never
+    /// attached.
     pub fn attachment(&self, node: Option<&str>) -> Option<String> {
         Some(format!("csi-{}", sha256(&[self.handle.as_deref()?, &self.driver, node?])))
     }
@@ -113,18 +114,18 @@ impl Csi {
     }
 }
 
-/// In hexadecimal digits, of texts one after the other.
+/// The SHA-256 digest of the joined texts, in hexadecimal digits.
 pub fn sha256(texts: &[&str]) -> String {
     let digest = digest(&SHA256, texts.concat().as_bytes());
     digest.as_ref().iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// A text that is there.
+/// The text, if it is not empty.
 pub(super) fn given(text: &Option<String>) -> Option<String> {
     text.clone().filter(|text| !text.is_empty())
 }
 
-/// The API's rule for names of drivers: they are directories of the node, too.
+/// Checks a driver's name by the API's rule. A name that passes is safe as the name of a directory of the node.
 fn driver(name: &str) -> Result<String, InvalidField> {
     let name = required("driver", Some(name))?;
     let bytes = name.as_bytes();

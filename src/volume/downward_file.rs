@@ -17,9 +17,9 @@ pub(super) fn files(items: Option<&[DownwardAPIVolumeFile]>) -> Result<Vec<Downw
 pub struct DownwardFile {
     /// The file in the volume.
     pub path: PayloadPath,
-    /// Permission bits, before the volume's default.
+    /// Permission bits; without them, those of the volume.
     pub mode: Option<u16>,
-    /// Owner, before the volume's default (KEP-5936).
+    /// Owner; without it, that of the volume (KEP-5936).
     pub user: Option<u32>,
     /// The value that the file shows.
     pub value: DownwardValue,
@@ -43,7 +43,7 @@ pub struct ContainerResource {
     pub bound: ResourceBound,
     /// `cpu`, `memory`, `ephemeral-storage` or `hugepages-<size>`.
     pub resource: String,
-    /// The unit the file counts in; never zero.
+    /// The unit of the number in the file; never zero.
     pub divisor: Quantity,
 }
 
@@ -104,7 +104,7 @@ fn container_resource(selector: &ResourceFieldSelector) -> Result<ContainerResou
 
 const RESOURCES: &str = "a volume can show limits and requests of cpu, memory, ephemeral-storage and hugepages-<size>";
 
-/// Splits `limits.cpu`; nothing when no file can show it.
+/// Splits `limits.cpu` into bound and resource; none for a resource that no file can show.
 fn bounded(resource: &str) -> Option<(ResourceBound, &str)> {
     let (bound, name) = match resource.split_once('.')? {
         ("limits", name) => (ResourceBound::Limit, name),
@@ -115,7 +115,7 @@ fn bounded(resource: &str) -> Option<(ResourceBound, &str)> {
     known.then_some((bound, name))
 }
 
-/// The unit to count in. Zero and nothing mean one, as in the API.
+/// The unit of the number in the file. Zero and an empty text mean one, as in the API.
 fn divisor(resource: &str, text: &str) -> Result<Quantity, InvalidField> {
     let allowed: &[&str] = match resource {
         "cpu" => &["1", "1m"],

@@ -1,4 +1,4 @@
-//! emptyDir volumes: a directory that is made with the pod and goes with it.
+//! emptyDir volumes: a directory that exists as long as its pod.
 
 use std::fmt;
 
@@ -26,8 +26,8 @@ pub struct EmptyDir {
 }
 
 impl EmptyDir {
-    /// Whether one that is mounted can become `next`, which has another size limit, while containers use it. Only a server that
-    /// has counted from the start can hold a limit, and huge pages keep theirs.
+    /// Whether a mounted emptyDir can become `next`, which has another size limit, while containers use it. On disk, the server
+    /// enforces a limit only if it has counted the bytes since the mount. The limit of huge pages never changes.
     pub(super) fn can_become(self, next: EmptyDir) -> bool {
         let is_resizable = match self.medium {
             Storage::Disk => self.size_limit.is_some(),
@@ -38,14 +38,14 @@ impl EmptyDir {
     }
 }
 
-/// The storage of an emptyDir's files. Reads like the manifest's `medium`.
+/// The storage of an emptyDir's files. Its text is the `medium` of the manifest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Storage {
     /// The file system of podfs' root directory.
     Disk,
     /// Memory of the node.
     Memory,
-    /// Huge pages, of this many bytes or of the only size the pod asks for.
+    /// Huge pages of this many bytes; without a number, of the only size that the pod requests.
     HugePages(Option<u64>),
 }
 
@@ -102,7 +102,7 @@ fn storage(medium: &str) -> Result<Storage, InvalidField> {
     }
 }
 
-/// No limit at all is what the kubelet makes of zero.
+/// Parses `sizeLimit`. Zero means no limit, as for the kubelet.
 fn size_limit(text: &str) -> Result<Option<u64>, InvalidField> {
     if text.starts_with('-') && Quantity::parse(&text[1..]).is_ok() {
         let sentence = "must not be negative; write a quantity such as 500Mi, or leave it out for no limit";

@@ -33,7 +33,7 @@ pub struct Flex {
 }
 
 impl Flex {
-    /// The directory the kubelet would keep such volumes in, and that the driver is in.
+    /// The name of the directory in which the kubelet would keep such volumes, and of the driver's directory.
     pub fn directory(&self) -> String {
         self.driver.replace('/', "~")
     }
@@ -67,7 +67,7 @@ impl Flex {
     }
 }
 
-/// A name that leads to no other directory: podfs runs the program that it names.
+/// Checks that a driver's name leads to no other directory, because podfs runs the program of that name.
 fn driver(name: &str) -> Result<String, InvalidField> {
     let name = required("driver", Some(name))?;
     let plain = |c: u8| c.is_ascii_alphanumeric() || b"-._".contains(&c);

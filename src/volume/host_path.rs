@@ -22,6 +22,8 @@ pub struct HostPath {
     pub path: PathBuf,
     /// The required type.
     pub kind: HostPathType,
+    /// A directory above the path, below which podfs follows no symbolic link. Users may write there.
+    pub within: Option<PathBuf>,
 }
 
 /// The required type of a host path, and whether podfs makes a missing one.
@@ -46,13 +48,13 @@ pub enum HostPathType {
 }
 
 impl HostPath {
-    /// The directory the kubelet would keep such volumes in.
+    /// The directory in which the kubelet would keep such volumes.
     pub const DIRECTORY: &str = "kubernetes.io~host-path";
 
     /// Parses the source of a volume or of a PersistentVolume. Errors are relative to it.
     ///
     /// # Errors
-    /// No path, one that is not absolute or goes up (HP-06), an unknown type.
+    /// A path that is missing, not absolute, or has a part `..` (HP-06); an unknown type.
     pub fn parse(source: &HostPathVolumeSource) -> Result<HostPath, InvalidField> {
         let path = required("path", Some(&source.path))?;
         if Path::new(path).components().any(|part| part == std::path::Component::ParentDir) {
@@ -63,7 +65,7 @@ impl HostPath {
             return Err(InvalidField::new("path", sentence));
         }
         let kind = HostPathType::parse(source.type_.as_deref().unwrap_or_default())?;
-        Ok(HostPath { path: PathBuf::from(path), kind })
+        Ok(HostPath { path: PathBuf::from(path), kind, within: None })
     }
 }
 

@@ -18,7 +18,7 @@ use crate::types::{InvalidField, required};
 const UNSPECIFIED: &str = "UNSPECIFIED";
 /// The separator of zones in the label of a disk with several.
 const BETWEEN_ZONES: &str = "__";
-/// The labels of a PersistentVolume that name its zones, the older one first: it wins.
+/// The labels of a PersistentVolume that name its zones. The first, older one takes precedence.
 const ZONES: [&str; 2] = ["failure-domain.beta.kubernetes.io/zone", "topology.kubernetes.io/zone"];
 const AZURE_FILE_DRIVER: &str = "file.csi.azure.com";
 /// The annotation of a PersistentVolume that names the Azure resource group.
@@ -105,7 +105,7 @@ pub fn translate(word: &str, fields: &Value, context: Context<'_>) -> Option<Res
     Some((migrated.translate)(fields, context))
 }
 
-/// The volume as it is in a pod of this namespace, where that is part of the handle.
+/// Completes a handle that ends with the namespace of the volume's pod, which [`translate`] does not know.
 pub fn complete(csi: &mut Csi, namespace: &str) {
     if let (AZURE_FILE_DRIVER, Some(handle)) = (csi.driver.as_str(), &mut csi.handle)
         && handle.ends_with('#')
@@ -134,7 +134,7 @@ pub fn instead_of(word: &str) -> Option<&'static str> {
 /// The fields of a kind, as its type.
 ///
 /// # Errors
-/// A field of the wrong type. It may have a value for its name, so neither is repeated.
+/// A field of the wrong type. The message has neither its name nor its value, because both may be secret.
 pub fn typed<T: DeserializeOwned>(fields: &Value) -> Result<T, InvalidField> {
     serde_json::from_value(fields.clone())
         .map_err(|_| InvalidField::new("", "has a field of the wrong type; compare it with the API's reference"))

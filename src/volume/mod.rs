@@ -38,7 +38,7 @@ pub use flex::Flex;
 pub use host_path::{HostPath, HostPathType};
 pub use nfs::{Nfs, NfsOptions, options as nfs_options};
 pub use preferences::{MARK, Preferences, ServedBy, SubPathMode};
-pub(crate) use preferences::{forget_other_volumes, set_mount_options};
+pub(crate) use preferences::{forget_other_volumes, keep_volume, set_mount_options, set_within};
 pub use projection::{KeyPath, Medium, ObjectSource, Projection, ProjectionSource, Reference};
 pub use selector::Selector;
 pub use unsupported::VolumeFields;
@@ -74,7 +74,8 @@ pub struct Volume {
     pub name: VolumeName,
     /// Its kind.
     pub kind: &'static VolumeType,
-    /// Directories to make in its root for other volumes that are mounted there. In a passthrough they are the user's.
+    /// Directories that podfs makes in the volume for other volumes that containers mount there. Only a projection has them;
+    /// those of a passthrough volume belong to the user.
     pub nested: Vec<PayloadPath>,
     /// The source of its content.
     pub source: VolumeSource,
@@ -94,8 +95,8 @@ pub struct VolumeUses<'a> {
 impl Volume {
     /// Parses one entry of a pod's `spec.volumes`.
     ///
-    /// There are no `containers` when the volume stands alone. `fields` are those that it has in the manifest. A kind that
-    /// podfs does not serve becomes [`VolumeSource::Unsupported`].
+    /// `containers` is empty for a volume without a pod (`podfs mount`). `fields` are the fields of the volume in the manifest.
+    /// A kind that podfs does not serve becomes [`VolumeSource::Unsupported`].
     ///
     /// # Errors
     /// The first field that breaks a rule of the API; the sentence names the volume, the path is relative to it.
@@ -156,7 +157,7 @@ pub enum VolumeSource {
     Projection(Projection),
     /// A file or directory of the node.
     HostPath(HostPath),
-    /// A directory of the pod's own.
+    /// A directory that belongs to the pod.
     EmptyDir(EmptyDir),
     /// A directory that an NFS server exports, and the options of its mount.
     Nfs(Nfs, Box<NfsOptions>),
@@ -166,7 +167,7 @@ pub enum VolumeSource {
     Flex(Box<Flex>),
     /// A volume of a CSI driver.
     Csi(Box<Csi>),
-    /// Something that this version cannot show: the kind, as the manifest says it.
+    /// A kind that this version does not serve, by its name in the manifest.
     Unsupported(String),
 }
 
@@ -185,10 +186,10 @@ impl VolumeSource {
 pub struct VolumeType {
     /// Its field in the manifest, such as `configMap`.
     pub word: &'static str,
-    /// The directory the kubelet keeps such volumes in, such as `kubernetes.io~configmap`; none when the
-    /// PersistentVolume decides.
+    /// The directory in which the kubelet keeps such volumes, such as `kubernetes.io~configmap`; none if it depends on the
+    /// PersistentVolume or on the driver.
     pub directory: Option<&'static str>,
-    /// Parses the kind's field; none when the volume does not have it. Errors are relative to the field.
+    /// Parses the kind's field; none if the volume does not have the field. Errors are relative to the field.
     parse: Parse,
 }
 
@@ -259,7 +260,7 @@ fn parse_source(
     }
 }
 
-/// The fields of a volume that say where its content comes from: all but its name.
+/// The names of a volume's fields that are sources: all but `name`.
 fn sources_given(volume: &core::Volume) -> Vec<String> {
     match serde_json::to_value(volume) {
         Ok(serde_json::Value::Object(fields)) => {

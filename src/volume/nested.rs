@@ -7,11 +7,12 @@ use k8s_openapi::api::core::v1::VolumeMount;
 
 use crate::types::PayloadPath;
 
-/// The directories to make in the root of the volume `name`, given the mounts of every container of the pod. Of
-/// nested ones only the outermost, as the kubelet does: the volume mounted there makes the others.
+/// The directories to make in the root of the volume `name`, given the mounts of every container of the pod. If one
+/// directory is below another, only the outer one is returned, as by the kubelet: the volume that is mounted on the outer one
+/// has the inner one.
 ///
 /// # Errors
-/// A mount path that leaves the container's root, or one that would take the place of the volume's own entries; with
+/// A mount path that leaves the container's root, or one that would hide an entry of the volume such as `..data`; with
 /// the kubelet's text.
 pub(super) fn directories(name: &str, containers: &[&[VolumeMount]]) -> Result<Vec<PayloadPath>, InvalidMountPoint> {
     let mut directories = Vec::new();
@@ -31,25 +32,25 @@ pub(super) fn directories(name: &str, containers: &[&[VolumeMount]]) -> Result<V
     Ok(directories)
 }
 
-/// A mount path no directory can be made for.
+/// A mount path for which podfs can make no directory.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("invalid container mount point {0}")]
 pub(super) struct InvalidMountPoint(String);
 
-/// The paths below `own`, relative to it, without those below another of them.
+/// The paths below `own`, relative to `own`, without those that are below another of them.
 fn outermost_below(own: &str, sorted: &[String]) -> Result<Vec<PayloadPath>, InvalidMountPoint> {
-    let mut found: Vec<(&str, PayloadPath)> = Vec::new();
+    let mut outermost: Vec<(&str, PayloadPath)> = Vec::new();
     for path in sorted {
         let Some(relative) = below(own, path) else {
             continue;
         };
-        if found.iter().any(|(outer, _)| *outer == path || below(outer, path).is_some()) {
+        if outermost.iter().any(|(outer, _)| *outer == path || below(outer, path).is_some()) {
             continue;
         }
         let directory = PayloadPath::parse(relative).map_err(|_| InvalidMountPoint(path.clone()))?;
-        found.push((path, directory));
+        outermost.push((path, directory));
     }
-    Ok(found.into_iter().map(|(_, directory)| directory).collect())
+    Ok(outermost.into_iter().map(|(_, directory)| directory).collect())
 }
 
 /// The part of `path` below `directory`.
@@ -68,7 +69,7 @@ fn clean(path: &str) -> String {
             ".." if names.last().is_some_and(|last| *last != "..") => {
                 names.pop();
             }
-            // Above the root is the root.
+            // The parent of the root is the root.
             ".." if !root.is_empty() => {}
             name => names.push(name),
         }
@@ -101,19 +102,19 @@ mod tests {
         }
     }
 
-    fn found(names: &[&str]) -> Result<Vec<String>, String> {
+    fn paths(names: &[&str]) -> Result<Vec<String>, String> {
         Ok(names.iter().map(ToString::to_string).collect())
     }
 
     #[test]
     fn nm_01_simple() {
-        assert_eq!(nested(&[&[("vol1", "/dir")]]), found(&[]));
-        assert_eq!(nested(&[&[("vol1", "/dir"), ("vol2", "/directory"), ("vol3", "/")]]), found(&[]));
+        assert_eq!(nested(&[&[("vol1", "/dir")]]), paths(&[]));
+        assert_eq!(nested(&[&[("vol1", "/dir"), ("vol2", "/directory"), ("vol3", "/")]]), paths(&[]));
     }
 
     #[test]
     fn nm_01_simple_nested() {
-        assert_eq!(nested(&[&[("vol1", "/dir"), ("vol2", "/dir/nested")]]), found(&["nested"]));
+        assert_eq!(nested(&[&[("vol1", "/dir"), ("vol2", "/dir/nested")]]), paths(&["nested"]));
     }
 
     #[test]
@@ -126,13 +127,13 @@ mod tests {
             ("vol6", "/dir/nested-vol/"),
             ("vol1", "/dir"),
         ];
-        assert_eq!(nested(&[&container]), found(&["nested", "nested-vol", "nested.vol", "nested2"]));
+        assert_eq!(nested(&[&container]), paths(&["nested", "nested-vol", "nested.vol", "nested2"]));
     }
 
     #[test]
     fn nm_01_several_mounts_of_the_volume() {
         let container = [("vol1", "/dir"), ("vol1", "/other"), ("vol2", "/dir/nested"), ("vol3", "/other/nested2")];
-        assert_eq!(nested(&[&container]), found(&["nested", "nested2"]));
+        assert_eq!(nested(&[&container]), paths(&["nested", "nested2"]));
     }
 
     #[test]
@@ -143,7 +144,7 @@ mod tests {
         let unrelated = [("vol2", "/mnt/sub9"), ("vol3", "/mnt")];
         assert_eq!(
             nested(&[&init, &regular, &ephemeral, &unrelated]),
-            found(&["sub", "sub1/sub2/sub3", "sub1/sub2/sub4", "sub1/sub2/sub6"])
+            paths(&["sub", "sub1/sub2/sub3", "sub1/sub2/sub4", "sub1/sub2/sub6"])
         );
     }
 
@@ -168,6 +169,6 @@ mod tests {
         {
             assert_eq!(clean(path), expected, "{path}");
         }
-        assert_eq!(nested(&[&[("vol1", "/"), ("vol2", "/nested")]]), found(&["nested"]));
+        assert_eq!(nested(&[&[("vol1", "/"), ("vol2", "/nested")]]), paths(&["nested"]));
     }
 }

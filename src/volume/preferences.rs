@@ -1,9 +1,10 @@
 //! Annotations of the pod about single volumes: `podfs.io/host-path.<volume>`, `podfs.io/cache.<volume>`,
-//! `podfs.io/nfs-backend.<volume>`, `podfs.io/mount-options.<volume>`, `podfs.io/audit.<volume>` and
-//! `podfs.io/sub-path.<volume>`; and of all of them, `podfs.io/volumes`.
+//! `podfs.io/nfs-backend.<volume>`, `podfs.io/mount-options.<volume>`, `podfs.io/audit.<volume>`, `podfs.io/sub-path.<volume>`
+//! and `podfs.io/within.<volume>`; and the annotation about all volumes, `podfs.io/volumes`.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Display;
+use std::path::{Path, PathBuf};
 
 use podfs_fuse::passthrough::CacheMode;
 use serde_json::{Value, json};
@@ -18,35 +19,36 @@ const AUDIT: &str = "podfs.io/audit.";
 const SUB_PATH: &str = "podfs.io/sub-path.";
 const NFS_BACKEND: &str = "podfs.io/nfs-backend.";
 const MOUNT_OPTIONS: &str = "podfs.io/mount-options.";
+const WITHIN: &str = "podfs.io/within.";
 /// The prefixes of annotations about single volumes.
-const ABOUT_VOLUMES: [&str; 6] = [SERVED_BY, CACHE, AUDIT, SUB_PATH, NFS_BACKEND, MOUNT_OPTIONS];
+const ABOUT_VOLUMES: [&str; 7] = [SERVED_BY, CACHE, AUDIT, SUB_PATH, NFS_BACKEND, MOUNT_OPTIONS, WITHIN];
 
-/// The label or annotation of a pod, and the label of a namespace, whose containers have volumes of podfs in the place of the
-/// kubelet's (`podfs node --nri`): `"true"` or `"false"`.
+/// The label or annotation of a pod, and the label of a namespace, that says whether containers get podfs's volumes instead of
+/// the kubelet's (`podfs node --nri`): `"true"` or `"false"`.
 pub const MARK: &str = "podfs.io/volumes";
 
 /// The user's choices for a volume, from the pod's annotations or the command line.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Preferences {
-    /// FUSE or a bind mount; without it, podfs chooses.
+    /// FUSE or a bind mount; without this choice, podfs chooses.
     pub served_by: Option<ServedBy>,
     /// The caching of names and attributes of a host path by the kernel.
     pub cache: CacheMode,
     /// Whether podfs logs each open of a file of a projection.
     pub audit: bool,
-    /// The NFS client; without it, the mount options choose.
+    /// The NFS client; without this choice, the mount options decide.
     pub nfs_backend: Option<Backend>,
-    /// Whether a container that mounts a part of it sees later changes; without it, the node decides.
+    /// Whether a container that mounts a part of the volume sees later changes; without this choice, the node decides.
     pub sub_path: Option<SubPathMode>,
 }
 
 /// Whether a container that mounts a part of a projection sees later changes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum SubPathMode {
-    /// The generation that was current when it started, as with the kubelet (SP-05).
+    /// The container sees the generation that was current when the container started, as with the kubelet (SP-05).
     #[default]
     Pinned,
-    /// The current content at each moment.
+    /// The container always sees the current content.
     Live,
 }
 
@@ -60,7 +62,7 @@ pub enum ServedBy {
 }
 
 impl Preferences {
-    /// Takes what a pod's annotations say into its volumes.
+    /// Sets the preferences of a pod's volumes from the pod's annotations.
     ///
     /// # Errors
     /// An invalid value, a volume that the pod does not have, or one of a kind without this choice. Annotations for a volume
@@ -134,6 +136,20 @@ impl Preferences {
                     )));
                 };
                 **options = NfsOptions::parse([value.as_str()]).map_err(|error| invalid(&error))?;
+            } else if let Some(name) = key.strip_prefix(WITHIN) {
+                let volume = volume(volumes, name).map_err(|error| invalid(&error))?;
+                if volume.unsupported_reason().is_some() {
+                    continue;
+                }
+                let VolumeSource::HostPath(source) = &mut volume.source else {
+                    let kind = volume.kind.word;
+                    return Err(invalid(&format!("is for hostPath volumes, and {name:?} is of kind {kind}")));
+                };
+                if !value.starts_with('/') || !source.path.starts_with(value) {
+                    let path = source.path.display();
+                    return Err(invalid(&format!("must be the directory {path} or one above it")));
+                }
+                source.within = Some(PathBuf::from(value));
             } else if let Some(name) = key.strip_prefix(SUB_PATH) {
                 let volume = volume(volumes, name).map_err(|error| invalid(&error))?;
                 if volume.unsupported_reason().is_some() {
@@ -147,7 +163,7 @@ impl Preferences {
                     )));
                 }
                 let mode = sub_path(value).map_err(|error| invalid(&error))?;
-                // Annotations are sorted, and "audit" comes before "sub-path".
+                // The map is sorted, so this loop has applied `podfs.io/audit.` before `podfs.io/sub-path.`.
                 if mode == SubPathMode::Live && volume.preferences.audit {
                     return Err(invalid(&format!(
                         "cannot be live, because opens of {name:?} are logged; remove podfs.io/audit.{name}"
@@ -162,13 +178,37 @@ impl Preferences {
 
 /// Sets the mount options of the nfs volume `name` in a pod's manifest, by its annotation.
 pub(crate) fn set_mount_options(manifest: &mut Value, name: &str, options: &[String]) {
-    let key = format!("{MOUNT_OPTIONS}{name}");
+    let value = (!options.is_empty()).then(|| options.join(","));
+    set_annotation(manifest, format!("{MOUNT_OPTIONS}{name}"), value);
+}
+
+/// Sets the directory out of which no symbolic link leads the hostPath volume `name` in a pod's manifest, by its annotation.
+pub(crate) fn set_within(manifest: &mut Value, name: &str, within: Option<&Path>) {
+    let value = within.map(|within| within.to_string_lossy().into_owned());
+    set_annotation(manifest, format!("{WITHIN}{name}"), value);
+}
+
+/// Gives a volume in a pod's manifest the definition that it has in another manifest of the pod, and the annotations about it.
+pub(crate) fn keep_volume(manifest: &mut Value, earlier: &Value, name: &str) {
+    let is_named = |volume: &&Value| volume["name"] == name;
+    let Some(definition) = earlier["spec"]["volumes"].as_array().into_iter().flatten().find(is_named) else { return };
+    let volumes = manifest["spec"]["volumes"].as_array_mut().into_iter().flatten();
+    volumes.filter(|volume| volume["name"] == name).for_each(|volume| volume.clone_from(definition));
+    for prefix in ABOUT_VOLUMES {
+        let key = format!("{prefix}{name}");
+        let value = earlier["metadata"]["annotations"][&key].as_str().map(str::to_owned);
+        set_annotation(manifest, key, value);
+    }
+}
+
+/// Sets an annotation in a pod's manifest, or removes it.
+fn set_annotation(manifest: &mut Value, key: String, value: Option<String>) {
     let annotations = &mut manifest["metadata"]["annotations"];
-    match (annotations.as_object_mut(), options.is_empty()) {
-        (Some(all), true) => drop(all.remove(&key)),
-        (Some(all), false) => drop(all.insert(key, json!(options.join(",")))),
-        (None, true) => {}
-        (None, false) => *annotations = json!({ key: options.join(",") }),
+    match (annotations.as_object_mut(), value) {
+        (Some(all), None) => drop(all.remove(&key)),
+        (Some(all), Some(value)) => drop(all.insert(key, json!(value))),
+        (None, None) => {}
+        (None, Some(value)) => *annotations = json!({ key: value }),
     }
 }
 

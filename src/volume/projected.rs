@@ -74,8 +74,8 @@ fn parse_source(source: &VolumeProjection) -> Result<Option<ProjectionSource>, I
     }
 }
 
-/// The API's rule for paths the manifest gives: each belongs to one file. Tokens are outside of it, as are keys shown
-/// under their own names; there the last source wins.
+/// Checks the API's rule that a path in the manifest belongs to one file. The rule covers neither tokens nor keys that
+/// are shown under their own names: if two sources have such a path, the last one wins.
 fn claim_paths(source: &ProjectionSource, taken: &mut BTreeSet<PayloadPath>) -> Result<(), InvalidField> {
     if matches!(source, ProjectionSource::ServiceAccountToken(_)) {
         return Ok(());

@@ -13,8 +13,8 @@ use super::downward_file::DownwardFile;
 use crate::types::PayloadPath;
 use crate::types::{self, InvalidField};
 
-/// Mode of files whose volume and item say nothing: the API server's default, which podfs applies itself because a
-/// manifest file need not have passed through one.
+/// Mode of files for which neither the item nor the volume gives one: the API server's default. podfs applies it too,
+/// because the manifest may be a file that no API server has seen.
 const DEFAULT_MODE: u16 = 0o644;
 
 /// A volume made of files that podfs assembles.
@@ -31,12 +31,12 @@ pub struct Projection {
 }
 
 impl Projection {
-    /// Whether the volume shows anything of its pod.
+    /// Whether the volume shows fields of its pod.
     pub fn needs_pod(&self) -> bool {
         self.sources.iter().any(|source| matches!(source, ProjectionSource::DownwardApi(_)))
     }
 
-    /// The objects the volume needs, in the order of its sources.
+    /// The objects that the volume needs, in the order of its sources.
     pub fn references(&self) -> impl Iterator<Item = Reference<'_>> {
         self.sources.iter().filter_map(|source| match source {
             ProjectionSource::ConfigMap(object) => Some(Reference::to("ConfigMap", object)),
@@ -46,7 +46,7 @@ impl Projection {
     }
 }
 
-/// The medium on which the kubelet would keep a volume's files. It shows in the mode of the volume's root.
+/// The medium on which the kubelet would keep a volume's files. The mode of the volume's root depends on it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Medium {
     /// The node's disk, as for configMap volumes.
@@ -73,7 +73,7 @@ pub enum ProjectionSource {
 }
 
 impl ProjectionSource {
-    /// Whether its files are not for everyone's eyes: keys of Secrets, tokens, private keys.
+    /// Whether its files are confidential: keys of Secrets, tokens, private keys.
     pub fn is_secret(&self) -> bool {
         match self {
             ProjectionSource::Secret(_)
@@ -85,7 +85,7 @@ impl ProjectionSource {
         }
     }
 
-    /// The paths the manifest itself gives to files of this source.
+    /// The paths that the manifest itself gives to files of this source.
     pub fn explicit_paths(&self) -> Vec<&PayloadPath> {
         match self {
             ProjectionSource::ConfigMap(object) | ProjectionSource::Secret(object) => {
@@ -99,7 +99,7 @@ impl ProjectionSource {
     }
 }
 
-/// Reads `configMap "app"`, or `serviceAccountToken "token"` with the path for sources without a name.
+/// The text is `configMap "app"`; for a source without a name, it has the path: `serviceAccountToken "token"`.
 impl fmt::Display for ProjectionSource {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -155,9 +155,9 @@ pub struct KeyPath {
     pub key: String,
     /// The file in the volume.
     pub path: PayloadPath,
-    /// Permission bits, before the volume's default.
+    /// Permission bits; without them, those of the volume.
     pub mode: Option<u16>,
-    /// Owner, before the volume's default (KEP-5936).
+    /// Owner; without it, that of the volume (KEP-5936).
     pub user: Option<u32>,
 }
 
@@ -172,14 +172,14 @@ impl KeyPath {
     }
 }
 
-/// An object a volume needs. Reads `ConfigMap app`, or `ConfigMap app (optional)`.
+/// An object that a volume needs. Its text is `ConfigMap app`, or `ConfigMap app (optional)`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Reference<'a> {
     /// `ConfigMap` or `Secret`.
     pub kind: &'static str,
     /// The object's name, in the pod's namespace.
     pub name: &'a str,
-    /// Whether the volume comes up without it.
+    /// Whether podfs mounts the volume without the object.
     pub optional: bool,
 }
 

@@ -1,4 +1,4 @@
-//! Label selectors: which of many objects a volume shows.
+//! Label selectors: they choose the objects that a volume shows.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -7,7 +7,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::{LabelSelector, LabelSelecto
 use crate::types;
 use crate::types::InvalidField;
 
-/// Labels that an object is to have. One that asks for nothing selects every object.
+/// Requirements for the labels of an object. A selector without requirements selects every object.
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Selector(BTreeSet<Requirement>);
 
@@ -40,7 +40,7 @@ impl Selector {
         Ok(Selector(requirements))
     }
 
-    /// Whether an object with these labels is meant.
+    /// Whether it selects an object with these labels.
     pub fn matches(&self, labels: &BTreeMap<String, String>) -> bool {
         self.0.iter().all(|requirement| requirement.is_met(labels.get(&requirement.key)))
     }

@@ -21,7 +21,7 @@ struct Cluster {
 }
 
 impl Cluster {
-    /// The claim's status says so many MiB, the PersistentVolume others.
+    /// A cluster whose claim has a status of `claim` MiB, and whose PersistentVolume has `volume` MiB.
     fn new(claim: u32, volume: u32) -> Cluster {
         let (server, node) = (ApiServer::start(), Node::new());
         server.put_value(json!({"apiVersion": "v1", "kind": "Node", "metadata": {"name": NODE}}));
@@ -97,7 +97,7 @@ impl Cluster {
         })
     }
 
-    /// The pods go, and with them what the driver has.
+    /// Deletes the pods, and waits until podfs has unmounted their volumes.
     fn end(&self, pods: &[&str]) {
         for pod in pods {
             self.server.delete("Pod", "default", pod);
@@ -132,7 +132,7 @@ fn cs_13_the_claim_of_a_volume_that_its_driver_has_grown_has_the_new_capacity() 
         });
     }
 
-    // It grows again while it is mounted: the node gets the new size with the next pod.
+    // The volume grows again while it is mounted: podfs reads the PersistentVolume again for the next pod.
     cluster.put_volume(32, &json!({"csi": {"driver": DRIVER, "volumeHandle": "h"}}));
     cluster.put_pod("other");
     cluster.node.expect(&["wait", "default/other"]);
@@ -213,11 +213,13 @@ fn cs_13_a_daemon_that_is_killed_before_the_claim_is_written_writes_it_when_it_c
     cluster.put_pod("web");
     let mut daemon = cluster.start();
     cluster.node.expect(&["wait", "default/web"]);
-    eventually("it was tried", || cluster.server.count("patch", "persistentvolumeclaims/status") > 0);
+    eventually("podfs has tried to write the status", || {
+        cluster.server.count("patch", "persistentvolumeclaims/status") > 0
+    });
     daemon.signal(Signal::SIGKILL);
     daemon.wait();
     cluster.server.heal();
-    // The supervisor goes, too: the record of the volume says that the driver has grown it.
+    // Kills the supervisor, too: the record of the volume says that the driver has grown it.
     nix::sys::signal::kill(cluster_supervisor(&cluster), Signal::SIGKILL).expect("it is there");
     let _daemon = cluster.start();
     eventually("the claim has the new size", || cluster.status()["capacity"]["storage"] == "16Mi");

@@ -1,4 +1,5 @@
-//! `podfs node --csi` with an API server: objects that podfs reads, and objects that pods read with tokens of their own.
+//! `podfs node --csi` with an API server: objects that podfs reads with its own credentials, and objects that it reads with the
+//! tokens of the pods.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -107,8 +108,9 @@ fn a_pod_reads_its_objects_with_its_own_token_which_podfs_renews_and_never_shows
     kubelet.published(&with_token(&volume, &first));
     let file = volume.target.join("key");
     assert_eq!(fs::read_to_string(&file).expect("a file"), "first");
-    let asked = server.requests().into_iter().filter(|asked| asked.plural == "configmaps").map(|asked| asked.user);
-    assert_eq!(asked.collect::<BTreeSet<_>>(), BTreeSet::from([web.name.clone()]), "the pod alone asks");
+    let requests = server.requests().into_iter().filter(|request| request.plural == "configmaps");
+    let users: BTreeSet<_> = requests.map(|request| request.user).collect();
+    assert_eq!(users, BTreeSet::from([web.name.clone()]), "all requests have the credentials of the pod");
 
     // Another pod of the node names the same object, and its service account may not read it.
     let refused = with_token(&cluster.volume("other"), &server.new_token(&other));

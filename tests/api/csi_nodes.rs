@@ -92,7 +92,7 @@ fn cs_16_a_driver_that_registers_is_in_the_cluster_until_it_goes() {
     eventually("podfs tells the driver", || driver.answers() == [""]);
     driver.unregister(&cluster.node.fixture.path("root"));
     eventually("the driver has no entry", || cluster.drivers() == json!([]));
-    eventually("nor a name for the node", || cluster.metadata()["annotations"][NODE_IDS].is_null());
+    eventually("the driver has no name for the node", || cluster.metadata()["annotations"][NODE_IDS].is_null());
     let is_unused = |(verb, resource): &(String, String)| cluster.server.count(verb, resource) == 0;
     let unused: Vec<_> = rules_of("podfs-csi-drivers").into_iter().filter(is_unused).collect();
     assert_eq!(unused, [], "rules that podfs does not need");
@@ -110,7 +110,7 @@ fn cs_16_the_topology_of_a_driver_becomes_labels_and_its_limit_is_allocatable() 
     assert_eq!(cluster.metadata()["labels"], labels);
     driver.unregister(&cluster.node.fixture.path("root"));
     eventually("the driver has no entry", || cluster.drivers() == json!([]));
-    assert_eq!(cluster.metadata()["labels"], labels, "volumes may have been made for them");
+    assert_eq!(cluster.metadata()["labels"], labels, "volumes may have an affinity to these labels");
     cluster.server.assert_conventions();
 }
 

@@ -1,5 +1,5 @@
-//! The objects of `packaging/kubernetes`, created in an API server: what their roles allow the daemon of the DaemonSet is what it
-//! asks for, and no more. `tests/cli/node/csi/deployment.rs` shows that the chart gives the same objects.
+//! The objects of `packaging/kubernetes`, created in an API server: their roles allow exactly the requests that the daemon of
+//! the DaemonSet makes. `tests/cli/node/csi/deployment.rs` shows that the chart renders the same objects.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -57,7 +57,7 @@ fn allowed_by(server: &ApiServer, role: &str) -> Permissions {
         .collect()
 }
 
-/// The service account that the DaemonSet's pods act as.
+/// The service account of the DaemonSet's pods.
 fn account(server: &ApiServer) -> User {
     let set = only(server.objects("DaemonSet"));
     let template = &set["spec"]["template"];
@@ -68,7 +68,7 @@ fn account(server: &ApiServer) -> User {
     User::new(&format!("system:serviceaccount:{namespace}:{name}"), "system:serviceaccounts")
 }
 
-/// Lets the account do what the bindings of the cluster say. Gives what that is.
+/// Gives the account the permissions of the cluster's binding. Returns them.
 fn bind(server: &ApiServer, account: &User) -> Permissions {
     let binding = only(server.objects("ClusterRoleBinding"));
     let subject = &binding["subjects"][0];
@@ -98,7 +98,7 @@ fn put_pod(server: &ApiServer) {
     }));
 }
 
-/// podfs as the DaemonSet starts it, with the account's token.
+/// The command with which the DaemonSet starts podfs, with the account's token.
 fn daemon_command(kubelet: &Kubelet, server: &ApiServer, account: &User) -> Command {
     let mut command = kubelet.node.bare_command();
     command.arg("--kubeconfig").arg(server.kubeconfig_of(account, Style::Token)).args(["--node-name", NODE]);
@@ -115,7 +115,7 @@ fn volumes(kubelet: &Kubelet) -> [Volume; 3] {
     ]
 }
 
-/// The kubelet publishes the volumes, the pod reads them, and ends.
+/// Publishes the volumes as a kubelet, checks their content, and ends the pod.
 fn publish_and_end(kubelet: &Kubelet, volumes: [Volume; 3]) {
     volumes.iter().for_each(|volume| kubelet.published(volume));
     for (volume, file) in volumes.iter().zip(["key", "key", "labels"]) {
@@ -142,7 +142,7 @@ fn the_roles_of_the_manifests_allow_exactly_the_requests_of_the_daemon() {
     permit(&server, &account, &of_secrets);
     allowed.extend(of_secrets);
     put_pod(&server);
-    let mut asked = Permissions::new();
+    let mut used = Permissions::new();
     // A server that sends the existing objects at the start of a watch gets no list requests. Other servers get them.
     for initial in [InitialEvents::Sent, InitialEvents::Refused] {
         server.initial_events(initial);
@@ -151,12 +151,12 @@ fn the_roles_of_the_manifests_allow_exactly_the_requests_of_the_daemon() {
         let daemon = kubelet.node.start_command(daemon_command(&kubelet, &server, &account));
         publish_and_end(&kubelet, volumes(&kubelet));
         drop(daemon);
-        asked.extend(server.requests().into_iter().filter(|asked| asked.resource.is_some()).map(|asked| {
-            assert_eq!(asked.user, account.name);
-            (asked.verb, asked.plural)
+        used.extend(server.requests().into_iter().filter(|request| request.resource.is_some()).map(|request| {
+            assert_eq!(request.user, account.name);
+            (request.verb, request.plural)
         }));
     }
-    assert_eq!(asked, allowed, "what was asked for, and what the roles allow");
+    assert_eq!(used, allowed, "the permissions that the requests need, and those that the roles give");
 }
 
 #[test]
@@ -176,22 +176,22 @@ fn where_pods_read_their_objects_the_role_of_the_chart_allows_only_pods_and_podf
     let set = only(server.objects("DaemonSet"));
     let arguments = set["spec"]["template"]["spec"]["containers"][0]["args"].as_array().expect("arguments");
     let read_as = arguments.iter().filter_map(Value::as_str).find(|argument| argument.starts_with("--csi-read-as"));
-    let (mut asked, mut asked_by_pod) = (Permissions::new(), Permissions::new());
+    let (mut used, mut used_by_pod) = (Permissions::new(), Permissions::new());
     for initial in [InitialEvents::Sent, InitialEvents::Refused] {
         server.initial_events(initial);
         server.forget_requests();
         let kubelet = Kubelet::new();
         let mut command = daemon_command(&kubelet, &server, &podfs);
-        command.arg(read_as.expect("the DaemonSet says who reads"));
+        command.arg(read_as.expect("the DaemonSet has --csi-read-as"));
         let daemon = kubelet.node.start_command(command);
         let token = server.new_token(&web);
         publish_and_end(&kubelet, volumes(&kubelet).map(|volume| with_token(&volume, &token)));
         drop(daemon);
-        for request in server.requests().into_iter().filter(|asked| asked.resource.is_some()) {
-            let of = if request.user == podfs.name { &mut asked } else { &mut asked_by_pod };
-            of.insert((request.verb, request.plural));
+        for request in server.requests().into_iter().filter(|request| request.resource.is_some()) {
+            let permissions = if request.user == podfs.name { &mut used } else { &mut used_by_pod };
+            permissions.insert((request.verb, request.plural));
         }
     }
-    assert_eq!(asked, allowed, "what podfs asked for, and what the role allows");
-    assert_eq!(asked_by_pod, of_pod, "what was asked for with the pod's token");
+    assert_eq!(used, allowed, "the permissions that podfs's requests need, and those that the role gives");
+    assert_eq!(used_by_pod, of_pod, "the permissions that the requests with the pod's token need");
 }

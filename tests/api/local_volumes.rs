@@ -47,7 +47,7 @@ impl Rig {
         Rig { server, node, directory, mounted: Vec::new() }
     }
 
-    /// A file system of its own as an entry.
+    /// Mounts a tmpfs as an entry of the directory.
     fn mount(&mut self, name: &str) -> PathBuf {
         let path = self.directory.join(name);
         fs::create_dir_all(&path).expect("a directory");
@@ -84,7 +84,8 @@ impl Rig {
         eventually(&format!("the log says {sentence:?}"), || self.node.log().contains(sentence));
     }
 
-    /// As the controller does when a claim takes a volume, or is deleted.
+    /// Binds the volume to a claim and sets its phase, as Kubernetes' controller does when a claim is bound to the volume, and
+    /// when the claim is deleted. Returns the uid of the PersistentVolume.
     fn set_phase(&self, path: &Path, phase: &str) -> String {
         let mut volume = self.volume(path).expect("it is offered");
         let claim =
@@ -195,7 +196,7 @@ fn used_unmounted_and_linked_entries_are_never_offered() {
     }
     let volumes = rig.server.objects("PersistentVolume");
     assert_eq!(volumes.len(), 2, "the one made by hand, and the good one: {volumes:?}");
-    // It is offered as soon as it is not used any more.
+    // podfs offers an entry as soon as nothing else uses it.
     umount2(&other, MntFlags::empty()).expect("unmounted");
     rig.wait_offered(&bound);
     rig.server.delete("PersistentVolume", "", "by-hand");
@@ -260,7 +261,7 @@ fn nothing_is_erased_that_is_in_use_or_another_file_system_by_now() {
     for path in [&used, &replaced, &inner] {
         assert!(path.join("a/b/file").exists(), "{}", path.display());
     }
-    // A restart is no reason to believe it.
+    // A restart of the daemon does not make it erase them.
     drop(daemon);
     let _daemon = rig.start();
     umount2(&place, MntFlags::empty()).expect("unmounted");
@@ -295,13 +296,13 @@ fn a_hundred_directories_are_offered_once_each_while_the_daemon_is_killed_at_eac
         // The server answers one more offer, and never answers the next one.
         rig.server.fail_only("create", VOLUMES, 1, Answer::Right);
         rig.server.fail_always("create", VOLUMES, Answer::Never);
-        let asked = rig.server.count("create", VOLUMES);
+        let requests = rig.server.count("create", VOLUMES);
         let mut daemon = rig.start();
         eventually("one more is offered", || offered() > number);
-        // Every second time, podfs is killed when it has begun the next offer; otherwise while it gets the answer to the last
-        // one.
+        // In every second round, the kill comes when podfs has begun the next offer; otherwise while podfs gets the answer to
+        // the last one.
         if number % 2 == 0 && number + 1 < paths.len() {
-            eventually("the next offer has begun", || rig.server.count("create", VOLUMES) > asked + 1);
+            eventually("the next offer has begun", || rig.server.count("create", VOLUMES) > requests + 1);
         }
         daemon.signal(nix::sys::signal::Signal::SIGKILL);
         daemon.wait();
@@ -320,7 +321,7 @@ fn a_daemon_that_is_killed_between_two_requests_continues_where_it_was() {
     let mut rig = Rig::new("Delete");
     let path = rig.mount("one");
     let hangs = |verb: &str| rig.server.fail_always(verb, "persistentvolumes", Answer::Never);
-    // Before it has offered the entry.
+    // The first kill comes before podfs has offered the entry.
     hangs("create");
     let daemon = rig.start();
     eventually("it is being offered", || rig.server.count("create", "persistentvolumes") > 0);
@@ -330,20 +331,20 @@ fn a_daemon_that_is_killed_between_two_requests_continues_where_it_was() {
     rig.wait_offered(&path);
     rig.set_phase(&path, "Bound");
     write(&path);
-    // Before it has asked again whether it may clean it.
+    // The second kill comes before podfs has read the PersistentVolume again, to check that it may clean the entry.
     hangs("get");
     let uid = rig.set_phase(&path, "Released");
-    eventually("it asks again", || rig.server.count("get", "persistentvolumes") > 0);
+    eventually("podfs reads it again", || rig.server.count("get", "persistentvolumes") > 0);
     assert!(path.join("a/b/file").exists() && rig.records().is_empty());
     drop(daemon);
     rig.server.heal();
-    // When it is clean, and before the PersistentVolume is deleted.
+    // The third kill comes after podfs has cleaned the entry, and before the PersistentVolume is deleted.
     hangs("delete");
     let daemon = rig.start();
     eventually("it is being deleted", || rig.server.count("delete", "persistentvolumes") > 0);
     assert!(is_empty(&path) && rig.records().len() == 1);
     drop(daemon);
-    // A person deletes it meanwhile.
+    // An operator deletes the PersistentVolume meanwhile.
     rig.server.heal();
     let name = rig.volume(&path).expect("it is there")["metadata"]["name"].as_str().expect("a name").to_owned();
     rig.server.delete("PersistentVolume", "", &name);
@@ -363,7 +364,7 @@ fn a_volume_that_was_deleted_half_clean_is_cleaned_before_it_is_offered() {
     let inner = rig.mount("one/a/inner");
     let uid = rig.set_phase(&path, "Released");
     rig.wait_log("is not clean: podfs cannot delete");
-    assert!(!path.join(".hidden").exists(), "the rest is deleted");
+    assert!(!path.join(".hidden").exists(), "the other files are deleted");
     drop(daemon);
     let name = rig.volume(&path).expect("it is there")["metadata"]["name"].as_str().expect("a name").to_owned();
     rig.server.delete("PersistentVolume", "", &name);
@@ -410,7 +411,7 @@ fn a_block_device_is_offered_and_erased_to_its_last_byte() {
     for offset in [0, 64 << 20, (128 << 20) - 4096] {
         disk.write(b"secret", offset);
     }
-    // While another part of the kernel has it, nothing is erased.
+    // podfs does not erase a device that is open exclusively, as a device that the kernel uses.
     let holder = std::os::unix::fs::OpenOptionsExt::custom_flags(fs::OpenOptions::new().read(true), libc::O_EXCL)
         .open(disk.path())
         .expect("open for this process alone");
@@ -439,10 +440,10 @@ fn metrics_count_the_entries_by_state() {
     rig.set_phase(&inside, "Released");
     rig.wait_log("is not clean: podfs cannot delete 1 entry");
     let log = rig.node.log();
-    let address = log.split("http://").nth(1).and_then(|rest| rest.split('/').next()).expect("an address").to_owned();
+    let address = log.split("http://").nth(1).and_then(|url| url.split('/').next()).expect("an address").to_owned();
     for (state, count) in [("free", 1), ("released", 1), ("bound", 0), ("unfit", 1), ("failing", 1)] {
         let line = format!("podfs_local_volumes{{state=\"{state}\"}} {count}");
-        eventually(&line, || scrape(&address).lines().any(|told| told == line));
+        eventually(&line, || scrape(&address).lines().any(|metric| metric == line));
     }
 }
 

@@ -118,18 +118,18 @@ fn me_02_a_volume_that_cannot_be_mounted_is_an_event_of_the_pod() {
     let Cluster { server, node } = &cluster;
     cluster.put_pod("web", "late", &json!({}));
     let _daemon = node.start_command(cluster.command());
-    let told = |reason: &str, message: &str| {
+    let has_event = |reason: &str, message: &str| {
         let events = server.objects("Event");
         events.iter().any(|event| {
             event["reason"] == reason && event["message"] == message && event["involvedObject"]["uid"] == "uid-web"
         })
     };
     let failure = "MountVolume.SetUp failed for volume \"config\" : configmap \"late\" not found";
-    eventually("the failure is an event", || told("FailedMount", failure));
+    eventually("the failure is an event", || has_event("FailedMount", failure));
     server.put(&config_map("late", &[("key", "here")]));
     node.expect(&["wait", "default/web"]);
     let success = "MountVolume.SetUp succeeded for volume \"config\"";
-    eventually("the success is an event", || told("SuccessfulMountVolume", success));
+    eventually("the success is an event", || has_event("SuccessfulMountVolume", success));
 }
 
 #[test]
@@ -149,7 +149,7 @@ fn static_pods_start_while_the_server_is_away() {
     command.arg("--manifests").arg(node.fixture.path("manifests"));
     let _daemon = node.start_command(command);
     node.expect(&["wait", "default/static"]);
-    assert!(node.pod("web").is_none(), "the server has not spoken");
+    assert!(node.pod("web").is_none(), "the server has not answered");
     server.connections(Order::Serve);
     node.expect(&["wait", "default/web"]);
     wait_content(&node.path("web", "config").join("key"), "one");

@@ -1,4 +1,4 @@
-//! A server with a pod on a node, and a podfs of that node.
+//! An API server with a pod on a node, and a podfs for that pod.
 #![allow(dead_code, reason = "each test program uses its part")]
 
 use std::path::PathBuf;
@@ -17,12 +17,12 @@ pub struct Rig {
     pub server: ApiServer,
     pub fixture: Fixture,
     pub kubeconfig: PathBuf,
-    /// The uid of the pod: another one for each test, because cgroups go by it.
+    /// The uid of the pod. It differs in each test, because cgroups are named by it.
     pub uid: String,
 }
 
 impl Rig {
-    /// With the pod `default/web` of these volumes.
+    /// A rig with the pod `default/web`, which has these volumes.
     pub fn new(volumes: &str) -> Rig {
         Rig::with_style(volumes, Style::Embedded)
     }
@@ -36,7 +36,7 @@ impl Rig {
         rig
     }
 
-    /// With one configMap volume `config` of the ConfigMap `app`, which has this value of `key`.
+    /// A rig whose pod has one configMap volume `config` of the ConfigMap `app`. The ConfigMap has this value of `key`.
     pub fn of_config(value: &str) -> Rig {
         let rig = Rig::new("[{name: config, configMap: {name: app}}]");
         rig.put_config(value);
@@ -47,7 +47,7 @@ impl Rig {
         self.server.put(&config_map("app", &[("key", value)]))
     }
 
-    /// Changes what the kubeconfig says of the server.
+    /// Changes the entry of the server in the kubeconfig.
     pub fn edit_cluster(&mut self, edit: impl FnOnce(&mut Value)) {
         let text = std::fs::read_to_string(&self.kubeconfig).expect("a kubeconfig");
         let mut kubeconfig: Value = serde_json::from_str(&text).expect("JSON");
@@ -55,7 +55,7 @@ impl Rig {
         self.kubeconfig = self.server.write("edited.kubeconfig", &kubeconfig.to_string());
     }
 
-    /// The pod, on the node.
+    /// Creates or replaces the pod, with these volumes and labels.
     pub fn put_pod(&self, volumes: &str, labels: &str) {
         self.server.put(&format!(
             "{{apiVersion: v1, kind: Pod, metadata: {{name: web, namespace: default, uid: {}, labels: {labels}}}, \
@@ -75,7 +75,7 @@ impl Rig {
         command
     }
 
-    /// `podfs run` that does not know from where.
+    /// `podfs run` without a pod and without a source of objects.
     pub fn bare_command(&self) -> Command {
         let mut command = Command::new(PODFS);
         command.arg("run").arg("--root-dir").arg(self.fixture.path("root"));
@@ -117,11 +117,11 @@ impl Rig {
         eventually(&format!("{kind} {name} is watched"), || self.server.watches(kind, name) == 1);
     }
 
-    /// The reason that a volume is not live for.
+    /// Why a volume is not live, if it is not.
     pub fn reason(&self, volume: &str) -> Option<String> {
         let status = self.status();
         let volumes = status["volumes"].as_array()?;
-        let volume = volumes.iter().find(|one| one["name"] == volume)?;
+        let volume = volumes.iter().find(|entry| entry["name"] == volume)?;
         volume["reason"].as_str().map(str::to_owned)
     }
 }

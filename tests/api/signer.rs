@@ -1,4 +1,4 @@
-//! A signer of certificates of pods in the cluster of a test, as a controller would be, and a volume that shows one.
+//! A signer of pod certificates, in the role of a cluster's controller, and a volume that shows a certificate.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -42,7 +42,7 @@ impl Signer {
         server.objects(REQUEST).into_iter().find(is_open).expect("a request that is open")
     }
 
-    /// Issues a certificate that ends in so many seconds and is to be replaced in others.
+    /// Issues a certificate that expires in `end` seconds and should be renewed from `refresh` seconds on.
     pub fn issue(&self, server: &ApiServer, mut request: Value, refresh: i64, end: i64) {
         let ByteString(der) = serde_json::from_value(request["spec"]["stubPKCS10Request"].clone()).expect("base64");
         let csr =
@@ -61,7 +61,7 @@ fn condition(kind: &str, reason: &str, message: &str) -> Value {
     json!({"type": kind, "status": "True", "reason": reason, "message": message, "lastTransitionTime": "2026-01-01T00:00:00Z"})
 }
 
-/// A signer refuses: its condition is `Denied` or `Failed`.
+/// Refuses a request as a signer, by a condition of this type: `Denied` or `Failed`.
 pub fn refuse(server: &ApiServer, mut request: Value, kind: &str) {
     request["status"] = json!({"conditions": [condition(kind, "UnsupportedKeyType", "use ED25519")]});
     server.put_value(request);

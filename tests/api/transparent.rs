@@ -1,4 +1,4 @@
-//! `podfs node --nri` with an API server: which pods are chosen, and that podfs leaves the others and their volumes alone.
+//! `podfs node --nri` with an API server: which pods podfs chooses, and that it does not touch other pods and volumes.
 
 use std::process::Command;
 
@@ -66,7 +66,7 @@ fn marked_pods_have_their_payload_volumes_mounted_and_no_others_before_a_contain
     let daemon = cluster.machine.node.start_command(cluster.command());
     for pod in ["by-label", "by-annotation"] {
         eventually("its volume is mounted", || cluster.is_mounted(pod));
-        assert!(cluster.machine.node.volume(pod, "scratch").is_none(), "the kubelet has that");
+        assert!(cluster.machine.node.volume(pod, "scratch").is_none(), "the kubelet mounts emptyDirs");
         assert!(
             !cluster
                 .machine
@@ -78,7 +78,7 @@ fn marked_pods_have_their_payload_volumes_mounted_and_no_others_before_a_contain
     }
     assert!(cluster.machine.node.pod("plain").is_none());
     daemon.wait_log("podfs chooses pods only by their own label or annotation podfs.io/volumes");
-    // No runtime says that there were containers, and the kubelet has no directory of the pod.
+    // podfs may unmount: no runtime has reported containers of the pod, and the kubelet has no directory of the pod.
     cluster.server.delete("Pod", "default", "by-label");
     eventually("nothing of the pod is left", || cluster.machine.node.is_clean("uid-by-label"));
 }
@@ -101,35 +101,35 @@ fn pods_of_a_marked_namespace_are_chosen_where_podfs_may_list_namespaces() {
 fn a_container_with_the_kubelets_volume_although_its_pod_is_marked_is_an_event_of_the_pod() {
     let cluster = Cluster::new();
     let Cluster { server, machine } = &cluster;
-    // Its namespace has no ConfigMap yet.
+    // The pod's namespace has no ConfigMap yet, so podfs cannot mount the volume.
     cluster.put_pod("late", "web", &json!({"labels": {"podfs.io/volumes": "true"}}));
     let runtime = machine.listen();
     let _daemon = machine.node.start_command(cluster.command());
     let mut pod = machine.sandbox("web", Some("true"));
     pod.namespace = "late".to_owned();
     let mut plugin = runtime.begin(vec![pod.clone()], Vec::new());
-    eventually("podfs has heard of the pod", || machine.node.pod("web").is_some());
+    eventually("podfs knows the pod", || machine.node.pod("web").is_some());
     let mounts = || vec![machine.mount("web", "volumes/kubernetes.io~configmap/config", "/config")];
     let (first, second) = (container(&pod, "first", mounts()), container(&pod, "second", mounts()));
     assert_eq!(plugin.create(&pod, &first), []);
     let reason = "podfs did not have it mounted in time; podfs node state says why";
     let message = format!("Container \"first\" has the kubelet's volume at \"/config\" : {reason}");
-    let is_told = |event: &Value| {
+    let is_expected = |event: &Value| {
         let uid = &event["involvedObject"]["uid"];
         event["reason"] == "KubeletVolume" && event["message"] == message && uid == "uid-web"
     };
-    eventually("it is an event", || server.objects("Event").iter().any(is_told));
+    eventually("it is an event", || server.objects("Event").iter().any(is_expected));
     server.put_value(json!({"apiVersion": "v1", "kind": "ConfigMap", "data": {"key": "one"},
         "metadata": {"name": "app", "namespace": "late"}}));
     eventually("its volume is mounted", || cluster.is_mounted("web"));
     assert_eq!(plugin.create(&pod, &second).len(), 1);
-    let shown = || machine.node.pod("web").expect("the pod")["containers"].clone();
+    let containers = || machine.node.pod("web").expect("the pod")["containers"].clone();
     let replaced = json!({"id": second.id, "name": "second", "replaced": ["/config"], "kept": []});
     let kept =
         json!({"id": first.id, "name": "first", "replaced": [], "kept": [{"path": "/config", "reason": reason}]});
-    eventually("the state names both", || shown() == json!([kept, replaced]));
+    eventually("the state names both", || containers() == json!([kept, replaced]));
     let text = machine.node.expect(&["state"]);
     assert!(text.contains("late/web  second     /config   -"), "{text}");
     plugin.event(Event::RemoveContainer, &pod, Some(&first));
-    eventually("the state names one", || shown() == json!([replaced]));
+    eventually("the state names one", || containers() == json!([replaced]));
 }

@@ -1,4 +1,5 @@
-//! From a request to its answer: the user, the request, the permission, and then the answer; or a planned fault.
+//! From a request to its answer: the server identifies the user, parses the request, checks the permission, and then
+//! answers, or carries out a planned fault.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -17,7 +18,7 @@ use super::authorizer::Rules;
 use super::faults::{Answer, Faults};
 use super::identity::{MASTERS, User, Users};
 use super::listener::Connection;
-use super::request::Asked;
+use super::request::ApiRequest;
 use super::resources::Resource;
 use super::selector::Selection;
 use super::status::{Failure, json_response};
@@ -47,7 +48,8 @@ pub struct State {
     /// Whether `/readyz` says that it is not ready.
     pub starting: bool,
     /// Every request, in the order in which they came.
-    pub seen: Vec<Asked>,
+    pub requests: Vec<ApiRequest>,
+    /// The number of tokens that the server issued.
     tokens: u64,
 }
 
@@ -66,7 +68,7 @@ pub enum InitialEvents {
 /// The overload protection: a client that asks too often gets a 429 with `Retry-After`.
 #[derive(Default)]
 pub struct Overload {
-    /// Most requests within this time.
+    /// The most requests that the server admits within a duration.
     pub limit: Option<(usize, Duration)>,
     recent: VecDeque<Instant>,
     /// The number of requests over the limit.
@@ -99,40 +101,40 @@ impl Cluster {
         self.state.lock().expect("no panic before")
     }
 
-    /// Answers a request, rightly or wrongly.
+    /// Answers a request as a real server does, or with the fault that a test planned for it.
     pub async fn answer(self: Arc<Self>, connection: Arc<Connection>, request: Request) -> Response {
         let (parts, body) = request.into_parts();
-        let mut asked = Asked::parse(&parts, connection.number);
-        if asked.path == "/readyz" {
+        let mut request = ApiRequest::parse(&parts, connection.number);
+        if request.path == "/readyz" {
             return self.state().readiness();
         }
         let Ok(body) = to_bytes(body, LIMIT).await else { return StatusCode::BAD_REQUEST.into_response() };
-        asked.body = serde_json::from_slice(&body).unwrap_or(Value::Null);
+        request.body = serde_json::from_slice(&body).unwrap_or(Value::Null);
         let user = self.users.identify(&connection.certificates, &parts.headers);
         if let Ok(user) = &user {
-            asked.user.clone_from(&user.name);
+            request.user.clone_from(&user.name);
         }
-        self.state().seen.push(asked.clone());
+        self.state().requests.push(request.clone());
         let is_limited = user.as_ref().is_ok_and(|user| !user.is_in(MASTERS));
         if is_limited && !self.state().overload.admits() {
             return too_many();
         }
-        let (due, delay) = (self.faults.due(&asked), self.faults.mood().delay);
+        let (due, delay) = (self.faults.due(&request), self.faults.behaviour().delay);
         if !delay.is_zero() {
             sleep(delay).await;
         }
         match due {
             None | Some(Answer::Right) => {
-                user.and_then(|user| self.serve(&user, &asked)).unwrap_or_else(|failure| failure.response())
+                user.and_then(|user| self.serve(&user, &request)).unwrap_or_else(|failure| failure.response())
             }
             Some(Answer::Never) => std::future::pending().await,
             Some(answer) if answer.spoils() => {
-                // A watch has no end, so it has no middle either. The server spoils its first line.
-                let right = match asked.verb.as_str() {
+                // A watch has no end, so it has no middle either: the server spoils the first line of the watch.
+                let right = match request.verb.as_str() {
                     "watch" => {
                         json_response(StatusCode::OK, &json!({"type": "ADDED", "object": {"kind": "ConfigMap"}}))
                     }
-                    _ => user.and_then(|user| self.serve(&user, &asked)).unwrap_or_else(|failure| failure.response()),
+                    _ => user.and_then(|user| self.serve(&user, &request)).unwrap_or_else(|failure| failure.response()),
                 };
                 let (parts, body) = right.into_parts();
                 let right: Bytes = to_bytes(body, usize::MAX).await.expect("it is in memory");
@@ -144,35 +146,36 @@ impl Cluster {
         }
     }
 
-    fn serve(&self, user: &User, asked: &Asked) -> Result<Response, Failure> {
+    fn serve(&self, user: &User, request: &ApiRequest) -> Result<Response, Failure> {
         let mut state = self.state();
-        // Whether it is allowed comes before whether it is there.
-        state.rules.check(&state.store, user, asked)?;
-        let unserved = self.faults.mood().unserved;
-        let resource = asked.resource.filter(|resource| unserved != Some(resource.api_version().as_str()));
+        // As in a real server, the permission is checked before the existence of the object: a user without the
+        // permission gets 403 for a missing object, too.
+        state.rules.check(&state.store, user, request)?;
+        let unserved = self.faults.behaviour().unserved;
+        let resource = request.resource.filter(|resource| unserved != Some(resource.api_version().as_str()));
         let resource = resource.ok_or_else(Failure::no_resource)?;
-        if asked.namespace.is_some() && !resource.namespaced {
+        if request.namespace.is_some() && !resource.namespaced {
             return Err(Failure::no_resource());
         }
-        match (asked.verb.as_str(), asked.subresource.as_deref()) {
-            ("get", None) => get(&state.store, resource, asked),
-            ("list", None) => list(&state.store, &selection(resource, asked)?, asked),
+        match (request.verb.as_str(), request.subresource.as_deref()) {
+            ("get", None) => get(&state.store, resource, request),
+            ("list", None) => list(&state.store, &selection(resource, request)?, request),
             ("watch", None) => {
                 let initial = state.initial_events;
-                let selection = selection(resource, asked)?;
-                watch::answer(&mut state.store, asked, selection, self.faults.moods(), initial)
+                let selection = selection(resource, request)?;
+                watch::answer(&mut state.store, request, selection, self.faults.watch_behaviour(), initial)
             }
-            ("create", None) if CREATED.contains(&resource.kind) => create(&mut state.store, resource, asked),
-            ("delete", None) if resource.kind == "PersistentVolume" => delete(&mut state.store, resource, asked),
+            ("create", None) if CREATED.contains(&resource.kind) => create(&mut state.store, resource, request),
+            ("delete", None) if resource.kind == "PersistentVolume" => delete(&mut state.store, resource, request),
             ("patch", None) if ["Event", "CSINode"].contains(&resource.kind) => {
-                patch(&mut state.store, resource, asked)
+                patch(&mut state.store, resource, request)
             }
             ("patch", Some("status")) if ["Node", "PersistentVolumeClaim"].contains(&resource.kind) => {
-                patch(&mut state.store, resource, asked)
+                patch(&mut state.store, resource, request)
             }
             ("create", Some("token")) if resource.kind == "ServiceAccount" => {
                 state.tokens += 1;
-                let answer = tokens::issue(&state.store, user, asked, &self.faults.mood(), state.tokens)?;
+                let answer = tokens::issue(&state.store, user, request, &self.faults.behaviour(), state.tokens)?;
                 Ok(json_response(StatusCode::CREATED, &answer))
             }
             (_, None) => Err(Failure::no_method()),
@@ -193,31 +196,33 @@ impl State {
     }
 }
 
-/// As the overload protection of a real server says it, which speaks before anything that knows of `Status` objects.
+/// The text of a real server's overload protection. It is no `Status` object: the protection answers before the request
+/// reaches the code that makes `Status` objects.
 fn too_many() -> Response {
     let text = "Too many requests, please try again later.\n";
     (StatusCode::TOO_MANY_REQUESTS, [(RETRY_AFTER, "1")], text).into_response()
 }
 
-fn get(store: &Store, resource: &'static Resource, asked: &Asked) -> Result<Response, Failure> {
-    let (namespace, name) = (asked.namespace.as_deref().unwrap_or_default(), asked.name.as_deref().unwrap_or_default());
-    let object = store.get(&Key::new(resource.plural, namespace, name)).ok_or_else(|| Failure::not_found(asked))?;
+fn get(store: &Store, resource: &'static Resource, request: &ApiRequest) -> Result<Response, Failure> {
+    let (namespace, name) =
+        (request.namespace.as_deref().unwrap_or_default(), request.name.as_deref().unwrap_or_default());
+    let object = store.get(&Key::new(resource.plural, namespace, name)).ok_or_else(|| Failure::not_found(request))?;
     Ok(json_response(StatusCode::OK, &resource.render(object, false)))
 }
 
-fn list(store: &Store, selection: &Selection, asked: &Asked) -> Result<Response, Failure> {
+fn list(store: &Store, selection: &Selection, request: &ApiRequest) -> Result<Response, Failure> {
     let resource = selection.resource();
-    let page = asked.parameter("continue").filter(|token| !token.is_empty()).map(Page::parse).transpose()?;
+    let page = request.parameter("continue").filter(|token| !token.is_empty()).map(Page::parse).transpose()?;
     let version = match &page {
         Some(page) => page.version,
-        None => version_of_list(store, asked)?,
+        None => version_of_list(store, request)?,
     };
     let mut objects = store.select(selection, version)?;
     if let Some(Page { after, .. }) = &page {
         objects.retain(|(key, _)| (&key.namespace, &key.name) > (&after.0, &after.1));
     }
     let mut metadata = json!({"resourceVersion": version.to_string()});
-    let limit = match asked.parameter("limit").map(str::parse::<usize>) {
+    let limit = match request.parameter("limit").map(str::parse::<usize>) {
         None | Some(Ok(0)) => usize::MAX,
         Some(Ok(limit)) => limit,
         Some(Err(_)) => return Err(Failure::bad_request("limit is not a number")),
@@ -228,11 +233,11 @@ fn list(store: &Store, selection: &Selection, asked: &Asked) -> Result<Response,
         let (last, _) = objects.last().expect("a limit is not zero");
         metadata["continue"] = Page { version, after: (last.namespace.clone(), last.name.clone()) }.token().into();
     }
-    // Items have no kind: the list has it.
+    // As in a real server, the items of a list have no kind: the list names it once.
     let items: Vec<Value> = objects
         .iter()
         .map(|(_, object)| {
-            let mut item = match asked.wants_metadata() {
+            let mut item = match request.wants_metadata() {
                 true => return resource.render(object, true),
                 false => Value::clone(object),
             };
@@ -242,7 +247,7 @@ fn list(store: &Store, selection: &Selection, asked: &Asked) -> Result<Response,
             item
         })
         .collect();
-    let (kind, api_version) = match asked.wants_metadata() {
+    let (kind, api_version) = match request.wants_metadata() {
         true => ("PartialObjectMetadataList".to_owned(), "meta.k8s.io/v1".to_owned()),
         false => (format!("{}List", resource.kind), resource.api_version()),
     };
@@ -251,16 +256,16 @@ fn list(store: &Store, selection: &Selection, asked: &Asked) -> Result<Response,
 }
 
 /// The version that a list request asks for.
-fn version_of_list(store: &Store, asked: &Asked) -> Result<u64, Failure> {
+fn version_of_list(store: &Store, request: &ApiRequest) -> Result<u64, Failure> {
     let current = store.version();
-    let wanted = match asked.parameter("resourceVersion").unwrap_or_default() {
+    let wanted = match request.parameter("resourceVersion").unwrap_or_default() {
         "" => None,
         version => {
             let invalid = || Failure::bad_request(format!("Invalid value: {version:?}"));
             Some(version.parse::<u64>().map_err(|_| invalid())?)
         }
     };
-    match (wanted, asked.parameter("resourceVersionMatch")) {
+    match (wanted, request.parameter("resourceVersionMatch")) {
         (None, None) => Ok(current),
         (None, Some(_)) => {
             let why =
@@ -273,19 +278,19 @@ fn version_of_list(store: &Store, asked: &Asked) -> Result<u64, Failure> {
     }
 }
 
-fn selection(resource: &'static Resource, asked: &Asked) -> Result<Selection, Failure> {
-    let (fields, labels) = (asked.parameter("fieldSelector"), asked.parameter("labelSelector"));
-    Selection::new(resource, asked.namespace.as_deref(), fields, labels)
+fn selection(resource: &'static Resource, request: &ApiRequest) -> Result<Selection, Failure> {
+    let (fields, labels) = (request.parameter("fieldSelector"), request.parameter("labelSelector"));
+    Selection::new(resource, request.namespace.as_deref(), fields, labels)
 }
 
-fn create(store: &mut Store, resource: &'static Resource, asked: &Asked) -> Result<Response, Failure> {
-    let mut object = asked.body.clone();
+fn create(store: &mut Store, resource: &'static Resource, request: &ApiRequest) -> Result<Response, Failure> {
+    let mut object = request.body.clone();
     if Resource::of(&object) != Some(resource) {
         return Err(Failure::bad_request(format!("the object provided is not a {}", resource.kind)));
     }
-    let namespace = asked.namespace.as_deref().unwrap_or_default();
+    let namespace = request.namespace.as_deref().unwrap_or_default();
     let metadata = &mut object["metadata"];
-    if metadata["namespace"].as_str().is_some_and(|given| given != namespace) {
+    if metadata["namespace"].as_str().is_some_and(|in_body| in_body != namespace) {
         let message = "the namespace of the provided object does not match the namespace sent on the request";
         return Err(Failure::bad_request(message));
     }
@@ -303,23 +308,26 @@ fn create(store: &mut Store, resource: &'static Resource, asked: &Asked) -> Resu
     metadata["name"] = name.as_str().into();
     let key = Key::new(resource.plural, namespace, &name);
     if store.get(&key).is_some() {
-        return Err(Failure::exists(asked, &name));
+        return Err(Failure::exists(request, &name));
     }
     store.put(object);
     let created = store.get(&key).expect("it was just put");
     Ok(json_response(StatusCode::CREATED, &resource.render(created, false)))
 }
 
-/// An object with finalizers is only marked: the controllers that set them take them away later.
-fn delete(store: &mut Store, resource: &'static Resource, asked: &Asked) -> Result<Response, Failure> {
-    let (namespace, name) = (asked.namespace.as_deref().unwrap_or_default(), asked.name.as_deref().unwrap_or_default());
+/// An object with finalizers is only marked with a `deletionTimestamp`: the controllers that set the finalizers remove
+/// them later.
+fn delete(store: &mut Store, resource: &'static Resource, request: &ApiRequest) -> Result<Response, Failure> {
+    let (namespace, name) =
+        (request.namespace.as_deref().unwrap_or_default(), request.name.as_deref().unwrap_or_default());
     let key = Key::new(resource.plural, namespace, name);
-    let object = Value::clone(store.get(&key).ok_or_else(|| Failure::not_found(asked))?);
+    let object = Value::clone(store.get(&key).ok_or_else(|| Failure::not_found(request))?);
     for field in ["uid", "resourceVersion"] {
-        let (wanted, found) = (&asked.body["preconditions"][field], &object["metadata"][field]);
-        if !wanted.is_null() && wanted != found {
-            let why = format!("the {field} in the precondition ({wanted}) does not match that of the object ({found})");
-            return Err(Failure::conflict(asked, &why));
+        let (wanted, actual) = (&request.body["preconditions"][field], &object["metadata"][field]);
+        if !wanted.is_null() && wanted != actual {
+            let why =
+                format!("the {field} in the precondition ({wanted}) does not match that of the object ({actual})");
+            return Err(Failure::conflict(request, &why));
         }
     }
     let has_finalizers = object["metadata"]["finalizers"].as_array().is_some_and(|finalizers| !finalizers.is_empty());
@@ -335,20 +343,21 @@ fn delete(store: &mut Store, resource: &'static Resource, asked: &Asked) -> Resu
     Ok(json_response(StatusCode::OK, &status))
 }
 
-/// A JSON merge patch (RFC 7386). One that names another version than that of the object is a conflict.
-fn patch(store: &mut Store, resource: &'static Resource, asked: &Asked) -> Result<Response, Failure> {
-    let (namespace, name) = (asked.namespace.as_deref().unwrap_or_default(), asked.name.as_deref().unwrap_or_default());
+/// A JSON merge patch (RFC 7386). A patch that names another version than the object's is a conflict.
+fn patch(store: &mut Store, resource: &'static Resource, request: &ApiRequest) -> Result<Response, Failure> {
+    let (namespace, name) =
+        (request.namespace.as_deref().unwrap_or_default(), request.name.as_deref().unwrap_or_default());
     let key = Key::new(resource.plural, namespace, name);
-    let before = Value::clone(store.get(&key).ok_or_else(|| Failure::not_found(asked))?);
-    let (wanted, found) = (&asked.body["metadata"]["resourceVersion"], &before["metadata"]["resourceVersion"]);
-    if !wanted.is_null() && wanted != found {
+    let before = Value::clone(store.get(&key).ok_or_else(|| Failure::not_found(request))?);
+    let (wanted, actual) = (&request.body["metadata"]["resourceVersion"], &before["metadata"]["resourceVersion"]);
+    if !wanted.is_null() && wanted != actual {
         return Err(Failure::conflict(
-            asked,
+            request,
             "the object has been modified; please apply your changes to the latest version",
         ));
     }
     let mut object = before.clone();
-    merge(&mut object, &asked.body);
+    merge(&mut object, &request.body);
     if resource.kind == "CSINode" && changes_an_entry(&before, &object) {
         return Err(Failure::invalid(resource.kind, name, "spec.drivers: Invalid value: field is immutable"));
     }
@@ -357,7 +366,8 @@ fn patch(store: &mut Store, resource: &'static Resource, asked: &Asked) -> Resul
     Ok(json_response(StatusCode::OK, &resource.render(patched, false)))
 }
 
-/// Whether a driver has another entry than before. It may only be added or removed.
+/// Whether the entry of a driver differs from before. A real server lets a client add or remove entries, but not change
+/// one.
 fn changes_an_entry(before: &Value, now: &Value) -> bool {
     let drivers = |object: &Value| object["spec"]["drivers"].as_array().cloned().unwrap_or_default();
     let after = drivers(now);
@@ -380,7 +390,7 @@ fn merge(object: &mut Value, change: &Value) {
 /// The position at which a list continues.
 struct Page {
     version: u64,
-    /// The namespace and the name of the last object before.
+    /// The namespace and the name of the last object of the page before.
     after: (String, String),
 }
 

@@ -1,4 +1,4 @@
-//! Certificates: the authority of a cluster, and the certificates of its server and of its users.
+//! Certificates: the certificate authority of a cluster, and the certificates of the cluster's server and users.
 
 use std::time::{Duration, SystemTime};
 
@@ -66,7 +66,7 @@ impl Authority {
         self.sign(params, until)
     }
 
-    /// A certificate by which a user is known until then.
+    /// A client certificate of a user, valid until `until`.
     pub fn client(&self, user: &str, group: &str, until: SystemTime) -> Pair {
         let mut params = CertificateParams::default();
         params.distinguished_name.push(DnType::CommonName, user);
@@ -75,8 +75,8 @@ impl Authority {
         self.sign(params, until)
     }
 
-    /// A self-signed certificate for a server at 127.0.0.1, which may sign others.
-    pub fn itself() -> Pair {
+    /// A self-signed certificate for a server at 127.0.0.1, which is also a certificate authority.
+    pub fn self_signed() -> Pair {
         let mut params = CertificateParams::new(vec!["127.0.0.1".to_owned()]).expect("names");
         params.distinguished_name.push(DnType::CommonName, "kube-apiserver");
         params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);

@@ -1,4 +1,4 @@
-//! Faults of answers, which a test plans and the server carries out. (`listener` has the faults of connections.)
+//! Faults of answers: a test plans them, and the server carries them out. (`listener` has the faults of connections.)
 
 use std::sync::{Mutex, MutexGuard};
 use std::time::Duration;
@@ -9,13 +9,13 @@ use axum::http::{HeaderValue, StatusCode};
 use axum::response::Response;
 use tokio::sync::watch;
 
-use super::request::Asked;
+use super::request::ApiRequest;
 use super::status::Failure;
 
-/// An answer, mostly other than the right one.
+/// A planned answer to a request: the right one, or a fault.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Answer {
-    /// The right one, before another plan begins.
+    /// The right answer: it delays the next planned answer by one request.
     Right,
     /// 429, with the seconds after which the client may retry.
     TooMany(u64),
@@ -25,19 +25,19 @@ pub enum Answer {
     Unauthorized,
     /// 410 as the answer to the request itself. (A watch from a forgotten version says so in its stream.)
     Gone,
-    /// 200, and a page of some proxy.
+    /// 200 with an HTML page, as from a proxy that asks for a login.
     Html,
-    /// 302 to another place.
+    /// 302 to this address.
     Redirect(String),
-    /// The right answer, with bytes in it that are no text.
+    /// The right answer, with bytes in it that are no UTF-8.
     InvalidUtf8,
-    /// The right answer, and it ends in the middle as if that were its end.
+    /// The first half of the right answer, with a regular end of the HTTP body.
     Truncated,
-    /// The right answer, and the connection breaks in the middle of it.
+    /// The first half of the right answer; then the connection breaks.
     Broken,
-    /// So many bytes, none of them useful.
+    /// This number of spaces.
     Oversize(usize),
-    /// None, ever.
+    /// The server never answers.
     Never,
 }
 
@@ -73,13 +73,13 @@ pub struct Disturbance {
 
 /// The present behaviour of the server.
 #[derive(Clone, Debug, Default)]
-pub struct Mood {
+pub struct Behaviour {
     pub delay: Duration,
     pub cut: Option<Cut>,
     pub disturbance: Disturbance,
     /// The lifetime of tokens; it overrides the requested one.
     pub token_lifetime: Option<Duration>,
-    /// The seconds by which its clock is ahead of the clients' clocks.
+    /// The seconds by which the server's clock is ahead of the clients' clocks.
     pub clock_ahead: i64,
     /// A version of a group that is not served, such as `certificates.k8s.io/v1beta1`.
     pub unserved: Option<&'static str>,
@@ -87,47 +87,49 @@ pub struct Mood {
 
 #[derive(Clone, Debug)]
 struct Planned {
-    /// The verb and the resource, if not any.
+    /// The verb and the resource of the concerned requests; `None` for all requests.
     only: Option<(String, String)>,
-    /// The number of answers that still get the fault; without a number, all.
+    /// The number of answers that still get the fault; `None` for all.
     times: Option<usize>,
     answer: Answer,
 }
 
-/// The planned faults. Running watches learn of changes.
+/// The planned faults. A running watch sees changes of the behaviour at once.
 #[derive(Default)]
 pub struct Faults {
-    mood: watch::Sender<Mood>,
+    behaviour: watch::Sender<Behaviour>,
     planned: Mutex<Vec<Planned>>,
 }
 
 impl Faults {
-    pub fn mood(&self) -> Mood {
-        self.mood.borrow().clone()
+    pub fn behaviour(&self) -> Behaviour {
+        self.behaviour.borrow().clone()
     }
 
-    pub fn moods(&self) -> watch::Receiver<Mood> {
-        self.mood.subscribe()
+    pub fn watch_behaviour(&self) -> watch::Receiver<Behaviour> {
+        self.behaviour.subscribe()
     }
 
-    pub fn change(&self, change: impl FnOnce(&mut Mood)) {
-        self.mood.send_modify(change);
+    pub fn change_behaviour(&self, change: impl FnOnce(&mut Behaviour)) {
+        self.behaviour.send_modify(change);
     }
 
-    /// Answers wrongly so many times (for ever if none), to requests of this verb on this resource (to any if none).
+    /// Plans an answer for the next `times` requests with this verb on this resource. `None` for `only` concerns every
+    /// request; `None` for `times` has no end.
     pub fn plan(&self, only: Option<(&str, &str)>, times: Option<usize>, answer: Answer) {
         let only = only.map(|(verb, resource)| (verb.to_owned(), resource.to_owned()));
         self.planned().push(Planned { only, times, answer });
     }
 
-    /// The wrong answer that is due for this request.
-    pub fn due(&self, asked: &Asked) -> Option<Answer> {
+    /// The planned answer to this request.
+    pub fn due(&self, request: &ApiRequest) -> Option<Answer> {
         let mut planned = self.planned();
-        let concerns = |one: &&mut Planned| one.only.as_ref().is_none_or(|(verb, resource)| asked.is(verb, resource));
+        let concerns =
+            |plan: &&mut Planned| plan.only.as_ref().is_none_or(|(verb, resource)| request.is(verb, resource));
         let due = planned.iter_mut().find(concerns)?;
         due.times = due.times.map(|times| times - 1);
         let answer = due.answer.clone();
-        planned.retain(|one| one.times != Some(0));
+        planned.retain(|plan| plan.times != Some(0));
         Some(answer)
     }
 
@@ -136,10 +138,10 @@ impl Faults {
         self.planned().len()
     }
 
-    /// Nothing goes wrong any more.
+    /// Forgets all planned faults.
     pub fn heal(&self) {
         self.planned().clear();
-        self.mood.send_replace(Mood::default());
+        self.behaviour.send_replace(Behaviour::default());
     }
 
     fn planned(&self) -> MutexGuard<'_, Vec<Planned>> {
@@ -148,12 +150,12 @@ impl Faults {
 }
 
 impl Answer {
-    /// Whether it is made from the right answer.
+    /// Whether the server makes this answer from the right one.
     pub fn spoils(&self) -> bool {
         matches!(self, Self::InvalidUtf8 | Self::Truncated | Self::Broken)
     }
 
-    /// An answer that needs no right one.
+    /// The HTTP answer, for those that the server does not make from the right one.
     pub fn response(&self) -> Response {
         match self {
             Self::TooMany(seconds) => Failure::too_many(*seconds).response(),
@@ -169,7 +171,7 @@ impl Answer {
             }
             Self::Oversize(bytes) => typed("application/json", Body::from(vec![b' '; *bytes])),
             Self::Right | Self::Never | Self::InvalidUtf8 | Self::Truncated | Self::Broken => {
-                unreachable!("{self:?} has its own way")
+                unreachable!("Cluster::answer treats {self:?} itself")
             }
         }
     }
@@ -191,7 +193,7 @@ impl Answer {
     }
 }
 
-/// Breaks the stream of an answer.
+/// The error that makes hyper break the stream of an answer.
 pub fn broken() -> std::io::Error {
     std::io::Error::other("broken on purpose")
 }

@@ -1,8 +1,8 @@
 //! The user of a request, by a client certificate or a bearer token. There are no anonymous users.
 //!
-//! As with a real server, TLS takes any certificate of which the client has the key. The server checks with each request
-//! whether the cluster's authority signed the certificate and whether it is still valid. If not, it answers 401 and keeps the
-//! connection.
+//! As with a real server, the TLS handshake accepts any certificate of which the client has the key. The server checks with
+//! each request whether the cluster's authority signed the certificate and whether the certificate is still valid. If not, the
+//! server answers 401 and keeps the connection.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
@@ -40,10 +40,10 @@ impl User {
     }
 
     pub fn is_in(&self, group: &str) -> bool {
-        self.groups.iter().any(|one| one == group)
+        self.groups.iter().any(|member_of| member_of == group)
     }
 
-    /// The node that it is.
+    /// The name of the node, if the user is one.
     pub fn as_node(&self) -> Option<&str> {
         self.name.strip_prefix("system:node:").filter(|_| self.is_in(NODES))
     }
@@ -98,7 +98,7 @@ fn subject(certificate: &CertificateDer<'_>) -> Option<User> {
     Some(User { name, groups })
 }
 
-/// Takes any certificate, or none, in the handshake.
+/// Accepts any certificate, or none, in the handshake.
 #[derive(Debug)]
 pub struct AnyCertificate(pub Arc<CryptoProvider>);
 

@@ -1,4 +1,4 @@
-//! Kubeconfig files, in the styles that are in use and in some that are broken.
+//! Kubeconfig files with each form of credentials, and some with credentials that do not work.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -15,24 +15,25 @@ use super::identity::{NODES, User};
 /// The form of the credentials in a kubeconfig.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Style {
-    /// Certificates and key are in it.
+    /// The kubeconfig contains the certificates and the key.
     Embedded,
-    /// Certificates and key are in files beside it, named relatively.
+    /// The certificates and the key are files in the kubeconfig's directory, and the kubeconfig has their relative
+    /// paths.
     Files,
-    /// A bearer token is in it.
+    /// The kubeconfig contains a bearer token.
     Token,
-    /// A bearer token is in a file beside it.
+    /// A bearer token is a file in the kubeconfig's directory.
     TokenFile,
-    /// A program beside it says the token.
+    /// The kubeconfig names a program that prints the token.
     Exec,
-    /// As `Embedded`, and the authority is not that of the server.
+    /// As `Embedded`, and the certificate authority is not the server's.
     OtherAuthority,
-    /// As `Embedded`, and the client's certificate was good until yesterday.
+    /// As `Embedded`, and the client's certificate expired yesterday.
     ExpiredCertificate,
 }
 
 impl ApiServer {
-    /// A kubeconfig by which podfs is the kubelet's equal on a node.
+    /// A kubeconfig with the identity of a node, as the kubelet has.
     pub fn kubeconfig(&self, node: &str, style: Style) -> PathBuf {
         self.kubeconfig_of(&User::node(node), style)
     }
@@ -74,7 +75,7 @@ impl ApiServer {
         self.write_kubeconfig(&format!("{stem}-{style:?}.kubeconfig"), authority, identity)
     }
 
-    /// Makes a new token the only one that a user is known by, and writes it where the user's kubeconfig looks.
+    /// Replaces all tokens of a user by a new one, and writes it to the file that the user's kubeconfig names.
     pub fn renew_token_file(&self, user: &User) {
         let token = self.new_token(user);
         self.write(&format!("{}.token", user.name.replace(':', "-")), &token);
@@ -85,7 +86,7 @@ impl ApiServer {
         fs::read_to_string(self.directory.path().join("runs")).map_or(0, |runs| runs.lines().count())
     }
 
-    /// Writes a file in the server's directory.
+    /// Replaces a file in the server's directory atomically.
     pub fn write(&self, name: &str, content: &str) -> PathBuf {
         let path = self.directory.path().join(name);
         let new = path.with_extension("new");
@@ -94,7 +95,7 @@ impl ApiServer {
         path
     }
 
-    /// A new token, by which alone the user is known.
+    /// A new token of the user. The server forgets the user's earlier tokens.
     pub fn new_token(&self, user: &User) -> String {
         self.cluster.users.refuse_tokens_of(&user.name);
         let token = format!("token-{:032x}", fastrand::u128(..));
@@ -102,7 +103,7 @@ impl ApiServer {
         token
     }
 
-    /// A program that says the token in the file beside it, and notes that it was run.
+    /// A program that prints the token in a file, and adds a line to the file `runs` with each run.
     fn program(&self, user: &User, stem: &str) -> Value {
         let token = self.write(&format!("{stem}.token"), &self.new_token(user));
         let runs = self.directory.path().join("runs");

@@ -1,7 +1,8 @@
-//! Connections: taken, refused, held, broken. TLS over TCP, and HTTP/1.1 or HTTP/2 over that as the client prefers.
+//! The connections of the server, which it can accept, refuse, hold, break or freeze. It speaks TLS over TCP, and over
+//! TLS HTTP/1.1 or HTTP/2, as the client prefers.
 //!
-//! The server lives in a thread with a runtime of its own. Orders to it are carried out when they return: after
-//! [`Order::Refuse`], the kernel refuses connections.
+//! The server runs in a thread with its own tokio runtime. [`Listener::order`] returns when the server has carried out
+//! the order: after [`Order::Refuse`], the kernel refuses connections.
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::pin::Pin;
@@ -37,9 +38,9 @@ const BOOKMARK: Duration = Duration::from_secs(60);
 pub enum Order {
     /// The server accepts and serves new connections.
     Serve,
-    /// There is no server: new connections are refused, and existing ones break.
+    /// The server does not listen: the kernel refuses new connections. Existing connections break.
     Refuse,
-    /// The server accepts new connections, and sends nothing on them.
+    /// The server accepts new connections, but reads and sends nothing on them.
     Hold,
     /// Existing connections break.
     Break,
@@ -65,26 +66,35 @@ pub struct Listener {
 
 impl Listener {
     pub fn start(cluster: Arc<Cluster>, tls: Arc<Mutex<Arc<ServerConfig>>>) -> Self {
-        let (orders, given) = unbounded_channel();
-        let (tell, told) = sync_channel(1);
+        let (order_sender, orders) = unbounded_channel();
+        let (address_sender, addresses) = sync_channel(1);
         let count = Arc::new(AtomicU64::new(0));
-        let counted = Arc::clone(&count);
+        let server_count = Arc::clone(&count);
         let serve = async move {
-            let any = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
-            // Held while the server does not listen: otherwise another socket of this program could get the port.
-            let reserved = bind(any);
+            let any_port = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
+            // This socket keeps the port while the server does not listen: otherwise another socket of this program
+            // could get it.
+            let reserved = bind(any_port);
             let listener = listen(reserved.local_addr().expect("an address"));
-            let plain = listen(any);
-            let [address, of_plain] = [&listener, &plain].map(|listener| listener.local_addr().expect("an address"));
-            tell.send((address, of_plain)).expect("the starting thread waits");
-            let server = Server { cluster, tls, address, connections: JoinSet::new(), count, frozen: Arc::default() };
-            server.run(listener, plain, given).await;
+            let plain = listen(any_port);
+            let [address, plain_address] =
+                [&listener, &plain].map(|listener| listener.local_addr().expect("an address"));
+            address_sender.send((address, plain_address)).expect("the starting thread waits");
+            let server = Server {
+                cluster,
+                tls,
+                address,
+                connections: JoinSet::new(),
+                count: server_count,
+                frozen: Arc::default(),
+            };
+            server.run(listener, plain, orders).await;
             drop(reserved);
         };
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
         let thread = thread::spawn(move || runtime.block_on(serve));
-        let (address, plain) = told.recv().expect("the server starts");
-        Self { address, plain, count: counted, orders: Some(orders), thread: Some(thread) }
+        let (address, plain) = addresses.recv().expect("the server starts");
+        Self { address, plain, count, orders: Some(order_sender), thread: Some(thread) }
     }
 
     /// The number of connections so far.
@@ -94,10 +104,10 @@ impl Listener {
 
     #[track_caller]
     pub fn order(&self, order: Order) {
-        let (done, carried_out) = sync_channel(1);
-        let orders = self.orders.as_ref().expect("it runs until it is dropped");
-        orders.send((order, done)).expect("the server listens");
-        carried_out.recv().expect("the server carries it out");
+        let (confirmation, carried_out) = sync_channel(1);
+        let orders = self.orders.as_ref().expect("the thread runs until the listener is dropped");
+        orders.send((order, confirmation)).expect("the server's thread runs");
+        carried_out.recv().expect("the server carries out the order");
     }
 }
 
@@ -114,7 +124,7 @@ fn listen(address: SocketAddr) -> TcpListener {
     bind(address).listen(1024).expect("it listens")
 }
 
-/// A socket at this address, which others that are made here may have, too.
+/// A socket that is bound to this address. Other sockets of this function may be bound to the same address.
 fn bind(address: SocketAddr) -> TcpSocket {
     let socket = TcpSocket::new_v4().expect("a socket");
     socket.set_reuseaddr(true).expect("set");
@@ -147,7 +157,7 @@ impl Server {
         loop {
             tokio::select! {
                 order = orders.recv() => {
-                    let Some((order, done)) = order else { return };
+                    let Some((order, confirmation)) = order else { return };
                     match order {
                         Order::Serve | Order::Hold => {
                             holds = order == Order::Hold;
@@ -162,10 +172,10 @@ impl Server {
                         Order::Break => self.connections.shutdown().await,
                         Order::Freeze => self.frozen.store(self.count.load(Ordering::Relaxed), Ordering::Relaxed),
                     }
-                    let _ = done.send(());
+                    let _ = confirmation.send(());
                 }
-                taken = take(listener.as_ref()) => self.serve(taken, holds),
-                taken = take(Some(&plain)) => self.serve_plain(taken),
+                stream = accept(listener.as_ref()) => self.serve(stream, holds),
+                stream = accept(Some(&plain)) => self.serve_plain(stream),
                 _ = bookmarks.tick() => self.cluster.state().store.bookmark(),
                 Some(_) = self.connections.join_next() => {}
             }
@@ -181,7 +191,7 @@ impl Server {
             });
             return;
         }
-        // Small answers go out at once.
+        // Without Nagle's algorithm, the kernel sends small answers at once.
         let _ = stream.set_nodelay(true);
         let stream = Freezing { stream, number, frozen: Arc::clone(&self.frozen) };
         let acceptor = TlsAcceptor::from(Arc::clone(&self.tls.lock().expect("no panic")));
@@ -217,8 +227,8 @@ async fn answer(
     let _ = http.serve_connection(TokioIo::new(stream), service).await;
 }
 
-/// The next connection; waits for ever without a listener.
-async fn take(listener: Option<&TcpListener>) -> TcpStream {
+/// The next connection. Without a listener, this future never ends.
+async fn accept(listener: Option<&TcpListener>) -> TcpStream {
     let Some(listener) = listener else { return std::future::pending().await };
     loop {
         if let Ok((stream, _)) = listener.accept().await {
@@ -227,7 +237,8 @@ async fn take(listener: Option<&TcpListener>) -> TcpStream {
     }
 }
 
-/// A connection that can be frozen: it stays open, as if the network between were gone.
+/// A connection that can be frozen: it stays open, but carries no bytes, as after a failure of the network between
+/// client and server.
 struct Freezing {
     stream: TcpStream,
     number: u64,
@@ -240,7 +251,7 @@ impl Freezing {
     }
 }
 
-// A frozen connection wakes no task: it stays frozen for ever.
+// `Pending` without a registered waker is right here: a frozen connection never thaws.
 impl AsyncRead for Freezing {
     fn poll_read(
         mut self: Pin<&mut Self>,

@@ -1,25 +1,26 @@
-//! An API server for tests: it stands for kube-apiserver in all that podfs asks of one.
+//! An API server for tests: it replaces kube-apiserver in everything that podfs requests.
 //!
-//! It speaks HTTP/1.1 and HTTP/2 over TLS on a port of 127.0.0.1, knows users by client certificates and bearer tokens, and
-//! lets nodes do what the Node authorizer and the NodeRestriction admission let them do. It keeps objects with one version for
-//! all of them, and answers `get`, `list` (selectors, pages, versions) and `watch` (resuming, `410`, bookmarks, initial events,
-//! timeouts), `create` for events, PersistentVolumes and tokens of service accounts, `delete` for PersistentVolumes. Errors are
-//! `Status` objects with the codes, reasons and texts of a real server.
+//! The server speaks HTTP/1.1 and HTTP/2 over TLS on a port of 127.0.0.1, identifies users by client certificates and bearer
+//! tokens, and permits nodes what the Node authorizer and the NodeRestriction admission permit them. One version counts the
+//! changes of all objects. The server answers `get`, `list` (selectors, pages, versions) and `watch` (resuming, `410`,
+//! bookmarks, initial events, timeouts), `create` for events, PersistentVolumes, PodCertificateRequests, CSINodes and tokens of
+//! service accounts, `patch` for events, CSINodes and the status of nodes and claims, and `delete` for PersistentVolumes.
+//! Errors are `Status` objects with the codes, reasons and texts of a real server.
 //!
-//! A test can make it fail: refuse connections, hold them, break or freeze them ([`Order`]); answer wrongly ([`Answer`]), late,
-//! or with watches that end or repeat themselves ([`Mood`]); to present another certificate ([`Presents`]); to have forgotten
-//! its history; to crash and start as a real one does ([`ApiServer::boot`]); to have too much to do ([`ApiServer::limit`]); to
-//! be one that sends no initial events ([`InitialEvents`]). It writes down every request, and says which of them are not what
-//! the conventions of the API ask for.
+//! A test can make the server refuse, hold, break or freeze connections ([`Order`]); answer with faults ([`Answer`]), late, or
+//! with watches that end early or repeat changes ([`Behaviour`]); present another certificate ([`Presents`]); forget its
+//! history ([`ApiServer::compact`]); crash, and start as a real server does ([`ApiServer::boot`]); refuse requests because of
+//! overload ([`ApiServer::limit`]); or send no initial events ([`InitialEvents`]). The server records every request, and
+//! [`ApiServer::assert_conventions`] finds those that break the conventions of the API.
 //!
-//! What it leaves out: validation of objects, defaults beyond those that podfs reads, every other change over HTTP (tests
-//! change objects with [`ApiServer::put`] and [`ApiServer::delete`]), finalizers, namespaces as objects, discovery, protobuf,
-//! tables, server-side apply, the queues of priority and fairness, and signatures of tokens. `Node` objects and service
-//! accounts exist only if a test puts them.
+//! The server does not have: validation of objects, defaults beyond those that podfs reads, any other change over HTTP (tests
+//! change objects with [`ApiServer::put`] and [`ApiServer::delete`]), the work of controllers, discovery, protobuf, tables,
+//! server-side apply, the queues of priority and fairness, and signatures of tokens. `Node` objects, namespaces and service
+//! accounts exist only if a test creates them.
 //!
-//! Each file has one concept: `listener` takes connections, `request` parses requests, `identity` and `authorizer` decide
+//! Each file has one concept: `listener` accepts connections, `request` parses requests, `identity` and `authorizer` decide
 //! permissions, `answers` and `watch` answer from the `store`, `faults` has the planned faults of answers, and `conventions`
-//! finds requests that a real server would not accept.
+//! finds requests that a real server might refuse.
 #![allow(dead_code, unused_imports, reason = "each test program uses its part")]
 
 mod answers;
@@ -55,11 +56,11 @@ use store::Key;
 
 pub use answers::InitialEvents;
 pub use authority::{Pair, Presents};
-pub use faults::{Answer, Cut, Disturbance, End, Mood};
+pub use faults::{Answer, Behaviour, Cut, Disturbance, End};
 pub use identity::{MASTERS, NODES, User};
 pub use kubeconfig::Style;
 pub use listener::Order;
-pub use request::Asked;
+pub use request::ApiRequest;
 pub use tokens::claims;
 
 /// A server; it ends when it is dropped.
@@ -96,17 +97,17 @@ impl ApiServer {
         self.authority.pem()
     }
 
-    /// A certificate by which a user is known until then.
+    /// A client certificate of a user, valid until `until`.
     pub fn client_certificate(&self, user: &User, until: SystemTime) -> Pair {
         self.authority.client(&user.name, user.groups.first().map_or("", String::as_str), until)
     }
 
-    /// Lets a user that is no node do this to a resource (`serviceaccounts/token`).
+    /// Permits a user that is no node these verbs on a resource (such as `serviceaccounts/token`).
     pub fn permit(&self, user: &User, verbs: &[&str], resource: &str) {
         self.cluster.state().rules.permit(&user.name, verbs, resource);
     }
 
-    /// Takes all that it may from a user that is no node.
+    /// Removes all permissions of a user that is no node.
     pub fn forbid(&self, user: &User) {
         self.cluster.state().rules.forbid(&user.name);
     }
@@ -116,7 +117,7 @@ impl ApiServer {
         self.cluster.users.refuse_tokens_of(&user.name);
     }
 
-    /// Creates or replaces an object (YAML or JSON, `default` being its namespace if it names none). Gives its version.
+    /// Creates or replaces an object (YAML or JSON). An object that names no namespace is in `default`. Returns its version.
     #[track_caller]
     pub fn put(&self, object: &str) -> u64 {
         self.put_value(serde_saphyr::from_str(object).expect("a manifest"))
@@ -127,13 +128,13 @@ impl ApiServer {
         self.cluster.state().store.put(object)
     }
 
-    /// Takes an object away. Gives the version since which it is gone.
+    /// Deletes an object. Returns the version of the deletion.
     #[track_caller]
     pub fn delete(&self, kind: &str, namespace: &str, name: &str) -> u64 {
         self.cluster.state().store.delete(&key(kind, namespace, name))
     }
 
-    /// An object as it is.
+    /// An object at the present version, if it exists.
     pub fn object(&self, kind: &str, namespace: &str, name: &str) -> Option<Value> {
         self.cluster.state().store.get(&key(kind, namespace, name)).map(|object| Value::clone(object))
     }
@@ -155,12 +156,12 @@ impl ApiServer {
         self.cluster.state().store.watches(plural, name)
     }
 
-    /// Tells all watches how far the server is.
+    /// Sends the present version to all watches, as a bookmark.
     pub fn bookmark(&self) {
         self.cluster.state().store.bookmark();
     }
 
-    /// Forgets the history: a watch that is not there can only begin at what follows.
+    /// Forgets the history: a new watch from an earlier version gets 410. Running watches go on.
     pub fn compact(&self) {
         self.cluster.state().store.compact();
     }
@@ -182,8 +183,9 @@ impl ApiServer {
         self.connections(Order::Refuse);
     }
 
-    /// Begins again after a crash, as a real server does: it knows no version from before, so watches are answered with
-    /// 410; and until [`Self::become_ready`], it does not know what nodes may read, and answers them with 403.
+    /// Begins again after a crash, as a real server does: the server has no history, so that it answers a watch from an
+    /// earlier version with 410; and until [`Self::become_ready`], the server does not know which objects nodes may read, and
+    /// answers nodes with 403.
     #[track_caller]
     pub fn boot(&self) {
         let mut state = self.cluster.state();
@@ -194,7 +196,7 @@ impl ApiServer {
         self.connections(Order::Serve);
     }
 
-    /// Makes the authorizer know which objects nodes may read; `/readyz` reports that.
+    /// Makes the authorizer know which objects nodes may read. From then on, `/readyz` answers with 200.
     pub fn become_ready(&self) {
         let mut state = self.cluster.state();
         state.rules.graph_is_empty = false;
@@ -206,7 +208,7 @@ impl ApiServer {
         self.cluster.state().initial_events = initial;
     }
 
-    /// Answers with 429 when there are more requests than this within the time.
+    /// Answers with 429 to requests beyond this number within the duration.
     pub fn limit(&self, requests: usize, within: Duration) {
         self.cluster.state().overload.limit = Some((requests, within));
     }
@@ -216,7 +218,7 @@ impl ApiServer {
         self.cluster.state().overload.refused
     }
 
-    /// Ends and begins again on the same port, with the same objects and their history, within a moment.
+    /// Breaks all connections and listens again at once, on the same port, with the same objects and history.
     #[track_caller]
     pub fn restart(&self) {
         self.connections(Order::Refuse);
@@ -228,24 +230,24 @@ impl ApiServer {
         *self.tls.lock().expect("no panic") = tls(&certificate(&self.authority, presents));
     }
 
-    /// New connections see a certificate that is its own authority. Gives it, in PEM.
-    pub fn present_its_own(&self) -> String {
-        let pair = Authority::itself();
+    /// Presents a self-signed certificate on new connections. Returns it, in PEM.
+    pub fn present_self_signed(&self) -> String {
+        let pair = Authority::self_signed();
         *self.tls.lock().expect("no panic") = tls(&pair);
         pair.certificate
     }
 
-    /// Answers the next requests wrongly, so many.
+    /// Plans an answer for the next `times` requests.
     pub fn fail(&self, times: usize, answer: Answer) {
         self.cluster.faults.plan(None, Some(times), answer);
     }
 
-    /// Answers the next requests of this verb on this resource (`serviceaccounts/token`) wrongly, so many.
+    /// Plans an answer for the next `times` requests with this verb on this resource (such as `serviceaccounts/token`).
     pub fn fail_only(&self, verb: &str, resource: &str, times: usize, answer: Answer) {
         self.cluster.faults.plan(Some((verb, resource)), Some(times), answer);
     }
 
-    /// Answers all requests of this verb on this resource wrongly, until [`Self::heal`].
+    /// Plans an answer for all requests with this verb on this resource, until [`Self::heal`].
     pub fn fail_always(&self, verb: &str, resource: &str, answer: Answer) {
         self.cluster.faults.plan(Some((verb, resource)), None, answer);
     }
@@ -255,60 +257,61 @@ impl ApiServer {
         self.cluster.faults.pending()
     }
 
-    /// Changes how answers are given.
-    pub fn mood(&self, change: impl FnOnce(&mut Mood)) {
-        self.cluster.faults.change(change);
+    /// Changes the behaviour of the server.
+    pub fn change_behaviour(&self, change: impl FnOnce(&mut Behaviour)) {
+        self.cluster.faults.change_behaviour(change);
     }
 
     /// Ends watches early.
     pub fn cut(&self, events: Option<usize>, time: Option<Duration>, end: End) {
-        self.mood(|mood| mood.cut = Some(Cut { events, time, end }));
+        self.change_behaviour(|behaviour| behaviour.cut = Some(Cut { events, time, end }));
     }
 
-    /// Answers rightly from now on.
+    /// Forgets all planned answers and changes of the behaviour.
     pub fn heal(&self) {
         self.cluster.faults.heal();
     }
 
     /// Every request, in the order in which they came.
-    pub fn requests(&self) -> Vec<Asked> {
-        self.cluster.state().seen.clone()
+    pub fn requests(&self) -> Vec<ApiRequest> {
+        self.cluster.state().requests.clone()
     }
 
     /// The number of requests so far.
     pub fn request_count(&self) -> usize {
-        self.cluster.state().seen.len()
+        self.cluster.state().requests.len()
     }
 
     /// The number of requests with this verb on this resource so far.
     pub fn count(&self, verb: &str, resource: &str) -> usize {
-        self.cluster.state().seen.iter().filter(|asked| asked.is(verb, resource)).count()
+        self.cluster.state().requests.iter().filter(|request| request.is(verb, resource)).count()
     }
 
     /// The number of requests for all objects of this resource so far: lists, and watches that begin with the existing objects.
     pub fn lists(&self, resource: &str) -> usize {
-        let lists =
-            |asked: &&Asked| asked.is("list", resource) || asked.is("watch", resource) && asked.wants_initial_events();
-        self.cluster.state().seen.iter().filter(lists).count()
+        let lists = |request: &&ApiRequest| {
+            request.is("list", resource) || request.is("watch", resource) && request.wants_initial_events()
+        };
+        self.cluster.state().requests.iter().filter(lists).count()
     }
 
     /// Forgets the requests so far.
     pub fn forget_requests(&self) {
-        self.cluster.state().seen.clear();
+        self.cluster.state().requests.clear();
     }
 
-    /// Panics if any request is not what the conventions of the API ask for.
+    /// Panics if any request breaks the conventions of the API.
     #[track_caller]
     pub fn assert_conventions(&self) {
-        let complaints: Vec<String> = self
+        let problems: Vec<String> = self
             .requests()
             .iter()
-            .flat_map(|asked| {
-                let request = format!("{} {}?{}", asked.verb, asked.path, asked.raw_query);
-                conventions::problems(asked).into_iter().map(move |problem| format!("{request}: {problem}"))
+            .flat_map(|request| {
+                let title = format!("{} {}?{}", request.verb, request.path, request.raw_query);
+                conventions::problems(request).into_iter().map(move |problem| format!("{title}: {problem}"))
             })
             .collect();
-        assert!(complaints.is_empty(), "requests that a server might not take:\n{}", complaints.join("\n"));
+        assert!(problems.is_empty(), "requests that a real server might refuse:\n{}", problems.join("\n"));
     }
 }
 
@@ -317,11 +320,11 @@ fn key(kind: &str, namespace: &str, name: &str) -> Key {
 }
 
 fn certificate(authority: &Authority, presents: Presents) -> Pair {
-    let other;
+    let unknown;
     let signer = match presents {
         Presents::OtherAuthority => {
-            other = Authority::new("another authority");
-            &other
+            unknown = Authority::new("another authority");
+            &unknown
         }
         _ => authority,
     };
@@ -331,8 +334,11 @@ fn certificate(authority: &Authority, presents: Presents) -> Pair {
 fn tls(pair: &Pair) -> Arc<ServerConfig> {
     let provider = Arc::new(ring::default_provider());
     let config = ServerConfig::builder_with_provider(Arc::clone(&provider)).with_safe_default_protocol_versions();
-    let config = config.expect("ring has them").with_client_cert_verifier(Arc::new(identity::AnyCertificate(provider)));
-    let mut config = config.with_single_cert(vec![pair.certificate()], pair.key()).expect("they fit");
+    let config = config
+        .expect("ring has these versions")
+        .with_client_cert_verifier(Arc::new(identity::AnyCertificate(provider)));
+    let mut config =
+        config.with_single_cert(vec![pair.certificate()], pair.key()).expect("the key is the certificate's");
     config.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
     Arc::new(config)
 }

@@ -1,4 +1,4 @@
-//! Requests as an API server understands them: a verb on a resource, and not a method on a path.
+//! Requests as an API server understands them: it turns the method and the path into a verb on a resource.
 
 use axum::http::request::Parts;
 use axum::http::{Method, Version};
@@ -10,8 +10,8 @@ use super::selector::name_of_selector;
 
 /// A request.
 #[derive(Clone, Debug)]
-pub struct Asked {
-    /// `get`, `list`, `watch`, `create`, or a method that has no verb here.
+pub struct ApiRequest {
+    /// `get`, `list`, `watch`, `create`, or the method in lower case.
     pub verb: String,
     /// The resource, if the path leads to one that is served.
     pub resource: Option<&'static Resource>,
@@ -19,24 +19,24 @@ pub struct Asked {
     pub plural: String,
     pub subresource: Option<String>,
     pub namespace: Option<String>,
-    /// The name in the path, or the only one that a field selector admits.
+    /// The name in the path, or the only name that the field selector admits.
     pub name: Option<String>,
     pub path: String,
     pub query: Vec<(String, String)>,
-    /// The query as it was written.
+    /// The query before it is decoded.
     pub raw_query: String,
     pub user: String,
     pub agent: String,
     pub accept: String,
     pub content_type: String,
     pub version: Version,
-    /// The number of the connection it came on.
+    /// The number of the connection that carried the request.
     pub connection: u64,
     /// The body, if it is JSON.
     pub body: Value,
 }
 
-impl Asked {
+impl ApiRequest {
     pub fn parse(parts: &Parts, connection: u64) -> Self {
         let raw_query = parts.uri.query().unwrap_or_default().to_owned();
         let query = decode(&raw_query);
@@ -50,7 +50,8 @@ impl Asked {
             (&Method::POST, _) => "create".to_owned(),
             (method, _) => method.as_str().to_lowercase(),
         };
-        // A list or watch of one name is about that name, also for the authorizer.
+        // As in a real server, a list or watch that selects one name is a request for that name, also to the
+        // authorizer.
         let selected = query.iter().find(|(key, _)| key == "fieldSelector");
         let selected = selected.and_then(|(_, selector)| name_of_selector(selector));
         let header = |name: &str| {
@@ -89,7 +90,7 @@ impl Asked {
         self.resource.map_or("", |resource| resource.group)
     }
 
-    /// `serviceaccounts/token`.
+    /// For example `serviceaccounts/token`.
     pub fn resource_and_subresource(&self) -> String {
         match &self.subresource {
             Some(subresource) => format!("{}/{subresource}", self.plural),
@@ -97,7 +98,7 @@ impl Asked {
         }
     }
 
-    /// Its name in errors: `configmaps "app"`.
+    /// The resource and the name, as errors name them: `configmaps "app"`.
     pub fn title(&self) -> String {
         let resource =
             if self.group().is_empty() { self.plural.clone() } else { format!("{}.{}", self.plural, self.group()) };
@@ -107,17 +108,17 @@ impl Asked {
         }
     }
 
-    /// Whether the answer is to have the metadata of objects only.
+    /// Whether the client wants only the metadata of the objects.
     pub fn wants_metadata(&self) -> bool {
         self.accept.contains(";as=PartialObjectMetadata")
     }
 
-    /// Whether it is a watch that is to begin with what there is.
+    /// Whether the request is for a watch that begins with the existing objects.
     pub fn wants_initial_events(&self) -> bool {
         self.verb == "watch" && self.is_set("sendInitialEvents")
     }
 
-    /// Whether it is this verb on this resource (and subresource).
+    /// Whether the request is this verb on this resource (and subresource).
     pub fn is(&self, verb: &str, resource: &str) -> bool {
         self.verb == verb && self.resource_and_subresource() == resource
     }
@@ -137,31 +138,31 @@ struct Place {
 impl Place {
     fn parse(path: &str) -> Self {
         let segments: Vec<String> = path.split('/').skip(1).map(decode_segment).collect();
-        let (group, rest) = match segments.split_first() {
-            Some((root, rest)) if root == "api" => (String::new(), rest),
-            Some((root, [group, rest @ ..])) if root == "apis" => (group.clone(), rest),
+        let (group, after_group) = match segments.split_first() {
+            Some((root, segments)) if root == "api" => (String::new(), segments),
+            Some((root, [group, segments @ ..])) if root == "apis" => (group.clone(), segments),
             _ => return Self::default(),
         };
-        let [version, rest @ ..] = rest else { return Self::default() };
-        let (namespace, rest) = match rest {
-            [namespaces, namespace, rest @ ..] if namespaces == "namespaces" && !rest.is_empty() => {
-                (Some(namespace.clone()), rest)
+        let [version, after_version @ ..] = after_group else { return Self::default() };
+        let (namespace, after_namespace) = match after_version {
+            [namespaces, namespace, segments @ ..] if namespaces == "namespaces" && !segments.is_empty() => {
+                (Some(namespace.clone()), segments)
             }
-            rest => (None, rest),
+            segments => (None, segments),
         };
-        let [plural, rest @ ..] = rest else { return Self::default() };
-        let mut rest = rest.iter().cloned();
-        let (name, subresource) = (rest.next(), rest.next());
+        let [plural, after_plural @ ..] = after_namespace else { return Self::default() };
+        let mut names = after_plural.iter().cloned();
+        let (name, subresource) = (names.next(), names.next());
         Self { group, version: version.clone(), namespace, plural: plural.clone(), name, subresource }
     }
 }
 
 fn decode(query: &str) -> Vec<(String, String)> {
-    let url = Url::parse(&format!("https://server/?{query}")).expect("what came over HTTP is a query");
+    let url = Url::parse(&format!("https://server/?{query}")).expect("the HTTP library has checked the query");
     url.query_pairs().into_owned().collect()
 }
 
-/// Percent-encoding only: a plus is a plus in a path.
+/// Decodes percent-encoding only: in a path, unlike a query, `+` is no space.
 fn decode_segment(segment: &str) -> String {
     decode(&format!("s={}", segment.replace('+', "%2B").replace('&', "%26"))).remove(0).1
 }

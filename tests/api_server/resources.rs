@@ -1,4 +1,4 @@
-//! The resources, as paths and objects spell them.
+//! The resources that the server knows, with their names in paths and in objects.
 
 use k8s_openapi::api::apps::v1::DaemonSet;
 use k8s_openapi::api::certificates::v1beta1::PodCertificateRequest;
@@ -19,7 +19,7 @@ pub struct Resource {
     pub plural: &'static str,
     pub kind: &'static str,
     pub namespaced: bool,
-    /// The fields that lists can be narrowed by, besides name and namespace, as JSON pointers.
+    /// The fields that a field selector can name, besides name and namespace, with their JSON pointers.
     pub fields: &'static [(&'static str, &'static str)],
 }
 
@@ -111,7 +111,7 @@ impl Resource {
         RESOURCES.iter().find(|resource| resource.kind == kind)
     }
 
-    /// Panics where an object is not of its type: a test has made a mistake.
+    /// Panics if an object cannot be parsed as its type: the test has a mistake.
     #[track_caller]
     pub fn check(&self, object: &Value) {
         match self.kind {

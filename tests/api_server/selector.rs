@@ -1,4 +1,4 @@
-//! Selectors: which objects a list or watch is about.
+//! Field and label selectors: they decide which objects a list or watch contains.
 
 use serde_json::Value;
 
@@ -6,7 +6,7 @@ use super::resources::Resource;
 use super::status::Failure;
 use super::store::Key;
 
-/// A selection of objects of a resource.
+/// The objects of a resource that a list or watch contains.
 #[derive(Clone, Debug)]
 pub struct Selection {
     resource: &'static Resource,
@@ -50,7 +50,7 @@ impl Selection {
         Ok(Self { resource, namespace: namespace.map(str::to_owned), fields, labels })
     }
 
-    /// Everything of a resource, in every namespace.
+    /// Whether the selection is of this resource.
     pub fn is_of(&self, plural: &str) -> bool {
         self.resource.plural == plural
     }
@@ -81,8 +81,8 @@ impl Selection {
         match field.key.as_str() {
             "metadata.name" => key.name.clone(),
             "metadata.namespace" => key.namespace.clone(),
-            other => {
-                let pointer = self.resource.fields.iter().find(|(name, _)| *name == other).map(|(_, pointer)| *pointer);
+            field => {
+                let pointer = self.resource.fields.iter().find(|(name, _)| *name == field).map(|(_, pointer)| *pointer);
                 match pointer.and_then(|pointer| object.pointer(pointer)) {
                     Some(Value::String(value)) => value.clone(),
                     Some(value) => value.to_string(),
@@ -99,13 +99,13 @@ impl Label {
         match self {
             Self::Exists(key) => value(key).is_some(),
             Self::Missing(key) => value(key).is_none(),
-            Self::In(key, values) => value(key).is_some_and(|value| values.iter().any(|one| one == value)),
-            Self::NotIn(key, values) => value(key).is_none_or(|value| values.iter().all(|one| one != value)),
+            Self::In(key, values) => value(key).is_some_and(|value| values.iter().any(|listed| listed == value)),
+            Self::NotIn(key, values) => value(key).is_none_or(|value| values.iter().all(|listed| listed != value)),
         }
     }
 }
 
-/// The one name that a field selector admits.
+/// The only name that a field selector admits, if it admits just one.
 pub fn name_of_selector(selector: &str) -> Option<String> {
     let fields = parse_fields(selector).ok()?;
     fields.into_iter().find(|field| field.equal && field.key == "metadata.name").map(|field| field.value)
@@ -129,7 +129,7 @@ fn parse_fields(selector: &str) -> Result<Vec<Field>, Failure> {
 }
 
 fn parse_labels(selector: &str) -> Result<Vec<Label>, Failure> {
-    // Commas part terms only outside the brackets of a set.
+    // A comma separates terms only outside the brackets of a set.
     let (mut depth, mut terms) = (0, vec![String::new()]);
     for character in selector.chars() {
         match character {
@@ -141,7 +141,7 @@ fn parse_labels(selector: &str) -> Result<Vec<Label>, Failure> {
             }
             _ => {}
         }
-        terms.last_mut().expect("there is always one").push(character);
+        terms.last_mut().expect("the list begins with one term").push(character);
     }
     terms.iter().map(|term| term.trim()).filter(|term| !term.is_empty()).map(parse_label).collect()
 }
@@ -151,16 +151,16 @@ fn parse_label(term: &str) -> Result<Label, Failure> {
         let values = values.trim().strip_prefix('(')?.strip_suffix(')')?;
         Some(values.split(',').map(|value| value.trim().to_owned()).collect())
     };
-    let one = |value: &str| vec![value.trim().to_owned()];
+    let single = |value: &str| vec![value.trim().to_owned()];
     let key = |key: &str| key.trim().to_owned();
     let label = if let Some((name, values)) = term.split_once(" notin ") {
         set(values).map(|values| Label::NotIn(key(name), values))
     } else if let Some((name, values)) = term.split_once(" in ") {
         set(values).map(|values| Label::In(key(name), values))
     } else if let Some((name, value)) = term.split_once("!=") {
-        Some(Label::NotIn(key(name), one(value)))
+        Some(Label::NotIn(key(name), single(value)))
     } else if let Some((name, value)) = term.split_once("==").or_else(|| term.split_once('=')) {
-        Some(Label::In(key(name), one(value)))
+        Some(Label::In(key(name), single(value)))
     } else if let Some(name) = term.strip_prefix('!') {
         Some(Label::Missing(key(name)))
     } else {

@@ -1,4 +1,4 @@
-//! Answers that say no: `Status` objects with the codes, reasons and texts of a real server.
+//! Errors: `Status` objects with the codes, reasons and texts of a real server.
 
 use axum::body::Body;
 use axum::http::header::{CONTENT_TYPE, RETRY_AFTER};
@@ -6,9 +6,9 @@ use axum::http::{HeaderValue, StatusCode};
 use axum::response::Response;
 use serde_json::{Value, json};
 
-use super::request::Asked;
+use super::request::ApiRequest;
 
-/// Why a request fails.
+/// The error of a request.
 #[derive(Debug)]
 pub struct Failure {
     code: u16,
@@ -27,27 +27,27 @@ impl Failure {
     }
 
     /// Neither the Node authorizer nor a rule allows the request.
-    pub fn forbidden(asked: &Asked, user: &str, why: &str) -> Self {
-        let resource = asked.resource_and_subresource();
-        let place = match &asked.namespace {
+    pub fn forbidden(request: &ApiRequest, user: &str, why: &str) -> Self {
+        let resource = request.resource_and_subresource();
+        let place = match &request.namespace {
             Some(namespace) => format!("in the namespace {namespace:?}"),
             None => "at the cluster scope".to_owned(),
         };
-        let group = asked.group();
-        let verb = &asked.verb;
+        let group = request.group();
+        let verb = &request.verb;
         let why = if why.is_empty() { String::new() } else { format!(": {why}") };
         let cannot = format!("User {user:?} cannot {verb} resource {resource:?} in API group {group:?} {place}{why}");
-        Self::not_admitted(asked, &cannot)
+        Self::not_admitted(request, &cannot)
     }
 
-    /// The request is allowed, and its content is invalid.
-    pub fn not_admitted(asked: &Asked, why: &str) -> Self {
-        let failure = Self::new(403, "Forbidden", format!("{} is forbidden: {why}", asked.title()));
-        failure.about(asked)
+    /// The authorizer allows the request, but the admission refuses its content.
+    pub fn not_admitted(request: &ApiRequest, why: &str) -> Self {
+        let failure = Self::new(403, "Forbidden", format!("{} is forbidden: {why}", request.title()));
+        failure.about(request)
     }
 
-    pub fn not_found(asked: &Asked) -> Self {
-        Self::new(404, "NotFound", format!("{} not found", asked.title())).about(asked)
+    pub fn not_found(request: &ApiRequest) -> Self {
+        Self::new(404, "NotFound", format!("{} not found", request.title())).about(request)
     }
 
     /// An object other than the requested one is missing.
@@ -56,7 +56,7 @@ impl Failure {
         Self { details, ..Self::new(404, "NotFound", format!("{plural} {name:?} not found")) }
     }
 
-    /// The path leads nowhere.
+    /// The path names no resource that the server has.
     pub fn no_resource() -> Self {
         Self::new(404, "NotFound", "the server could not find the requested resource")
     }
@@ -65,16 +65,16 @@ impl Failure {
         Self::new(405, "MethodNotAllowed", "the server does not allow this method on the requested resource")
     }
 
-    pub fn exists(asked: &Asked, name: &str) -> Self {
-        let resource = &asked.plural;
-        Self::new(409, "AlreadyExists", format!("{resource} {name:?} already exists")).about(asked)
+    pub fn exists(request: &ApiRequest, name: &str) -> Self {
+        let resource = &request.plural;
+        Self::new(409, "AlreadyExists", format!("{resource} {name:?} already exists")).about(request)
     }
 
-    /// The object is not as the request says.
-    pub fn conflict(asked: &Asked, why: &str) -> Self {
-        let (resource, name) = (&asked.plural, asked.name.as_deref().unwrap_or_default());
+    /// The object does not fulfil the preconditions of the request.
+    pub fn conflict(request: &ApiRequest, why: &str) -> Self {
+        let (resource, name) = (&request.plural, request.name.as_deref().unwrap_or_default());
         let message = format!("Operation cannot be fulfilled on {resource} {name:?}: Precondition failed: {why}");
-        Self::new(409, "Conflict", message).about(asked)
+        Self::new(409, "Conflict", message).about(request)
     }
 
     pub fn bad_request(message: impl Into<String>) -> Self {
@@ -90,14 +90,14 @@ impl Failure {
         Self::new(410, "Expired", format!("too old resource version: {version} ({oldest})"))
     }
 
-    /// A list whose pages are older than what the server remembers.
+    /// The continuation of a list at a version that the server has forgotten.
     pub fn page_expired() -> Self {
         let message = "The provided continue parameter is too old to display a consistent list result. You can start a new \
                        list without the continue parameter.";
         Self::new(410, "Expired", message)
     }
 
-    /// A version that the server has not come to.
+    /// A version that the server has not reached yet.
     pub fn too_new(version: u64, current: u64) -> Self {
         let causes = json!([{"reason": "ResourceVersionTooLarge", "message": "Too large resource version"}]);
         let details = json!({"causes": causes, "retryAfterSeconds": 1});
@@ -123,13 +123,13 @@ impl Failure {
         Self::new(code, reason, message)
     }
 
-    fn about(self, asked: &Asked) -> Self {
-        let mut details = json!({"kind": asked.plural});
-        if let Some(name) = &asked.name {
+    fn about(self, request: &ApiRequest) -> Self {
+        let mut details = json!({"kind": request.plural});
+        if let Some(name) = &request.name {
             details["name"] = name.as_str().into();
         }
-        if !asked.group().is_empty() {
-            details["group"] = asked.group().into();
+        if !request.group().is_empty() {
+            details["group"] = request.group().into();
         }
         Self { details, ..self }
     }
@@ -156,7 +156,7 @@ impl Failure {
     }
 }
 
-/// An answer as a server gives it.
+/// An answer with JSON.
 pub fn json_response(code: StatusCode, body: &Value) -> Response {
     let mut response = Response::new(Body::from(body.to_string()));
     *response.status_mut() = code;

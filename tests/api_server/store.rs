@@ -1,7 +1,7 @@
 //! Objects and their history. One version counts every change of any object, as etcd's revision does.
 //!
-//! The store registers watches and records changes under one lock: so a watch gets every change after its first version,
-//! each once, in order.
+//! The callers register watches and record changes under one lock, so that a watch gets every change after its first version
+//! once, in order.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -43,21 +43,23 @@ pub struct Change {
 
 /// A message of the store to a watch.
 #[derive(Clone, Debug)]
-pub enum News {
+pub enum WatchMessage {
     Change(Arc<Change>),
-    /// Nothing that it watches changed until this version.
+    /// The watch has got all changes up to this version.
     Bookmark(u64),
 }
 
-/// A watch that begins: what happened before it, and what happens.
+/// The changes for a watch that begins.
 pub struct Registered {
+    /// The changes between the version of the request and the begin of the watch.
     pub missed: Vec<Arc<Change>>,
-    pub news: UnboundedReceiver<News>,
+    /// The changes after the begin of the watch.
+    pub messages: UnboundedReceiver<WatchMessage>,
 }
 
 struct Watcher {
     selection: Selection,
-    news: UnboundedSender<News>,
+    messages: UnboundedSender<WatchMessage>,
 }
 
 #[derive(Default)]
@@ -84,7 +86,7 @@ impl Store {
         self.objects.iter().filter(move |(key, _)| key.plural == plural)
     }
 
-    /// Creates an object, or replaces it. Gives its version.
+    /// Creates an object, or replaces it. Returns its version.
     pub fn put(&mut self, mut object: Value) -> u64 {
         let resource = Resource::of(&object).unwrap_or_else(|| panic!("no resource that is served: {object}"));
         resource.check(&object);
@@ -98,31 +100,31 @@ impl Store {
         if let Some(before) = &before {
             assert!(
                 before["immutable"] != true || ["data", "binaryData"].iter().all(|part| before[part] == object[part]),
-                "{key:?} is immutable: a server refuses this"
+                "{key:?} is immutable: a real server refuses this change"
             );
         }
         self.version += 1;
-        self.default(resource, &mut object, before.as_deref());
+        self.set_defaults(resource, &mut object, before.as_deref());
         let object = Arc::new(object);
         self.objects.insert(key.clone(), Arc::clone(&object));
-        self.tell(Change { version: self.version, key, before, object, deleted: false });
+        self.record(Change { version: self.version, key, before, object, deleted: false });
         self.version
     }
 
-    /// Takes an object away. Gives the version since which it is gone.
+    /// Deletes an object. Returns the version of the deletion.
     pub fn delete(&mut self, key: &Key) -> u64 {
         let before = self.objects.remove(key).unwrap_or_else(|| panic!("there is no {key:?}"));
         self.version += 1;
         let mut last = Value::clone(&before);
         last["metadata"]["resourceVersion"] = self.version.to_string().into();
         let (before, object) = (Some(before), Arc::new(last));
-        self.tell(Change { version: self.version, key: key.clone(), before, object, deleted: true });
+        self.record(Change { version: self.version, key: key.clone(), before, object, deleted: true });
         self.version
     }
 
     /// Forgets the history of the objects.
     pub fn compact(&mut self) {
-        // The version itself goes on, so that no watch can begin at one that is remembered.
+        // A new version makes every version that a client knows too old to begin a watch.
         self.version += 1;
         self.oldest = self.version;
         self.history.clear();
@@ -133,7 +135,7 @@ impl Store {
         if version < self.oldest {
             return Err(Failure::page_expired());
         }
-        // Most requests are about one object, as it is now.
+        // Most requests are for one object at the present version.
         if let (true, Some(key)) = (version == self.version, selection.key()) {
             let object = self.objects.get(&key).filter(|object| selection.selects(&key, object)).cloned();
             return Ok(object.map(|object| (key, object)).into_iter().collect());
@@ -159,28 +161,29 @@ impl Store {
             return Err(Failure::too_new(version, self.version));
         }
         let first = self.history.partition_point(|change| change.version <= version);
-        let (sender, news) = unbounded_channel();
-        self.watchers.push(Watcher { selection, news: sender });
-        Ok(Registered { missed: self.history[first..].to_vec(), news })
+        let (sender, messages) = unbounded_channel();
+        self.watchers.push(Watcher { selection, messages: sender });
+        Ok(Registered { missed: self.history[first..].to_vec(), messages })
     }
 
-    /// Tells every watch how far it is.
+    /// Sends the present version to every watch.
     pub fn bookmark(&mut self) {
         let version = self.version;
-        self.watchers.retain(|watcher| watcher.news.send(News::Bookmark(version)).is_ok());
+        self.watchers.retain(|watcher| watcher.messages.send(WatchMessage::Bookmark(version)).is_ok());
     }
 
     /// The number of watches that cover an object.
     pub fn watches(&self, plural: &str, name: &str) -> usize {
         let watches = |watcher: &&Watcher| {
-            !watcher.news.is_closed()
+            !watcher.messages.is_closed()
                 && watcher.selection.is_of(plural)
                 && watcher.selection.name().is_none_or(|selected| selected == name)
         };
         self.watchers.iter().filter(watches).count()
     }
 
-    fn tell(&mut self, change: Change) {
+    /// Adds a change to the history, and sends it to the watches that select the object before or after the change.
+    fn record(&mut self, change: Change) {
         let change = Arc::new(change);
         let concerns = |watcher: &Watcher| {
             let before = change.before.as_deref();
@@ -188,14 +191,14 @@ impl Store {
                 || watcher.selection.selects(&change.key, &change.object)
         };
         self.watchers.retain(|watcher| match concerns(watcher) {
-            true => watcher.news.send(News::Change(Arc::clone(&change))).is_ok(),
-            false => !watcher.news.is_closed(),
+            true => watcher.messages.send(WatchMessage::Change(Arc::clone(&change))).is_ok(),
+            false => !watcher.messages.is_closed(),
         });
         self.history.push(change);
     }
 
-    /// Sets the fields that a server fills in.
-    fn default(&mut self, resource: &Resource, object: &mut Value, before: Option<&Value>) {
+    /// Sets the fields that a real server sets.
+    fn set_defaults(&mut self, resource: &Resource, object: &mut Value, before: Option<&Value>) {
         if let Some(Value::Object(strings)) = object.get_mut("stringData").map(Value::take) {
             for (key, text) in strings {
                 let bytes = text.as_str().expect("stringData is text").as_bytes().to_vec();

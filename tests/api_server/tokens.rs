@@ -1,5 +1,5 @@
-//! Tokens of service accounts: `create serviceaccounts/token`. They have the shape and the claims of real ones, and no
-//! signature that could be checked.
+//! Tokens of service accounts: `create serviceaccounts/token`. They have the form and the claims of real tokens, but no valid
+//! signature.
 
 use std::collections::BTreeSet;
 use std::time::{Duration, SystemTime};
@@ -9,25 +9,33 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use k8s_openapi::jiff::Timestamp;
 use serde_json::{Value, json};
 
-use super::faults::Mood;
+use super::faults::Behaviour;
 use super::identity::User;
-use super::request::Asked;
+use super::request::ApiRequest;
 use super::status::Failure;
 use super::store::{Key, Store};
 
 /// The audience of a token whose request names none.
 const AUDIENCE: &str = "https://kubernetes.default.svc";
 
-/// The answer to a TokenRequest. `mood` has the lifetime of tokens, which overrides the requested one, and the clock. `serial`
-/// makes each token unique.
-pub fn issue(store: &Store, user: &User, asked: &Asked, mood: &Mood, serial: u64) -> Result<Value, Failure> {
-    let (namespace, name) = (asked.namespace.as_deref().unwrap_or_default(), asked.name.as_deref().unwrap_or_default());
-    let account = store.get(&Key::new("serviceaccounts", namespace, name)).ok_or_else(|| Failure::not_found(asked))?;
-    let spec = &asked.body["spec"];
+/// The answer to a TokenRequest. `behaviour` has the lifetime of tokens, which overrides the requested one, and the offset of
+/// the server's clock. `serial` makes each token unique.
+pub fn issue(
+    store: &Store,
+    user: &User,
+    request: &ApiRequest,
+    behaviour: &Behaviour,
+    serial: u64,
+) -> Result<Value, Failure> {
+    let (namespace, name) =
+        (request.namespace.as_deref().unwrap_or_default(), request.name.as_deref().unwrap_or_default());
+    let account =
+        store.get(&Key::new("serviceaccounts", namespace, name)).ok_or_else(|| Failure::not_found(request))?;
+    let spec = &request.body["spec"];
     let reference = &spec["boundObjectRef"];
-    let pod = bound_pod(store, namespace, reference, asked)?;
+    let pod = bound_pod(store, namespace, reference, request)?;
     if let Some(node) = user.as_node() {
-        admit(store, node, pod, spec, asked)?;
+        admit(store, node, pod, spec, request)?;
     }
     let expiration = spec["expirationSeconds"].as_i64().unwrap_or(3600);
     if expiration < 600 {
@@ -37,13 +45,13 @@ pub fn issue(store: &Store, user: &User, asked: &Asked, mood: &Mood, serial: u64
         return Err(Failure::invalid("TokenRequest.authentication.k8s.io", "", &why));
     }
     let seconds =
-        mood.token_lifetime.map_or(expiration, |lifetime| i64::try_from(lifetime.as_secs()).expect("seconds"));
+        behaviour.token_lifetime.map_or(expiration, |lifetime| i64::try_from(lifetime.as_secs()).expect("seconds"));
     let audiences = match spec["audiences"].as_array() {
         Some(audiences) if !audiences.is_empty() => json!(audiences),
         _ => json!([AUDIENCE]),
     };
-    let skew = Duration::from_secs(mood.clock_ahead.unsigned_abs());
-    let now = if mood.clock_ahead < 0 { SystemTime::now() - skew } else { SystemTime::now() + skew };
+    let skew = Duration::from_secs(behaviour.clock_ahead.unsigned_abs());
+    let now = if behaviour.clock_ahead < 0 { SystemTime::now() - skew } else { SystemTime::now() + skew };
     let until = now + Duration::from_secs(seconds.unsigned_abs());
     let mut claims = json!({
         "aud": audiences, "iss": AUDIENCE, "iat": seconds_of(now), "nbf": seconds_of(now), "exp": seconds_of(until),
@@ -78,7 +86,7 @@ pub fn claims(token: &str) -> Value {
     serde_json::from_slice(&bytes).expect("JSON")
 }
 
-/// `2026-01-02T03:04:05Z`.
+/// A time as in `2026-01-02T03:04:05Z`.
 pub fn rfc3339(time: SystemTime) -> Value {
     json!(Time(Timestamp::from_second(seconds_of(time)).expect("a time")))
 }
@@ -92,7 +100,7 @@ fn bound_pod<'a>(
     store: &'a Store,
     namespace: &str,
     reference: &Value,
-    asked: &Asked,
+    request: &ApiRequest,
 ) -> Result<Option<&'a Value>, Failure> {
     let (Some("Pod"), Some(name)) = (reference["kind"].as_str(), reference["name"].as_str()) else { return Ok(None) };
     let pod = store.get(&Key::new("pods", namespace, name)).ok_or_else(|| Failure::missing("pods", name))?;
@@ -102,15 +110,15 @@ fn bound_pod<'a>(
                 "the UID in the bound object reference ({uid}) does not match the UID in record. The object might have been \
                  deleted and then recreated"
             );
-            Err(Failure::not_admitted(asked, &why))
+            Err(Failure::not_admitted(request, &why))
         }
         _ => Ok(Some(pod)),
     }
 }
 
 /// Admits the requests that nodes may make: tokens bound to their pods, for audiences that those pods name.
-fn admit(store: &Store, node: &str, pod: Option<&Value>, spec: &Value, asked: &Asked) -> Result<(), Failure> {
-    let refuse = |why: &str| Err(Failure::not_admitted(asked, why));
+fn admit(store: &Store, node: &str, pod: Option<&Value>, spec: &Value, request: &ApiRequest) -> Result<(), Failure> {
+    let refuse = |why: &str| Err(Failure::not_admitted(request, why));
     let reference = &spec["boundObjectRef"];
     let Some(pod) = pod.filter(|_| reference["apiVersion"] == "v1") else {
         return refuse("node requested token not bound to a pod");
@@ -130,7 +138,8 @@ fn admit(store: &Store, node: &str, pod: Option<&Value>, spec: &Value, asked: &A
     }
 }
 
-/// The audiences that volumes of a pod name: token sources, and drivers of volumes that want tokens.
+/// The audiences that the volumes of a pod name: those of `serviceAccountToken` sources, and those of the `tokenRequests` of
+/// the volumes' CSI drivers.
 fn audiences_of(store: &Store, pod: &Value) -> BTreeSet<String> {
     let volumes = || pod["spec"]["volumes"].as_array().into_iter().flatten();
     let sources = volumes().flat_map(|volume| volume["projected"]["sources"].as_array().into_iter().flatten());

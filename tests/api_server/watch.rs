@@ -1,7 +1,7 @@
 //! Watches: a streamed answer with a line for each change.
 //!
-//! A task per watch writes lines into a short queue that is the body of the answer. It ends when the time of the watch is
-//! over, when a fault says so, or when the client has closed the connection.
+//! Each watch has a task, which writes lines into a short queue; the queue is the body of the answer. The task ends when the
+//! time of the watch is over, when a planned fault ends the watch, or when the client has closed the connection.
 
 use std::io;
 use std::time::Duration;
@@ -17,33 +17,33 @@ use tokio::sync::watch;
 use tokio::time::{Instant, sleep_until};
 
 use super::answers::InitialEvents;
-use super::faults::{Cut, End, Mood, broken};
-use super::request::Asked;
+use super::faults::{Behaviour, Cut, End, broken};
+use super::request::ApiRequest;
 use super::resources::Resource;
 use super::selector::Selection;
 use super::status::Failure;
-use super::store::{Change, News, Registered, Store};
+use super::store::{Change, Registered, Store, WatchMessage};
 
 /// The duration of a watch without `timeoutSeconds`.
-const LASTS: Duration = Duration::from_secs(40 * 60);
+const DEFAULT_DURATION: Duration = Duration::from_secs(40 * 60);
 
 type Line = Result<Bytes, io::Error>;
 
 /// The answer to a watch.
 pub fn answer(
     store: &mut Store,
-    asked: &Asked,
+    request: &ApiRequest,
     selection: Selection,
-    mood: watch::Receiver<Mood>,
+    behaviour: watch::Receiver<Behaviour>,
     initial: InitialEvents,
 ) -> Result<Response, Failure> {
-    let wants_bookmarks = asked.is_set("allowWatchBookmarks");
-    let version = match asked.parameter("resourceVersion").unwrap_or_default() {
+    let wants_bookmarks = request.is_set("allowWatchBookmarks");
+    let version = match request.parameter("resourceVersion").unwrap_or_default() {
         "" | "0" => None,
         version => Some(version.parse().map_err(|_| Failure::bad_request(format!("Invalid value: {version:?}")))?),
     };
-    let sends_initial = match asked.parameter("sendInitialEvents") {
-        Some(_) if asked.parameter("resourceVersionMatch") != Some("NotOlderThan") => {
+    let sends_initial = match request.parameter("sendInitialEvents") {
+        Some(_) if request.parameter("resourceVersionMatch") != Some("NotOlderThan") => {
             let why =
                 "sendInitialEvents: Forbidden: sendInitialEvents requires setting resourceVersionMatch to NotOlderThan";
             return Err(Failure::invalid("ListOptions.meta.k8s.io", "", why));
@@ -56,13 +56,13 @@ pub fn answer(
         Some(value) => matches!(value, "true" | "1"),
         None => false,
     };
-    let time = match asked.parameter("timeoutSeconds").map(str::parse) {
+    let time = match request.parameter("timeoutSeconds").map(str::parse) {
         Some(Ok(seconds)) if seconds > 0 => Duration::from_secs(seconds),
         Some(Err(_)) => return Err(Failure::bad_request("timeoutSeconds is not a number")),
-        _ => LASTS,
+        _ => DEFAULT_DURATION,
     };
-    // Without a version, or with initial events, a watch begins with what there is.
-    let (mut first, metadata_only) = (Vec::new(), asked.wants_metadata());
+    // Without a version, or with initial events, a watch begins with the existing objects.
+    let (mut first, metadata_only) = (Vec::new(), request.wants_metadata());
     let resource = selection.resource();
     let begin = match version {
         Some(version) if !sends_initial => version,
@@ -81,10 +81,11 @@ pub fn answer(
         Ok(registered) => {
             let until = Instant::now() + time;
             let begun = Instant::now();
-            let watch = Watch { sender, selection, wants_bookmarks, metadata_only, begun, until, mood, told: 0 };
+            let watch =
+                Watch { sender, selection, wants_bookmarks, metadata_only, begun, until, behaviour, changes: 0 };
             tokio::spawn(watch.run(first, registered));
         }
-        // The cache of a real server, too, says this in the stream and not in the status.
+        // As the cache of a real server, report the error in the stream of the watch and not by the HTTP status.
         Err(failure) => {
             let error = line("ERROR", &failure.status());
             tokio::spawn(async move { sender.send(Ok(error)).await });
@@ -106,9 +107,9 @@ struct Watch {
     metadata_only: bool,
     begun: Instant,
     until: Instant,
-    mood: watch::Receiver<Mood>,
-    /// The number of changes that it has received.
-    told: usize,
+    behaviour: watch::Receiver<Behaviour>,
+    /// The number of changes that the watch has sent.
+    changes: usize,
 }
 
 /// The watch has ended.
@@ -116,32 +117,32 @@ struct Over;
 
 impl Watch {
     async fn run(mut self, first: Vec<Bytes>, registered: Registered) {
-        let _ = self.tell(first, registered).await;
+        let _ = self.send_all(first, registered).await;
     }
 
-    async fn tell(&mut self, first: Vec<Bytes>, registered: Registered) -> Result<(), Over> {
+    async fn send_all(&mut self, first: Vec<Bytes>, registered: Registered) -> Result<(), Over> {
         for line in first {
             self.send(line).await?;
         }
-        let Registered { missed, mut news } = registered;
+        let Registered { missed, mut messages } = registered;
         for change in missed {
             self.change(&change).await?;
         }
         loop {
-            let cut = self.mood.borrow_and_update().cut;
+            let cut = self.behaviour.borrow_and_update().cut;
             let cut_at = cut.and_then(|cut| cut.time).map(|time| self.begun + time);
             let end = cut_at.map_or(self.until, |at| at.min(self.until));
             tokio::select! {
-                said = news.recv() => match said {
-                    Some(News::Change(change)) => self.change(&change).await?,
-                    Some(News::Bookmark(version)) if self.wants_bookmarks => {
+                message = messages.recv() => match message {
+                    Some(WatchMessage::Change(change)) => self.change(&change).await?,
+                    Some(WatchMessage::Bookmark(version)) if self.wants_bookmarks => {
                         self.send(bookmark(self.selection.resource(), version, self.metadata_only, false)).await?;
                     }
-                    Some(News::Bookmark(_)) => {}
+                    Some(WatchMessage::Bookmark(_)) => {}
                     None => return Err(Over),
                 },
-                // A fault was planned, or is over.
-                changed = self.mood.changed() => changed.map_err(|_| Over)?,
+                // The test has changed the behaviour of the server: the next turn reads it.
+                changed = self.behaviour.changed() => changed.map_err(|_| Over)?,
                 () = sleep_until(end) => match cut {
                     Some(Cut { end, .. }) if cut_at.is_some_and(|at| at < self.until) => return self.end(end).await,
                     _ => return Err(Over),
@@ -151,11 +152,12 @@ impl Watch {
         }
     }
 
-    /// The change as this watch sees it: newly selected objects are added, objects that it no longer selects are deleted.
+    /// Sends a change as this watch sees it: an object that the watch newly selects is added, an object that the watch no
+    /// longer selects is deleted.
     async fn change(&mut self, change: &Change) -> Result<(), Over> {
-        let Mood { cut, disturbance, .. } = self.mood.borrow().clone();
+        let Behaviour { cut, disturbance, .. } = self.behaviour.borrow().clone();
         if let Some(Cut { events: Some(events), end, .. }) = cut
-            && self.told >= events
+            && self.changes >= events
         {
             return self.end(end).await;
         }
@@ -169,13 +171,13 @@ impl Watch {
             (None, false) => return Ok(()),
         };
         let show = |object: &Value| self.selection.resource().render(object, self.metadata_only);
-        let told = line(kind, &show(&change.object));
+        let changed = line(kind, &show(&change.object));
         let outdated = before.filter(|_| disturbance.outdated).map(|before| line("MODIFIED", &show(before)));
-        self.told += 1;
+        self.changes += 1;
         if disturbance.duplicate {
-            self.send(told.clone()).await?;
+            self.send(changed.clone()).await?;
         }
-        self.send(told).await?;
+        self.send(changed).await?;
         match outdated {
             Some(outdated) => self.send(outdated).await,
             None => Ok(()),

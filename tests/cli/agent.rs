@@ -1,4 +1,5 @@
-//! The example of an agent that starts podfs for each pod: it serves its pods, and removes all that it made, however it ends.
+//! The example of an agent that starts podfs for each pod: the agent serves its pods, and removes everything that it made,
+//! however it ends.
 
 use std::fs;
 use std::io::Read;
@@ -16,7 +17,7 @@ const EXAMPLES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/packaging/examples/
 const WEB: &str = "6f1c0a54-2f0e-4c6e-9d4e-1b7a5f3c9e01";
 const WORKER: &str = "b2a7d1c8-83f5-4f0b-8a36-7c2e94d0f502";
 
-/// An agent with pods of its own. Its files are in the directory of a fixture, which finds its processes, too.
+/// An agent with a copy of the example's pods. Its files are in the directory of a fixture, which also finds its processes.
 struct Agent {
     fixture: Fixture,
 }
@@ -42,7 +43,7 @@ impl Agent {
         fs::write(self.pods().join(uid).join(name), content).expect("written");
     }
 
-    /// Starts it, with the podfs of this build in its PATH.
+    /// Starts the agent, with the podfs of this build in its PATH.
     fn start(&self) -> Working {
         let programs = Path::new(PODFS).parent().expect("a directory").display().to_string();
         let path = programs + ":" + &std::env::var("PATH").expect("a PATH");
@@ -52,14 +53,14 @@ impl Agent {
         command.stdin(Stdio::null()).stderr(writer.try_clone().expect("a descriptor")).stdout(writer);
         let child = self.fixture.mark(&mut command).spawn().expect("the agent starts");
         drop(command);
-        let (told, heard) = channel();
+        let (sender, parts) = channel();
         thread::spawn(move || {
             let mut buffer = [0; 4096];
             while let Ok(length @ 1..) = reader.read(&mut buffer) {
-                let _ = told.send(String::from_utf8_lossy(&buffer[..length]).into_owned());
+                let _ = sender.send(String::from_utf8_lossy(&buffer[..length]).into_owned());
             }
         });
-        Working { child, heard, output: String::new() }
+        Working { child, parts, output: String::new() }
     }
 
     fn assert_nothing_left(&self) {
@@ -69,9 +70,11 @@ impl Agent {
     }
 }
 
+/// A running agent.
 struct Working {
     child: Child,
-    heard: Receiver<String>,
+    /// The parts of the output that are not in `output` yet.
+    parts: Receiver<String>,
     output: String,
 }
 
@@ -79,7 +82,7 @@ impl Working {
     #[track_caller]
     fn wait_output(&mut self, text: &str) {
         while !self.output.contains(text) {
-            let more = self.heard.recv_timeout(TIMEOUT);
+            let more = self.parts.recv_timeout(TIMEOUT);
             self.output += &more.unwrap_or_else(|_| panic!("{text:?} does not come:\n{}", self.output));
         }
     }
@@ -88,13 +91,13 @@ impl Working {
         kill(Pid::from_raw(self.child.id().cast_signed()), signal).expect("it is there");
     }
 
-    /// Its exit code and output, when it and all processes that it started have ended and closed the pipe.
+    /// The agent's exit code and output, after the agent and all processes that it started have ended and closed the pipe.
     #[track_caller]
     fn end(mut self) -> (i32, String) {
-        while let Some(more) = match self.heard.recv_timeout(TIMEOUT) {
+        while let Some(more) = match self.parts.recv_timeout(TIMEOUT) {
             Ok(more) => Some(more),
             Err(std::sync::mpsc::RecvTimeoutError::Disconnected) => None,
-            Err(_) => panic!("it does not end:\n{}", self.output),
+            Err(_) => panic!("the agent does not end:\n{}", self.output),
         } {
             self.output += &more;
         }
@@ -126,7 +129,7 @@ fn containers_of_two_pods_use_their_volumes_and_see_a_change() {
         "worker: my password is the second one now",
         "agent: all pods have stopped well",
     ] {
-        assert!(output.lines().any(|told| told == line), "{line:?} is not in:\n{output}");
+        assert!(output.lines().any(|output_line| output_line == line), "{line:?} is not in:\n{output}");
     }
     assert_eq!(code, 0, "{output}");
     agent.assert_nothing_left();
@@ -139,8 +142,8 @@ fn a_bad_manifest_is_reported_and_the_other_pod_is_served() {
         agent.write(bad, "pod.yaml", "apiVersion: v1\nkind: Pod\nmetadata: [");
         let (code, output) = agent.start().end();
         assert_eq!(code, 1, "{output}");
-        let told = format!("agent: pod {bad}: podfs ended with exit code 2; it said: podfs: ");
-        assert!(output.contains(&told) && output.contains("/pod.yaml:3:11: unclosed bracket"), "{output}");
+        let sentence = format!("agent: pod {bad}: podfs ended with exit code 2; it said: podfs: ");
+        assert!(output.contains(&sentence) && output.contains("/pod.yaml:3:11: unclosed bracket"), "{output}");
         let other = if bad == WEB { "worker: my password is the second one now" } else { "web: I listen on 9090 now" };
         assert!(output.contains(other), "{output}");
         assert!(!output.contains("all pods have stopped well"), "{output}");

@@ -1,5 +1,5 @@
-//! The access log: each open of a file in an audited volume is one line, whichever process dies meanwhile, and no open waits for
-//! a reader of the log.
+//! The access log: each open of a file in an audited volume is one line, whichever process of podfs dies meanwhile, and no open
+//! waits for a reader of the log.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -46,7 +46,7 @@ fn fixture() -> Fixture {
     fixture
 }
 
-/// The lines of the access log, each whole.
+/// The lines of the access log in `log`. Fails the test if one is not whole.
 #[track_caller]
 fn lines(log: &str) -> Vec<Value> {
     log.lines().filter(|line| line.contains("\"audit\"")).map(|line| serde_json::from_str(line).expect(line)).collect()
@@ -65,7 +65,7 @@ fn volume_status(fixture: &Fixture, name: &str) -> Value {
     volumes.iter_mut().find(|volume| volume["name"] == name).expect("the volume").take()
 }
 
-/// Opens, and those of them that were lost, as `podfs status` says.
+/// The number of opens in `podfs status`, and of opens whose lines were lost.
 #[track_caller]
 fn counted(fixture: &Fixture) -> (u64, u64) {
     let audit = volume_status(fixture, "db")["audit"].take();
@@ -97,7 +97,7 @@ fn each_open_is_one_line_with_the_key_and_the_process() {
     let cgroups: Vec<_> = (0..KEYS).map(|number| Cgroup::new(&number.to_string())).collect();
     let readers: Vec<_> = (0..KEYS)
         .map(|number| {
-            // A process goes by the name of its program.
+            // The kernel names a process after its program.
             let program = programs.path().join(format!("reader-{number}"));
             symlink("/bin/cat", &program).expect("a link");
             let mut command = Command::new(program);
@@ -264,7 +264,7 @@ fn a_container_is_known_by_its_process_on_the_host() {
 
 #[test]
 fn the_user_is_known_through_an_id_mapped_mount() {
-    // The kernel does not tell the server itself.
+    // The kernel does not send the caller's ids for a mount of another user namespace; the server reads them from /proc.
     let fixture = fixture();
     let running = fixture.run();
     let clone = id_mapped_clone(&running.volume("db"));
@@ -274,7 +274,7 @@ fn the_user_is_known_through_an_id_mapped_mount() {
     assert_eq!((&line["uid"], &line["gid"]), (&json!(0), &json!(0)));
 }
 
-/// Sets the flag when it goes.
+/// Sets the flag when it is dropped.
 struct Ends<'a>(&'a AtomicBool);
 
 impl Drop for Ends<'_> {
@@ -296,17 +296,17 @@ fn no_open_goes_without_a_line_while_servers_are_killed() {
             while !over.load(Ordering::Relaxed) {
                 read(&key);
                 opens += 1;
-                // The log is read again and again, and is to stay readable.
+                // Keeps the log short, because this test parses all of it many times.
                 std::thread::sleep(Duration::from_micros(500));
             }
             opens
         });
-        // Also when the test fails: the scope waits for the reader.
+        // Ends the reader also when the test fails: the scope waits for the reader.
         let _ends = Ends(&over);
         running.freed(|| {
             for number in 1..=KILLS {
                 let before = lines(&running.log()).len();
-                eventually("some opens are written down", || lines(&running.log()).len() > before + 20);
+                eventually("some opens are in the log", || lines(&running.log()).len() > before + 20);
                 kill(running.server(), Signal::SIGKILL).expect("it is there");
                 running.wait_log_times("another one (pid", number);
             }
@@ -318,9 +318,9 @@ fn no_open_goes_without_a_line_while_servers_are_killed() {
     let again = lines.iter().filter(|line| line["again"] == true).count();
     assert!((opens..=opens + again).contains(&lines.len()), "{opens} opens, {} lines, {again} again", lines.len());
     assert!(again <= KILLS, "{again}");
-    assert!(lines.iter().all(|line| line["pid"] == std::process::id()), "every server knows who it was");
+    assert!(lines.iter().all(|line| line["pid"] == std::process::id()), "every server knows the process: {lines:?}");
     let (counted, lost) = counted(&fixture);
-    // The last line may be counted before it is written, or after.
+    // A server may be killed after it has counted an open and before it has written the line, or the other way round.
     assert!(counted.abs_diff(lines.len() as u64) <= KILLS as u64 && lost == 0, "{counted} for {}", lines.len());
 }
 
@@ -378,7 +378,7 @@ fn a_log_without_a_reader_delays_no_open_and_lost_lines_are_counted() {
     let mut running = fixture.start_command(command_with_log(&fixture, &writer));
     running.wait_ready();
     let key = running.volume("db").join("key-0");
-    // Nothing more fits into the pipe. It is opened anew, as others wait for it to be read.
+    // Fills the pipe. Opens it anew, because O_NONBLOCK must not affect the open file that podfs writes to.
     let own = format!("/proc/self/fd/{}", writer.as_raw_fd());
     let mut full = File::options().write(true).custom_flags(libc::O_NONBLOCK).open(own).expect("the pipe");
     let mut filled = 0;
@@ -389,22 +389,22 @@ fn a_log_without_a_reader_delays_no_open_and_lost_lines_are_counted() {
     }
     running.freed(|| (0..LOST).for_each(|_| read(&key)));
     assert_eq!(counted(&fixture), (LOST, LOST));
-    // A successor knows what the one before could not tell.
+    // A successor knows how many lines its predecessor has lost.
     kill(running.server(), Signal::SIGKILL).expect("it is there");
     running.freed(|| read(&key));
     let mut all = vec![0; 1 << 20];
-    let length = log.read(&mut all).expect("what was there");
+    let length = log.read(&mut all).expect("the content of the pipe");
     assert!(length >= filled);
-    eventually("it gets through again", || {
+    eventually("a line reaches the log again", || {
         running.freed(|| read(&key));
         let (opens, lost) = counted(&fixture);
         opens > lost
     });
     let (_, lost) = counted(&fixture);
     let length = log.read(&mut all).expect("a line");
-    let told =
+    let reported =
         lines(&String::from_utf8_lossy(&all[..length])).iter().filter_map(|line| line["lost"].as_u64()).sum::<u64>();
-    assert_eq!(told, lost);
+    assert_eq!(reported, lost);
 }
 
 #[test]
@@ -427,11 +427,11 @@ fn a_closed_log_loses_all_lines_and_no_open_fails() {
 
 #[test]
 fn a_log_that_is_a_socket_gets_the_lines_too() {
-    // As a service manager's.
+    // systemd connects the standard error of a service to a socket of the journal.
     let fixture = fixture();
-    let (log, theirs) = std::os::unix::net::UnixStream::pair().expect("a socket pair");
-    let mut running = fixture.start_command(command_with_log(&fixture, &theirs));
-    drop(theirs);
+    let (log, of_podfs) = std::os::unix::net::UnixStream::pair().expect("a socket pair");
+    let mut running = fixture.start_command(command_with_log(&fixture, &of_podfs));
+    drop(of_podfs);
     running.wait_ready();
     read(running.volume("db").join("key-4"));
     let mut log = BufReader::new(log).lines();

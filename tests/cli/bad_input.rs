@@ -5,11 +5,16 @@ use std::ffi::OsStr;
 use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
+use std::process::Command;
 
-use crate::common::outcome::Outcome;
+use nix::sys::stat::Mode;
+use nix::unistd::mkfifo;
+
+use crate::common::outcome::{Outcome, finish};
 use crate::common::*;
 
-/// Runs podfs on this pod and these files of objects; it refuses, saying `parts` in one sentence.
+/// Runs podfs on this pod and these files of objects. Checks that podfs refuses with one sentence that has all of
+/// `parts`.
 #[track_caller]
 fn assert_refused(pod: &str, objects: &[(&str, &str)], parts: &[&str]) -> Outcome {
     let fixture = Fixture::new(pod);
@@ -19,7 +24,7 @@ fn assert_refused(pod: &str, objects: &[(&str, &str)], parts: &[&str]) -> Outcom
     assert_refuses(&fixture, &[], parts)
 }
 
-/// Runs podfs with more arguments; it refuses, saying `parts` in one sentence.
+/// Runs podfs with these further arguments. Checks that podfs refuses with one sentence that has all of `parts`.
 #[track_caller]
 fn assert_refuses(fixture: &Fixture, arguments: &[&OsStr], parts: &[&str]) -> Outcome {
     let outcome = fixture.refused(fixture.command().args(arguments));
@@ -54,13 +59,45 @@ fn text_that_is_not_utf_8_is_refused_with_line_and_column() {
 fn a_pod_with_another_uid_than_the_option_is_refused() {
     let given = config_pod().replace("name: web, labels", "name: web, uid: 0f-given, labels");
     let fixture = Fixture::new(&given);
-    let told = ["pod default/web has the uid 0f-given, and not 1e-other as asked for", "correct its metadata.uid"];
-    assert_refuses(&fixture, &["--uid", "1e-other"].map(OsStr::new), &told);
+    let parts = ["pod default/web has the uid 0f-given, and not 1e-other as asked for", "correct its metadata.uid"];
+    assert_refuses(&fixture, &["--uid", "1e-other"].map(OsStr::new), &parts);
     let mut command = fixture.command();
     command.args(["--uid", "0f-given"]);
     let mut running = fixture.start_command(command);
     running.wait_log(r#"configmap "app" not found"#);
     assert!(running.stop().success());
+}
+
+#[test]
+fn a_command_without_a_pod_names_all_ways_to_give_one() {
+    for (command, ways) in [
+        ("metrics", "<--pod <UID>|--all>"),
+        ("upgrade", "<--pod <UID>|--all>"),
+        ("run", "<--pod <FILE|->|--pod-name <NAMESPACE/NAME>>"),
+        ("render", "<--pod <FILE|->|--pod-name <NAMESPACE/NAME>|pod/NAME>"),
+    ] {
+        let outcome = finish(Command::new(PODFS).arg(command));
+        assert_eq!(outcome.code, Some(2), "{}", outcome.stderr);
+        assert!(outcome.stderr.contains(&format!("not provided:\n  {ways}")), "{}", outcome.stderr);
+    }
+}
+
+#[test]
+fn an_option_of_a_daemon_without_the_one_that_it_belongs_to_is_refused() {
+    let fixture = Fixture::new("");
+    let refused = |command: &mut Command, option: &str, companion: &str| {
+        let sentence = format!("{option} has no effect without {companion}; give {companion}, too");
+        finish(command.arg("--manifests").arg(fixture.objects())).says(2, &[&sentence]);
+    };
+    for (option, value, companion) in [
+        ("--csi-allow", "/srv", "--csi"),
+        ("--csi-read-as", "pod", "--csi"),
+        ("--nri-pods", "all", "--nri"),
+        ("--nri-index", "07", "--nri"),
+    ] {
+        refused(Command::new(PODFS).args(["node", option, value]), option, companion);
+    }
+    refused(Command::new(PODFS).arg("node").env("PODFS_CSI_ALLOW", "/srv"), "--csi-allow", "--csi");
 }
 
 #[test]
@@ -97,8 +134,11 @@ fn a_path_that_leads_to_no_manifest_is_refused() {
     fixture.remove("pod.yaml");
     assert_refuses(&fixture, &[], &["/pod.yaml: there is no such file or directory"]);
     fs::create_dir(fixture.pod()).expect("a directory");
-    assert_refuses(&fixture, &[], &["/pod.yaml: is a directory; give a regular file"]);
+    assert_refuses(&fixture, &[], &["/pod.yaml: is a directory; give a regular file, or - for"]);
     fs::remove_dir(fixture.pod()).expect("removed");
+    mkfifo(&fixture.pod(), Mode::S_IRWXU).expect("a pipe");
+    assert_refuses(&fixture, &[], &["/pod.yaml: is a pipe; give a regular file, or - for standard input"]);
+    fixture.remove("pod.yaml");
     std::os::unix::fs::symlink("nowhere", fixture.pod()).expect("a link");
     assert_refuses(&fixture, &[], &["/pod.yaml: the symbolic link leads to nothing"]);
     fixture.write("pod.yaml", &config_pod());
@@ -204,15 +244,15 @@ fn bad_base64_is_refused_with_the_key_and_without_the_value() {
 #[test]
 fn objects_that_the_api_would_refuse_are_refused() {
     // CM-09
-    let object = |rest: &str| format!("{{apiVersion: v1, kind: ConfigMap, {rest}}}");
-    for (rest, parts) in [
+    let object = |fields: &str| format!("{{apiVersion: v1, kind: ConfigMap, {fields}}}");
+    for (fields, parts) in [
         ("metadata: {name: app}, data: {k: v}, binaryData: {k: dg==}", ["binaryData.k: ", "the key is in data, too"]),
         ("metadata: {name: app}, data: {..k: v}", ["data[..k]: ", "a key must not start with '..'"]),
         ("metadata: {name: app}, data: {k: 1}", ["data.k: ", "string"]),
         ("metadata: {}, data: {k: v}", ["metadata.name: ", "a ConfigMap needs a name"]),
     ] {
         let parts = [&["/objects/app.yaml: "], &parts[..]].concat();
-        assert_refused(&config_pod(), &[("app.yaml", &object(rest))], &parts);
+        assert_refused(&config_pod(), &[("app.yaml", &object(fields))], &parts);
     }
     let large = config_map("app", &[("a", &"x".repeat((1 << 20) + 1))]);
     assert_refused(&config_pod(), &[("app.json", &large)], &["/objects/app.json: ", "at most 1048576"]);
@@ -249,6 +289,36 @@ fn volumes_that_podfs_cannot_serve_are_named() {
         let parts = [&["/pod.yaml: "], &parts[..]].concat();
         assert_refused(&pod(&format!("[{volume}]")), &[], &parts);
     }
+}
+
+#[test]
+fn misspelled_fields_are_named_with_the_field_that_is_meant() {
+    for (volume, parts) in [
+        ("{name: v, configMap: {nam: app}}", ["configMap.nam: volume \"v\": unknown field", "did you mean \"name\"?"]),
+        (
+            "{name: v, projected: {sources: [{configMap: {name: app, itms: []}}]}}",
+            ["projected.sources[0].configMap.itms: volume \"v\": unknown field", "did you mean \"items\"?"],
+        ),
+        (
+            "{name: v, secret: {secretName: app, items: [{key: a, path: b, Mode: 0400}]}}",
+            ["secret.items[0].Mode: volume \"v\": unknown field", "did you mean \"mode\"?"],
+        ),
+    ] {
+        let parts = [&["/pod.yaml: spec.volumes[0]."], &parts[..]].concat();
+        assert_refused(&pod(&format!("[{volume}]")), &[], &parts);
+    }
+    let app = "{apiVersion: v1, kind: ConfigMap, metadata: {name: app}, Data: {a: \"1\"}}";
+    let parts = ["/objects/app.yaml: Data: unknown field; did you mean \"data\"?"];
+    assert_refused(&config_pod(), &[("app.yaml", app)], &parts);
+}
+
+#[test]
+fn misspelled_kinds_are_named_with_the_kind_that_is_meant() {
+    let parts = ["/pod.yaml: kind: \"pod\" is no kind of object; did you mean \"Pod\"?"];
+    assert_refused(&config_pod().replace("kind: Pod", "kind: pod"), &[], &parts);
+    let app = config_map("app", &[("a", "1")]).replace("ConfigMap", "configMap");
+    let parts = ["/objects/app.yaml: kind: \"configMap\" is no kind of object; did you mean \"ConfigMap\"?"];
+    assert_refused(&config_pod(), &[("app.yaml", &app)], &parts);
 }
 
 #[test]

@@ -11,6 +11,7 @@ use crate::common::builds::{Builds, VERSION};
 use crate::common::outcome::Outcome;
 use crate::common::*;
 use nix::mount::{MsFlags, mount};
+use nix::sys::resource::{Resource, setrlimit};
 
 /// A pod with the uid `u1` and the volume `config`, whose ConfigMap is there.
 fn fixture() -> Fixture {
@@ -19,12 +20,12 @@ fn fixture() -> Fixture {
     fixture
 }
 
-/// The path at which podfs mounts that volume.
+/// The path at which podfs mounts the volume of [`fixture`].
 fn mount_point(fixture: &Fixture) -> PathBuf {
     fixture.path("root/pods/u1/volumes/kubernetes.io~configmap/config")
 }
 
-/// Runs podfs, which refuses, saying `parts` in one sentence; its run directory is gone.
+/// Runs podfs. Checks that podfs refuses with one sentence that has all of `parts`, and that it removes its run directory.
 #[track_caller]
 fn assert_refuses(fixture: &Fixture, command: &mut Command, code: i32, parts: &[&str]) -> Outcome {
     let outcome = fixture.refused(command);
@@ -50,6 +51,16 @@ fn directories_that_others_can_change_are_refused() {
         let mut running = fixture.run();
         assert_eq!(running.stop().code(), Some(0));
     }
+}
+
+#[test]
+fn too_few_open_files_are_refused_with_the_limit() {
+    const LIMIT: u64 = 40;
+    let fixture = fixture();
+    let mut command = fixture.command();
+    // SAFETY: setrlimit is async-signal-safe.
+    unsafe { command.pre_exec(|| Ok(setrlimit(Resource::RLIMIT_NOFILE, LIMIT, LIMIT)?)) };
+    assert_refuses(&fixture, &mut command, 3, &["no more than 40 files open", "at least 128", "ulimit -n"]);
 }
 
 #[test]
@@ -248,7 +259,7 @@ fn a_read_only_file_system_is_named() {
 fn a_full_file_system_is_named_and_the_made_files_are_removed() {
     for (flag, inodes, whose) in [("--root-dir", 4, "volume \"config\": "), ("--run-dir", 2, "")] {
         let fixture = fixture();
-        // The tmpfs' own root is one of them.
+        // The root directory of the tmpfs is one of the inodes.
         let directory = on_tmpfs(&fixture, MsFlags::empty(), &format!("nr_inodes={inodes}"));
         let mut command = command_with(&fixture, flag, &directory);
         let parts =
@@ -269,7 +280,7 @@ fn one_place_that_is_taken_leaves_nothing_of_the_other_volumes() {
     fs::create_dir_all(taken.join("inner")).expect("directories");
     assert_refuses(&fixture, &mut fixture.command(), 1, &["volume \"c\": ", "is not empty"]);
     let siblings = fs::read_dir(taken.parent().expect("a parent")).expect("a listing");
-    assert_eq!(siblings.count(), 1, "what was made beside it is taken back");
+    assert_eq!(siblings.count(), 1, "podfs removes the directories that it made beside it");
 }
 
 #[test]
@@ -279,9 +290,9 @@ fn a_full_standard_output_is_reported_with_the_cause() {
         let mut command = std::process::Command::new(PODFS);
         let output =
             command.args(arguments).stdout(full).stderr(std::process::Stdio::piped()).output().expect("podfs runs");
-        let said = String::from_utf8(output.stderr).expect("text");
+        let stderr = String::from_utf8(output.stderr).expect("text");
         assert_eq!(
-            said, "podfs: cannot write to standard output: No space left on device (os error 28)\n",
+            stderr, "podfs: cannot write to standard output: No space left on device (os error 28)\n",
             "{arguments:?}"
         );
         assert_eq!(output.status.code(), Some(1), "{arguments:?}");

@@ -39,7 +39,7 @@ impl Settings {
         command
     }
 
-    /// Checks that every command that reads the file refuses it, saying these parts.
+    /// Checks that commands that read the file refuse it with one sentence that has all of `parts`.
     #[track_caller]
     fn refused(&self, parts: &[&str]) {
         for command in ["status", "config"] {
@@ -63,11 +63,12 @@ fn podfs(arguments: &[&str]) -> Command {
 fn run_directory(command: &mut Command) -> String {
     let Outcome { code, stderr, .. } = finish(command);
     assert_eq!(code, Some(0), "{stderr}");
-    let told = stderr.trim_end().strip_prefix("podfs: no pod is served here (").and_then(|rest| rest.strip_suffix(')'));
-    told.unwrap_or_else(|| panic!("podfs names no directory: {stderr}")).to_owned()
+    let directory =
+        stderr.trim_end().strip_prefix("podfs: no pod is served here (").and_then(|end| end.strip_suffix(')'));
+    directory.unwrap_or_else(|| panic!("podfs names no directory: {stderr}")).to_owned()
 }
 
-/// `podfs config`, which ends well.
+/// The standard output of `podfs config`, which must succeed.
 #[track_caller]
 fn config(command: &mut Command) -> String {
     let Outcome { code, stdout, stderr } = finish(command);
@@ -110,6 +111,23 @@ fn the_settings_in_effect_are_shown_with_their_origin() {
 }
 
 #[test]
+fn a_setting_that_another_one_excludes_is_not_shown_as_one_in_effect() {
+    let settings = Settings::new("in-cluster = true\n");
+    let shown = config(settings.podfs(&["config"]).env("PODFS_KUBECONFIG", "/etc/podfs/kubeconfig"));
+    for line in [
+        "kubeconfig = \"/etc/podfs/kubeconfig\" # PODFS_KUBECONFIG",
+        "# in-cluster is excluded by a setting of higher precedence",
+    ] {
+        assert!(shown.lines().any(|shown| shown == line), "{line:?} is not in:\n{shown}");
+    }
+    let again = config(&mut Settings::new(&shown).podfs(&["config"]));
+    assert!(again.contains("kubeconfig = \"/etc/podfs/kubeconfig\" # "), "{again}");
+    // podfs refuses a file with both.
+    let both = Settings::new("kubeconfig = '/etc/podfs/kubeconfig'\nin-cluster = true\n");
+    finish(&mut both.podfs(&["config"])).says(2, &["in-cluster", "kubeconfig"]);
+}
+
+#[test]
 fn the_installed_file_describes_every_setting_and_sets_none() {
     let installed = fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/packaging/podfs.toml")).expect("a file");
     let example = config(&mut podfs(&["config", "--example"]));
@@ -117,12 +135,12 @@ fn the_installed_file_describes_every_setting_and_sets_none() {
     assert!(installed.lines().all(|line| line.is_empty() || line.starts_with('#')));
     let defaults = config(&mut podfs(&["config"]));
     assert_eq!(config(&mut Settings::new(&installed).podfs(&["config"])), defaults);
-    // Without its mark, the line of each setting sets it.
+    // Without the `#`, the line of each setting sets it.
     let lines = installed.lines().filter_map(|line| line.strip_prefix('#')).filter(|line| !line.starts_with(' '));
     let lines: Vec<_> = lines.collect();
     assert_eq!(lines.len(), KEYS.split(", ").count());
     for (line, key) in lines.iter().zip(KEYS.split(", ")) {
-        let value = line.strip_prefix(key).and_then(|rest| rest.strip_prefix(" = ")).expect("a setting");
+        let value = line.strip_prefix(key).and_then(|value| value.strip_prefix(" = ")).expect("a setting");
         match value {
             "\"FILE\"" | "\"NAME\"" | "\"QUANTITY\"" | "\"SOCKET\"" | "\"LIST\"" | "\"CLASS=DIR\"" => {
                 assert!(defaults.contains(&format!("# {key} is not set\n")))
@@ -187,7 +205,7 @@ fn a_variable_is_checked_as_the_flag_and_named() {
     run("PODFS_LOG_FORMAT", "xml").says(2, &["PODFS_LOG_FORMAT: log-format: \"xml\" is none of text, json"]);
     run("PODFS_IN_CLUSTER", "yes").says(2, &["PODFS_IN_CLUSTER: in-cluster must be true or false"]);
     run("RUST_LOG", "podfs=loud").says(2, &["RUST_LOG: log: error parsing level filter"]);
-    // It is not the business of a command that has no such flag.
+    // A command without the flag ignores the variable.
     assert_eq!(run_directory(podfs(&["status"]).env("RUST_LOG", "podfs=loud")), "/run/podfs");
 }
 
@@ -256,7 +274,7 @@ fn a_flag_wins_over_a_key_of_the_file_that_it_conflicts_with() {
     assert!(!outcome.stderr.contains("/nowhere/kubeconfig"), "{}", outcome.stderr);
 }
 
-/// A variable of a process.
+/// The value of an environment variable of a process.
 fn variable(process: Pid, name: &str) -> Option<String> {
     let environment = fs::read(format!("/proc/{process}/environ")).expect("an environment");
     let prefix = format!("{name}=");
@@ -302,7 +320,7 @@ fn a_pod_keeps_the_settings_that_it_was_started_with() {
     assert!(running.log().lines().all(|line| line.starts_with('{')), "{}", running.log());
     assert_eq!(variable(running.server(), "RUST_LOG").as_deref(), Some("podfs=debug"));
 
-    // Another podfs goes on with the pod, and the file says something else by then, or nothing that could be read.
+    // An upgraded podfs continues with the pod, after the file got other settings or text that is no setting.
     for text in [text.replace("root", "other").replace("/run", "/elsewhere"), "root-dri = 1".to_owned()] {
         fs::write(settings.path(), text).expect("written");
         builds.upgrade(&fixture);
@@ -360,9 +378,9 @@ fn a_run_directory_that_is_too_long_for_the_kernel_is_reported_before_anything_i
         PathBuf::from(path)
     };
     let longest = 4095 - "/c15bdfd1-80e6-5c53-bf5e-e426594a4c7e/control.sock".len();
-    for (length, told) in [(longest + 1, "4096"), (5000, "5050")] {
+    for (length, number) in [(longest + 1, "4096"), (5000, "5050")] {
         let outcome = fixture.refused(&mut run_in(&fixture, &path_of(length)));
-        outcome.says(2, &[told, "bytes, and Linux takes 4095; choose a shorter --run-dir"]);
+        outcome.says(2, &[number, "bytes, and Linux takes 4095; choose a shorter --run-dir"]);
         assert_eq!(outcome.stderr.lines().count(), 1, "nothing was begun: {}", outcome.stderr);
         fixture.assert_nothing_left();
     }

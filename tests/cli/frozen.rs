@@ -2,6 +2,7 @@
 //! answers.
 
 use std::fs;
+use std::os::unix::net::UnixDatagram;
 
 use nix::sys::signal::{Signal, kill};
 
@@ -25,12 +26,12 @@ fn pod_and_disk(fixture: &Fixture, device: &LoopDevice, at: &str) -> FreezableDi
     FreezableDisk::mount(device, &fixture.path(at))
 }
 
-/// Nothing of podfs is left in the directories, which were there before it.
+/// Checks that podfs has removed everything from its directories, which the test has made, and has ended.
 #[track_caller]
 fn assert_empty(fixture: &Fixture, disk: FreezableDisk) {
     for directory in ["root", "run"] {
-        let left: Vec<_> = fs::read_dir(fixture.path(directory)).expect("a directory").flatten().collect();
-        assert!(left.is_empty(), "{left:?}");
+        let entries: Vec<_> = fs::read_dir(fixture.path(directory)).expect("a directory").flatten().collect();
+        assert!(entries.is_empty(), "{entries:?}");
     }
     drop(disk);
     assert_eq!(fixture.mounts(), [] as [&std::path::Path; 0]);
@@ -80,7 +81,8 @@ fn a_pod_whose_run_directory_is_on_a_frozen_disk_ends_when_the_disk_answers() {
         root.display(),
         run.display()
     ));
-    assert!(status(&fixture).contains("not answering"), "{}", status(&fixture));
+    let told = status(&fixture);
+    assert!(told.contains("not answering") && told.contains("as for a disk that is slow, frozen or failing"), "{told}");
     drop(frozen);
     assert!(running.wait().success(), "{}", running.log());
     assert_empty(&fixture, disk);
@@ -90,8 +92,10 @@ fn a_pod_whose_run_directory_is_on_a_frozen_disk_ends_when_the_disk_answers() {
 fn a_pod_whose_mount_points_are_on_a_frozen_disk_starts_and_ends_when_the_disk_answers() {
     let (device, fixture) = (LoopDevice::new(16), Fixture::new(""));
     let disk = pod_and_disk(&fixture, &device, "root");
+    // Dropped in the other order: podfs cannot end while the disk is frozen.
+    let mut running;
     let frozen = disk.freeze();
-    let mut running = fixture.start();
+    running = fixture.start();
     running.wait_log(&format!("podfs still waits to make the mount points in {}/pods/", disk.at().display()));
     running.signal(Signal::SIGTERM);
     drop(frozen);
@@ -103,21 +107,24 @@ fn a_pod_whose_mount_points_are_on_a_frozen_disk_starts_and_ends_when_the_disk_a
 fn a_pod_that_ends_while_a_source_is_on_a_frozen_disk_leaves_nothing() {
     let (device, fixture) = (LoopDevice::new(16), Fixture::new(""));
     let disk = pod_and_disk(&fixture, &device, "host");
+    // Dropped in the other order: podfs cannot end while the disk is frozen.
+    let mut running;
     let frozen = disk.freeze();
-    let mut running = fixture.start();
+    running = fixture.start();
     running.wait_log("volume is mounted volume=\"scratch\"");
     running.signal(Signal::SIGTERM);
     let source = disk.at().join("data");
     running.wait_log(&format!("podfs ends without waiting for volume \"host\" ({})", source.display()));
     eventually("podfs has removed its files", || is_empty(&fixture));
-    // The kernel ends the process when its thread has made the directory.
+    // The kernel cannot end the process before its thread has made the directory of the source.
     drop(frozen);
     assert!(running.wait().success(), "{}", running.log());
     assert_empty(&fixture, disk);
 }
 
 fn is_empty(fixture: &Fixture) -> bool {
-    ["root", "run"].iter().all(|name| fs::read_dir(fixture.path(name)).is_ok_and(|mut left| left.next().is_none()))
+    let is_empty = |name| fs::read_dir(fixture.path(name)).is_ok_and(|mut entries| entries.next().is_none());
+    ["root", "run"].into_iter().all(is_empty)
 }
 
 #[test]
@@ -166,4 +173,33 @@ fn a_pod_of_a_node_is_unmounted_when_its_frozen_disk_answers() {
     node.expect(&["wait", "default/web", "--unmounted"]);
     eventually("nothing is left", || node.is_clean(&uid));
     kill(daemon.pid(), Signal::SIGTERM).expect("the daemon is there");
+}
+
+#[test]
+fn a_supervisor_notifies_systemd_while_a_thread_waits_for_a_frozen_disk() {
+    let (device, fixture) = (LoopDevice::new(16), Fixture::new(""));
+    let disk = pod_and_disk(&fixture, &device, "root");
+    // A projection is left out, because the supervisor makes its mount point before it serves.
+    let source = fixture.path("host/data");
+    let host = format!("[{{name: host, hostPath: {{path: {}, type: DirectoryOrCreate}}}}]", source.display());
+    fixture.write("pod.yaml", &pod(&host));
+    let socket = UnixDatagram::bind(fixture.path("notify")).expect("a socket");
+    socket.set_read_timeout(Some(TIMEOUT)).expect("a timeout");
+    let mut command = fixture.command();
+    command.env("NOTIFY_SOCKET", fixture.path("notify")).env("WATCHDOG_USEC", "20000");
+
+    let frozen = disk.freeze();
+    let mut running = fixture.start_command(command);
+    eventually("a thread waits to make the mount point", || source.exists());
+    let (mut message, mut beats) = ([0; 4096], 0);
+    while beats < 200
+        && let Ok(length) = socket.recv(&mut message)
+    {
+        beats += usize::from(message[..length].starts_with(b"WATCHDOG=1"));
+    }
+    drop((frozen, socket));
+    assert_eq!(beats, 200, "the supervisor makes no progress");
+    running.wait_ready();
+    assert!(running.stop().success(), "{}", running.log());
+    assert_empty(&fixture, disk);
 }

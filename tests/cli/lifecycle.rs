@@ -7,6 +7,8 @@ use std::os::unix::net::UnixDatagram;
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Command, Stdio};
+use std::sync::mpsc::{TryRecvError, channel};
+use std::thread;
 
 use crate::common::*;
 use nix::sys::signal::{Signal, kill, killpg};
@@ -39,7 +41,7 @@ fn fu_09_a_mount_shows_its_files_from_the_start_and_is_there_at_readiness() {
     let mut first = fixture.run();
     let volume = first.volume("config");
     first.stop();
-    let device = |path: &Path| fs::metadata(path).map(|found| found.dev());
+    let device = |path: &Path| fs::metadata(path).map(|metadata| metadata.dev());
     let host = device(&fixture.path("")).expect("a device");
     for _ in 0..10 {
         let mut running = fixture.start();
@@ -105,31 +107,32 @@ fn systemd_gets_the_reason_of_a_waiting_volume_then_readiness_and_the_end() {
     let fixture = Fixture::new(&config_pod());
     let socket = UnixDatagram::bind(fixture.path("notify")).expect("a socket");
     socket.set_read_timeout(Some(TIMEOUT)).expect("a timeout");
-    let hear = |wanted: &str| {
-        let mut heard = Vec::new();
+    // All lines until one that starts like this.
+    let receive_until = |wanted: &str| {
+        let mut lines = Vec::new();
         let mut message = [0; 4096];
-        while !heard.iter().any(|line: &String| line.starts_with(wanted)) {
-            let length = socket.recv(&mut message).unwrap_or_else(|_| panic!("no {wanted} after {heard:?}"));
-            heard.extend(String::from_utf8_lossy(&message[..length]).lines().map(str::to_owned));
+        while !lines.iter().any(|line: &String| line.starts_with(wanted)) {
+            let length = socket.recv(&mut message).unwrap_or_else(|_| panic!("no {wanted} after {lines:?}"));
+            lines.extend(String::from_utf8_lossy(&message[..length]).lines().map(str::to_owned));
         }
-        heard
+        lines
     };
     let mut command = fixture.command();
     command.env("NOTIFY_SOCKET", fixture.path("notify"));
     command.env("WATCHDOG_USEC", "20000");
     let mut running = fixture.start_command(command);
     let waiting = r#"STATUS=0 of 1 volumes are up; config waits: configmap "app" not found"#;
-    assert!(!hear(waiting).contains(&"READY=1".to_owned()), "ready without a volume");
+    assert!(!receive_until(waiting).contains(&"READY=1".to_owned()), "ready without a volume");
     fixture.write("objects/app.json", &config_map("app", &[("a", "1")]));
-    let heard = hear("READY=1");
-    assert!(heard.contains(&"STATUS=1 of 1 volumes are up".to_owned()), "{heard:?}");
+    let lines = receive_until("READY=1");
+    assert!(lines.contains(&"STATUS=1 of 1 volumes are up".to_owned()), "{lines:?}");
     running.wait_ready();
-    hear("WATCHDOG=1");
-    hear("WATCHDOG=1");
+    receive_until("WATCHDOG=1");
+    receive_until("WATCHDOG=1");
     running.signal(Signal::SIGTERM);
-    hear("STOPPING=1");
-    let heard = hear("EXTEND_TIMEOUT_USEC=");
-    assert!(heard.contains(&"STATUS=unmounting; 1 volumes are left".to_owned()), "{heard:?}");
+    receive_until("STOPPING=1");
+    let lines = receive_until("EXTEND_TIMEOUT_USEC=");
+    assert!(lines.contains(&"STATUS=unmounting; 1 volumes are left".to_owned()), "{lines:?}");
     assert_eq!(running.wait().code(), Some(0));
 }
 
@@ -204,7 +207,7 @@ fn with_json_logs_every_line_on_standard_error_is_json() {
     running.wait_log("SetUp failed");
     fixture.write("objects/app.json", &config_map("app", &[("a", "1")]));
     running.wait_ready();
-    // The thread that reads the manifests says so.
+    // The thread that reads the manifests writes the next line.
     fixture.write("objects/broken.json", "{");
     running.wait_log("broken.json");
     running.stop();
@@ -239,7 +242,7 @@ fn both_stop_signals_end_podfs_with_nothing_left() {
 
 #[test]
 fn a_stop_of_all_processes_at_once_ends_podfs_with_nothing_left() {
-    // As service managers do that know of no main process.
+    // A service manager signals all processes if it does not know the main process.
     for signal in [Signal::SIGTERM, Signal::SIGHUP] {
         let fixture = fixture_of_all_kinds();
         let mut running = fixture.run();
@@ -262,18 +265,41 @@ fn the_unmount_does_not_wait_for_a_server_that_hangs_and_dies() {
     kill(server, Signal::SIGSTOP).expect("it is there");
     running.signal(Signal::SIGTERM);
     running.wait_log("unmounting");
-    kill(server, Signal::SIGKILL).expect("it is there");
+    // podfs may have continued the server, which then has ended.
+    let _ = kill(server, Signal::SIGKILL);
     assert_eq!(running.wait().code(), Some(0), "{}", running.log());
     fixture.assert_nothing_left();
 }
 
 #[test]
-fn a_server_that_hangs_while_volumes_are_unmounted_is_killed() {
+fn a_server_that_is_stopped_while_volumes_are_unmounted_is_continued() {
     let fixture = fixture_of_all_kinds();
     let mut running = fixture.run();
-    kill(running.server(), Signal::SIGSTOP).expect("it is there");
+    let server = running.server();
+    kill(server, Signal::SIGSTOP).expect("it is there");
     running.signal(Signal::SIGTERM);
     assert_eq!(running.wait().code(), Some(0), "{}", running.log());
+    let (log, stopped) = (running.log(), format!("because their server (pid {server}) is stopped; podfs continues it"));
+    assert!(log.contains(&stopped) && !log.contains("the server ended while"), "{log}");
+    fixture.assert_nothing_left();
+}
+
+#[test]
+fn a_server_that_is_kept_stopped_while_volumes_are_unmounted_delays_the_end_only() {
+    let fixture = fixture_of_all_kinds();
+    let mut running = fixture.run();
+    let server = running.server();
+    let (ended, ends) = channel::<()>();
+    thread::scope(|scope| {
+        scope.spawn(move || {
+            while ends.try_recv() == Err(TryRecvError::Empty) && kill(server, Signal::SIGSTOP).is_ok() {
+                thread::yield_now();
+            }
+        });
+        running.signal(Signal::SIGTERM);
+        assert_eq!(running.wait().code(), Some(0), "{}", running.log());
+        drop(ended);
+    });
     fixture.assert_nothing_left();
 }
 
@@ -297,9 +323,9 @@ fn directories_of_others_and_foreign_files_stay() {
     fs::write(pod_directory.join("foreign"), "mine").expect("written");
     assert_eq!(running.stop().code(), Some(0));
     assert_eq!(fixture.mounts(), [] as [&Path; 0]);
-    let left: Vec<_> =
+    let names: Vec<_> =
         fs::read_dir(&pod_directory).expect("it stays").map(|entry| entry.expect("an entry").file_name()).collect();
-    assert_eq!(left, ["foreign"], "what podfs made below is gone");
+    assert_eq!(names, ["foreign"], "podfs removes the directories that it made");
     fs::remove_file(pod_directory.join("foreign")).expect("removed");
     let mut running = fixture.run();
     running.stop();
@@ -356,13 +382,13 @@ impl Drop for Inside {
     }
 }
 
-/// The same command with another value in the place of `old`.
+/// Replaces the argument `old` of a command by `new`.
 fn replace_argument(command: &mut Command, old: &Path, new: impl AsRef<std::ffi::OsStr>) {
     let arguments: Vec<_> = command.get_args().map(|argument| argument.to_owned()).collect();
-    let mut other = Command::new(command.get_program());
-    let place = |argument: std::ffi::OsString| if argument == old { new.as_ref().to_owned() } else { argument };
-    other.args(arguments.into_iter().map(place));
-    *command = other;
+    let mut changed = Command::new(command.get_program());
+    let replace = |argument: std::ffi::OsString| if argument == old { new.as_ref().to_owned() } else { argument };
+    changed.args(arguments.into_iter().map(replace));
+    *command = changed;
 }
 
 #[test]

@@ -58,7 +58,7 @@ fn a_volume_is_shown_and_followed_until_ctrl_c() {
     fixture.write("objects/app.json", &config_map("app", &[("a", "2")]));
     wait_content(&at(&fixture).join("a"), "2");
     interrupt(running, &fixture);
-    assert!(!at(&fixture).exists(), "podfs made the directory, and takes it away");
+    assert!(!at(&fixture).exists(), "podfs removes the directory that it made");
 }
 
 #[test]
@@ -73,7 +73,7 @@ fn a_volume_that_another_process_unmounts_ends_podfs() {
         let line = format!("another process unmounted {}; podfs ends", at(&fixture).display());
         assert_eq!(running.log().matches(&line).count(), 1, "{}", running.log());
         assert_eq!(fixture.processes(), []);
-        assert!(!at(&fixture).exists(), "the directory that podfs made goes");
+        assert!(!at(&fixture).exists(), "podfs removes the directory that it made");
     }
 }
 
@@ -186,6 +186,7 @@ fn a_bad_volume_is_refused_with_its_place() {
         ),
         ("name: v\nofALaterApi: {}\n", ["volume.yaml: ", "volume \"v\": ofALaterApi volumes are not supported"]),
         ("name: v\nsecrets: {}\n", ["volume.yaml: ", "did you mean \"secret\"?"]),
+        ("name: v\nconfigMap: {nam: app}\n", ["volume.yaml: configMap.nam: volume \"v\"", "did you mean \"name\"?"]),
         ("name: v\nconfigMap: {items: 7}\n", ["volume.yaml: ", "configMap.items"]),
         ("configMap: {name: app}\n", ["volume.yaml: ", "name"]),
     ] {
@@ -253,7 +254,7 @@ impl Traced {
         let shape: String = time.chars().map(|c| if c.is_ascii_digit() { '0' } else { c }).collect();
         assert_eq!(shape, "00:00:00.000000", "no time: {line}");
         let number = |field: &str, prefix: &str, suffix: &str| -> u32 {
-            let digits = field.strip_prefix(prefix).and_then(|rest| rest.strip_suffix(suffix)).expect(line);
+            let digits = field.strip_prefix(prefix).and_then(|field| field.strip_suffix(suffix)).expect(line);
             if digits == "-" { u32::MAX } else { digits.parse().expect(line) }
         };
         number(microseconds, "", "us");
@@ -287,7 +288,7 @@ fn trace_prints_a_line_for_every_request() {
         };
         assert!(of_reader.iter().any(|line| same(&line)), "no {operation} {path} {result} in {of_reader:#?}");
     }
-    // The commit's own requests come from the supervisor.
+    // The requests of the commit come from the supervisor.
     assert!(lines.iter().any(|line| line.operation == "RENAME" && line.uid == 0 && line.pid != pid), "{trace}");
 }
 
@@ -326,6 +327,9 @@ fn a_file_that_is_no_volume_is_refused_with_the_cause() {
     };
     refused("missing.yaml").says(2, &["/missing.yaml: cannot be read: No such file or directory"]);
     refused("objects").says(2, &["/objects: cannot be read: Is a directory"]);
+    let mut command = Command::new(PODFS);
+    command.args(["mount", "--volume", "-"]).arg(at(&fixture)).stdin(Stdio::null());
+    fixture.refused(&mut command).says(2, &["standard input: the file is empty"]);
     fixture.write("whole.yaml", &config_pod());
     refused("whole.yaml")
         .says(2, &["/whole.yaml: is an object of kind \"Pod\"; give one entry of a pod's spec.volumes"]);

@@ -38,7 +38,7 @@ impl Mounted {
         Self::with(mounts, "")
     }
 
-    /// Also with these fields in its spec.
+    /// As [`Self::new`], with these further fields in the pod's spec.
     fn with(mounts: &str, spec: &str) -> Mounted {
         let host = disk_directory();
         let fixture = Fixture::new(&format!(
@@ -63,7 +63,7 @@ impl Mounted {
         self.mounts(&[&["prepare", "--container", "web"], &environment[..], arguments].concat())
     }
 
-    /// The source of each mount, in the order of the manifest.
+    /// Prepares the container's mounts. Returns the source of each mount, in the order of the manifest.
     #[track_caller]
     fn prepared(&self) -> Vec<PathBuf> {
         let outcome = self.prepare(&["--pod-ip", "198.51.100.7", "--output", "json"]);
@@ -285,8 +285,8 @@ fn mt_08_the_hosts_file_is_written_anew_at_each_start() {
 fn mt_08_the_message_of_the_last_start_stays() {
     let pod = Mounted::new(" []");
     let logs: Vec<_> = (0..3).map(|_| pod.prepared().pop().expect("a log")).collect();
-    let there: Vec<_> = logs.iter().map(|log| log.exists()).collect();
-    assert_eq!(there, [false, true, true]);
+    let exist: Vec<_> = logs.iter().map(|log| log.exists()).collect();
+    assert_eq!(exist, [false, true, true]);
     pod.stop();
 }
 

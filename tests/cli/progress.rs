@@ -23,7 +23,7 @@ fn start(fixture: &Fixture, terminal: &Terminal, prepare: impl FnOnce(&mut Comma
 
 const UP: &str = "podfs: 1 of 2 volumes of pod default/web are up: config";
 const WAITS: &str = r#"  late  waits: configmap "late" not found"#;
-/// A line of the log: it is above these, and whole.
+/// A line of the log. It must be whole, above the lines of the progress.
 const WARNING: &str =
     r#" WARN podfs::supervisor::volume: MountVolume.SetUp failed for volume "late" : configmap "late" not found"#;
 

@@ -13,7 +13,7 @@ use crate::common::*;
 use nix::sys::socket::{AddressFamily, Backlog, SockFlag, SockType, UnixAddr, bind, listen, socket};
 use serde_json::{Value, json};
 
-/// A ConfigMap that may be missing, a Secret, and what a projected volume takes from the cluster.
+/// A ConfigMap that may be missing, a Secret, and a projected volume with a token, a ClusterTrustBundle and the pod's labels.
 const VOLUMES: &str = "[{name: config, configMap: {name: app, optional: true}}, \
     {name: keys, secret: {secretName: db}}, \
     {name: access, projected: {sources: [{serviceAccountToken: {path: token}}, \
@@ -107,7 +107,8 @@ fn everything() -> Vec<String> {
     vec![config_map("app", &[("a", "1")]), secret("db", &[("k", "s")]), token("first"), trust_bundle("AAAA")]
 }
 
-/// Asks on the control socket as the protocol says: the length of the message in four bytes, then JSON.
+/// Sends a question to the control socket and returns the answer, in the form of the protocol: the length of the message in
+/// four bytes, then JSON.
 fn ask(fixture: &Fixture, question: &Value) -> Value {
     let mut stream = connect(fixture);
     send(&mut stream, question);
@@ -133,7 +134,7 @@ fn try_send(stream: &mut UnixStream, question: &Value) -> io::Result<()> {
     stream.write_all(&[&length, text.as_bytes()].concat())
 }
 
-/// The next answer on a connection that stays; none when podfs has closed it.
+/// The next answer on a connection that stays open; `None` when podfs has closed it.
 fn next(stream: &mut UnixStream) -> Option<Value> {
     let mut length = [0; 4];
     stream.read_exact(&mut length).ok()?;
@@ -163,14 +164,14 @@ fn an_agent_may_keep_its_connection_for_more_pushes() {
     // A message may come in parts, and two at once.
     let text = push("in parts").to_string();
     let message = [&u32::try_from(text.len()).expect("short").to_ne_bytes(), text.as_bytes()].concat();
-    let (begin, rest) = message.split_at(message.len() / 2);
+    let (begin, end) = message.split_at(message.len() / 2);
     // podfs waits two seconds for the rest of a message, and then closes the connection. On a busy machine, that may be too short.
     eventually("a message in two parts arrives in time", || {
         agents[0].write_all(begin).expect("it is read");
         send(&mut agents[1], &push("of another"));
         assert_eq!(next(&mut agents[1]), Some(taken.clone()));
         wait_content(&pushed.setting(), "of another");
-        let sent = agents[0].write_all(&[rest, &message].concat());
+        let sent = agents[0].write_all(&[end, &message].concat());
         let answers = sent.is_ok().then(|| [next(&mut agents[0]), next(&mut agents[0])]);
         let is_in_time = answers.as_ref().is_some_and(|answers| answers.iter().all(Option::is_some));
         match is_in_time {
@@ -189,7 +190,7 @@ fn an_agent_may_keep_its_connection_for_more_pushes() {
     wait_content(&pushed.setting(), "after a refusal");
     send(&mut agents[0], &json!({"version": 1, "message": "status"}));
     assert_eq!(next(&mut agents[0]), None);
-    // Its place is free again.
+    // So a fifth connection may stay open again.
     let mut agent = connect(&pushed.fixture);
     eventually("another agent may stay", || {
         agent = connect(&pushed.fixture);
@@ -205,7 +206,7 @@ fn an_agent_may_keep_its_connection_for_more_pushes() {
 #[test]
 fn volumes_wait_for_the_first_push_and_show_it() {
     let mut pushed = Pushed::start();
-    // Optional objects may still come.
+    // Before the first push, podfs does not know whether the optional ConfigMap exists, so its volume waits, too.
     pushed.running.wait_log(r#"configmap "app" is not known yet: nothing was pushed"#);
     pushed.running.wait_log(r#"secret "db" is not known yet: nothing was pushed"#);
     pushed.running.wait_log("failed to fetch token: it was not pushed");
@@ -328,9 +329,10 @@ fn nothing_is_sent_to_a_process_of_another_user() {
     let kind = (AddressFamily::Unix, SockType::Stream);
     let socket = socket(kind.0, kind.1, SockFlag::SOCK_CLOEXEC, None).expect("a socket");
     bind(socket.as_raw_fd(), &UnixAddr::new(&directory.join("control.sock")).expect("an address")).expect("bound");
-    // The peer's credentials are those of the thread that called listen(2). The system call changes the user of this one thread.
+    // The kernel reports the credentials of the thread that called listen(2). The system call, unlike the function of the C
+    // library, changes the user of this thread alone.
     let listener = std::thread::spawn(move || {
-        // SAFETY: it changes numbers of the calling thread, which ends at once.
+        // SAFETY: the call takes numbers, and changes only the calling thread, which ends soon.
         let changed = unsafe { libc::syscall(libc::SYS_setresuid, -1, 65534, -1) };
         assert_eq!(changed, 0);
         listen(&socket, Backlog::new(5).expect("a number")).expect("it listens");

@@ -138,16 +138,16 @@ fn a_change_outside_the_payload_raises_no_event() {
         ("written again", &|| fs::write(&path, app("1")).expect("written")),
         ("renamed over", &|| fixture.write("objects/app.json", &app("1"))),
         ("touched", &|| touch(&path)),
-        ("said in other words", &|| fixture.write("objects/app.json", &format!("\n{}\n", app("1")))),
+        ("written in another form", &|| fixture.write("objects/app.json", &format!("\n{}\n", app("1")))),
         ("an unused object", &|| fixture.write("objects/other.json", &config_map("other", &[("a", "unused")]))),
-        ("the pod in other words", &|| fixture.write("pod.yaml", &format!("# Again.\n{}", read(&fixture.pod())))),
+        ("the pod in another form", &|| fixture.write("pod.yaml", &format!("# Again.\n{}", read(&fixture.pod())))),
     ];
     for (name, change) in unchanged {
         change();
         // podfs has looked at all files once it shows this.
         beside(name);
         wait_content(&marker, name);
-        assert_eq!(watcher.heard(), [] as [&str; 0], "{name}");
+        assert_eq!(watcher.events(), [] as [&str; 0], "{name}");
     }
     fixture.write("objects/app.json", &app("2"));
     wait_content(&volume.join("a"), "2");

@@ -152,9 +152,9 @@ fn every_answer_names_all_volumes_in_the_order_of_the_manifest_also_before_they_
     while !running.is_ready() {
         assert!(std::time::Instant::now() < deadline, "podfs is not ready:\n{}", running.log());
         let Some(status) = ask() else { continue };
-        let told: Vec<_> =
+        let volumes: Vec<_> =
             status["volumes"].as_array().expect("volumes").iter().map(|volume| &volume["name"]).collect();
-        assert_eq!(told, names.iter().collect::<Vec<_>>(), "{status:#}");
+        assert_eq!(volumes, names.iter().collect::<Vec<_>>(), "{status:#}");
     }
     running.wait_ready();
     assert_eq!(fixture.pods()[0]["state"], "running");
@@ -169,7 +169,8 @@ fn a_supervisor_that_hangs_delays_no_other() {
     let outcome = fixture.status(&[]);
     first.signal(Signal::SIGCONT);
     outcome.says(1, &["pod default/web is not answering"]);
-    let nothing = format!("the supervisor (pid {}) does not answer: nothing came within 2 s", first.pid());
+    let nothing =
+        format!("the supervisor (pid {}) does not answer: nothing came within 2 s; it is stopped", first.pid());
     assert!(outcome.stdout.contains(&nothing), "{}", outcome.stdout);
     assert!(outcome.stdout.contains("default/db  running"), "{}", outcome.stdout);
     assert!(outcome.stdout.contains(&second.uid()), "{}", outcome.stdout);
@@ -244,7 +245,7 @@ fn a_pod_of_which_both_processes_were_killed_is_dead_even_if_its_pid_lives_again
     let fixture = fixture();
     let mut running = fixture.run();
     fixture.kill_both(&mut running);
-    // A record whose process id is another program's by now: this test's.
+    // Makes the record name the process id of a program that is not podfs: this test.
     let lock = fixture.run_files().join("lock");
     let mut record: Value = serde_json::from_reader(File::open(&lock).expect("a lock file")).expect("JSON");
     record["pid"] = json!(std::process::id());
@@ -284,7 +285,7 @@ fn control_characters_of_a_record_are_escaped() {
         assert!(!text.contains(['\u{1b}', '\u{9b}', '\u{202e}']), "{text:?}");
         assert!(text.contains(r"\u001b[2J\u009b31m\u202egpj"), "{text:?}");
     }
-    // For programs it is the same name.
+    // The JSON output has the name itself.
     assert_eq!(fixture.pods()[0]["name"], json!(name));
 }
 

@@ -9,6 +9,7 @@ use crate::common::outcome::finish;
 use crate::common::*;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
+use serde_json::json;
 use tempfile::TempDir;
 
 /// A pod with a volume that has many requests, one that has few, one that podfs does not serve, and one that waits.
@@ -25,7 +26,7 @@ fn fixture() -> (Fixture, TempDir) {
     (fixture, source)
 }
 
-/// A `podfs trace`, killed when the test ends.
+/// A `podfs trace`. Dropping it kills the process.
 struct Tracing {
     child: Child,
     out: PathBuf,
@@ -34,7 +35,7 @@ struct Tracing {
 }
 
 impl Tracing {
-    /// Starts it, and waits until the requests are written.
+    /// Starts `podfs trace`, and waits until it traces the volume.
     fn start(fixture: &Fixture, running: &Running, volume: &str) -> Self {
         let directory = TempDir::with_prefix("podfs-test-").expect("a directory");
         let (out, err) = (directory.path().join("out"), directory.path().join("err"));
@@ -42,15 +43,17 @@ impl Tracing {
         command.stdout(File::create(&out).expect("a file")).stderr(File::create(&err).expect("a file"));
         fixture.mark(&mut command);
         let tracing = Self { child: command.spawn().expect("podfs starts"), out, err, _directory: directory };
-        eventually("the volume is traced", || tracing.said().contains("Ctrl-C ends this"));
+        eventually("the volume is traced", || tracing.messages().contains("Ctrl-C ends this"));
         tracing
     }
 
+    /// The requests on the standard output.
     fn shown(&self) -> String {
         fs::read_to_string(&self.out).expect("requests")
     }
 
-    fn said(&self) -> String {
+    /// The messages on the standard error.
+    fn messages(&self) -> String {
         fs::read_to_string(&self.err).expect("sentences")
     }
 
@@ -154,8 +157,29 @@ fn a_trace_ends_with_its_volume() {
     let mut tracing = Tracing::start(&fixture, &running, "config");
     assert_eq!(running.stop().code(), Some(0));
     assert_eq!(tracing.wait().code(), Some(0));
-    assert!(tracing.said().ends_with("podfs: volume \"config\" has ended\n"), "{}", tracing.said());
+    assert!(tracing.messages().ends_with("podfs: volume \"config\" has ended\n"), "{}", tracing.messages());
     fixture.assert_nothing_left();
+}
+
+#[test]
+fn a_trace_says_that_the_supervisor_is_gone() {
+    let (fixture, _source) = fixture();
+    let mut running = fixture.run();
+    let mut tracing = Tracing::start(&fixture, &running, "config");
+    fixture.kill_both(&mut running);
+    assert_eq!(tracing.wait().code(), Some(1));
+    assert!(tracing.messages().contains("no supervisor listens on"), "{}", tracing.messages());
+}
+
+#[test]
+fn a_trace_ends_with_a_volume_that_is_unmounted_alone() {
+    let (fixture, _source) = fixture();
+    let running = fixture.run();
+    let mut tracing = Tracing::start(&fixture, &running, "config");
+    let unpublish = json!({"unpublish": {"volumes": ["config"]}});
+    assert!(control::ask(&fixture.run_files(), &unpublish).is_object());
+    assert_eq!(tracing.wait().code(), Some(0));
+    assert!(tracing.messages().ends_with("podfs: volume \"config\" has ended\n"), "{}", tracing.messages());
 }
 
 #[test]
@@ -215,7 +239,7 @@ fn a_trace_continues_with_the_next_server() {
     let running = fixture.run();
     let tracing = Tracing::start(&fixture, &running, "data");
     kill(running.server(), Signal::SIGKILL).expect("the server is there");
-    eventually("the next server is traced", || tracing.said().contains("the server was replaced"));
+    eventually("the next server is traced", || tracing.messages().contains("the server was replaced"));
     assert!(fs::metadata(running.volume("data").join("looked-for")).is_err());
     let line = format!("LOOKUP {}/looked-for pid=", source.path().display());
     eventually("the request is shown", || tracing.shown().contains(&line));

@@ -9,6 +9,7 @@ use std::thread;
 
 use crate::common::namespace::mount_tmpfs;
 use crate::common::passthrough::disk_directory;
+use crate::common::set_on_drop::SetOnDrop;
 use crate::common::*;
 use nix::errno::Errno;
 use nix::mount::{MntFlags, umount2};
@@ -74,7 +75,7 @@ fn small() -> Fixture {
 }
 
 fn unmount(path: &Path, flags: MntFlags) {
-    // podfs looks at a mount for a moment after it has made it.
+    // podfs still has a new mount open for a moment.
     eventually("the volume is not busy", || match umount2(path, flags) {
         Err(Errno::EBUSY) => false,
         outcome => {
@@ -134,14 +135,14 @@ fn programs_that_use_a_volume_see_the_same_files_before_and_after() {
     let running = rig.fixture.run();
     let (config, scratch) = (running.volume("config"), running.volume("scratch"));
     let held = File::open(&config).expect("opened");
-    let seen = PathBuf::from(format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(&held)));
+    let held_path = PathBuf::from(format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(&held)));
     let mut open = OpenOptions::new().read(true).append(true).create(true).open(scratch.join("log")).expect("opened");
     for volume in [&config, &scratch] {
         unmount(volume, MntFlags::MNT_DETACH);
         wait_mounted(volume);
     }
     rig.put("2");
-    for volume in [&config, &seen] {
+    for volume in [&config, &held_path] {
         wait_content(&volume.join("a"), "2");
     }
     open.write_all(b"line").expect("written");
@@ -156,13 +157,14 @@ fn an_unmount_while_the_volume_is_used_fails_no_call_on_open_files() {
     let file = File::options().read(true).write(true).create_new(true).open(scratch.join("busy")).expect("opened");
     let over = AtomicBool::new(false);
     thread::scope(|scope| {
+        let set_over = SetOnDrop(&over);
         let load = scope.spawn(|| {
             let mut calls = 0_u64;
             while !over.load(Ordering::Relaxed) {
                 file.write_all_at(&calls.to_ne_bytes(), 0).expect("written");
-                let mut found = [0; 8];
-                file.read_exact_at(&mut found, 0).expect("read");
-                assert_eq!(u64::from_ne_bytes(found), calls);
+                let mut bytes = [0; 8];
+                file.read_exact_at(&mut bytes, 0).expect("read");
+                assert_eq!(u64::from_ne_bytes(bytes), calls);
                 file.metadata().expect("looked at");
                 calls += 1;
             }
@@ -172,7 +174,7 @@ fn an_unmount_while_the_volume_is_used_fails_no_call_on_open_files() {
             unmount(&scratch, MntFlags::MNT_DETACH);
             wait_mounted(&scratch);
         }
-        over.store(true, Ordering::Relaxed);
+        drop(set_over);
         assert!(load.join().expect("no call failed") > 0);
     });
     assert!(scratch.join("busy").exists());
@@ -214,12 +216,13 @@ fn a_taken_mount_point_is_left_alone_and_reported_until_it_is_free() {
     let rig = Rig::new();
     let mut running = rig.fixture.run();
     let volume = running.volume("config");
-    // Together they are one change of the table to podfs, and the kernel may give the tmpfs the number that the volume had.
+    // podfs may notice both only as one change of the mount table. The kernel may give the tmpfs the mount id that the volume
+    // had.
     unmount(&volume, MntFlags::empty());
     mount_tmpfs(&volume);
     let reason = format!("another process unmounted {0}, and podfs cannot mount it again yet: {0}", volume.display());
-    let told = || rig.status("config")["reason"].as_str().is_some_and(|told| told.starts_with(&reason));
-    eventually("the status says so", told);
+    let is_reported = || rig.status("config")["reason"].as_str().is_some_and(|text| text.starts_with(&reason));
+    eventually("the status says so", is_reported);
     assert_eq!(rig.status("config")["state"], "hidden");
     assert_eq!(rig.fixture.pods()[0]["state"], "degraded");
     assert!(rig.fixture.status(&[]).stdout.contains("not at its path: another process unmounted"));
@@ -228,10 +231,10 @@ fn a_taken_mount_point_is_left_alone_and_reported_until_it_is_free() {
     eventually("it is live", || rig.status("config")["state"] == "live");
     wait_content(&volume.join("a"), "1");
     assert_eq!(running.log().matches(&reason).count(), 1, "{}", running.log());
-    // Another process keeps it at the end.
+    // At the end of podfs, another process still uses the mount point.
     unmount(&volume, MntFlags::empty());
     mount_tmpfs(&volume);
-    eventually("the status says so", told);
+    eventually("the status says so", is_reported);
     running.stop();
     assert!(is_mounted(&volume), "what another process mounted stays");
 }

@@ -1,4 +1,5 @@
-//! `podfs view`: what `podfs run` would show, live, for a user without any right, and gone without a trace.
+//! `podfs view`: the files that `podfs run` would show, for a user without privileges. They follow their objects, and
+//! nothing remains after the end.
 
 use std::fs::{self, Permissions};
 use std::os::unix::fs::{MetadataExt, PermissionsExt, chown};
@@ -79,15 +80,15 @@ fn a_view_has_every_entry_that_run_mounts() {
             let object = fs::read_to_string(examples.join("objects").join(name)).expect("an object");
             fixture.write(&format!("objects/{name}"), &object);
         }
-        // podfs run trusts directories of root alone.
+        // podfs run accepts only directories that belong to root.
         fs::set_permissions(fixture.path(""), Permissions::from_mode(0o755)).expect("the mode is set");
         let of_user = Fixture::new("").of_user();
         let directory = of_user.path("view");
         let mut viewing = fixture.start_view(&directory, &["--reveal"]);
         let mut running = fixture.run();
         for volume in ["config", "credentials", "about", "everything"] {
-            let seen = USER.run(Path::new("/"), || entries(&directory.join(volume)));
-            assert_eq!(seen, entries(&running.volume(volume)), "{volume}");
+            let viewed = USER.run(Path::new("/"), || entries(&directory.join(volume)));
+            assert_eq!(viewed, entries(&running.volume(volume)), "{volume}");
         }
         assert!(running.stop().success() && viewing.stop().success());
     });
@@ -109,7 +110,7 @@ fn a_view_follows_its_files_and_switches_all_files_of_a_volume_at_once() {
         let link = |path: &str| USER.run(Path::new("/"), || fs::symlink_metadata(config.join(path)).expect(path).ino());
         let (first, file, first_link) = (generation(), number("a"), link("a"));
         assert_eq!((number("a"), generation()), (file, first.clone()), "nothing changes by itself");
-        // A reader that goes on with the generation it has found.
+        // A reader keeps an open file, and the path of the generation to which it has resolved `..data`.
         let (opened, old) = USER
             .run(Path::new("/"), || (fs::File::open(config.join("a")).expect("a file"), config.join(&first).join("a")));
         fixture.write("objects/app.yaml", &config_map("app", &[("a", "new"), ("c", "gamma")]));
@@ -149,9 +150,9 @@ fn a_read_never_fails_and_is_never_torn_while_a_volume_changes() {
             put(&word);
             let file = directory.join("config/a");
             eventually("the change is visible", || {
-                let seen = read(&file).expect("a read never fails");
-                assert!(seen.len() == 3000 && seen == content(&seen[..1]), "it is one content");
-                seen == content(&word)
+                let text = read(&file).expect("a read never fails");
+                assert!(text.len() == 3000 && text == content(&text[..1]), "it is one content");
+                text == content(&word)
             });
         }
         assert!(viewing.stop().success());
@@ -165,7 +166,7 @@ fn ctrl_c_sigterm_and_fusermount3_end_a_view_and_nothing_is_left() {
         let directory = fixture.path("view");
         for end in ["SIGINT", "SIGTERM", "SIGHUP", "fusermount3"] {
             let mut viewing = fixture.start_view(&directory, &[]);
-            // A process that works in the view does not keep it.
+            // A process whose working directory is in the view does not prevent the unmount by podfs.
             let inside = directory.join("config");
             let mut prefix = as_user(USER);
             prefix.extend(["sh", "-c", "cd \"$0\" && echo inside && exec sleep 60"].map(str::to_owned));
@@ -195,7 +196,7 @@ fn ctrl_c_sigterm_and_fusermount3_end_a_view_and_nothing_is_left() {
             assert!(status.success(), "{end}: {}", viewing.log());
             assert!(!is_mounted(&directory) && !directory.exists(), "{end}");
         }
-        // A directory of the user's own stays.
+        // podfs does not remove a directory that the user has made.
         fs::create_dir(&directory).expect("a directory");
         chown(&directory, Some(USER.uid), Some(USER.gid)).expect("given away");
         let mut viewing = fixture.start_view(&directory, &[]);
@@ -243,7 +244,7 @@ fn without_reveal_no_byte_of_a_secret_is_anywhere() {
         let fixture = two_volumes();
         let directory = fixture.path("view");
         let mut command = fixture.view(&directory, &["--log", "trace"]);
-        // Cores are allowed; a view makes none.
+        // The limit allows core dumps, but a view makes none.
         let unlimited = libc::RLIM_INFINITY;
         // SAFETY: setrlimit is async-signal-safe.
         unsafe {
@@ -357,13 +358,13 @@ fn a_directory_that_cannot_be_used_is_refused_in_one_sentence() {
         let of_root = fixture.path("of-root");
         fs::create_dir(&of_root).expect("a directory");
         fs::set_permissions(&of_root, Permissions::from_mode(0o777)).expect("the mode is set");
-        for (directory, told) in [
+        for (directory, sentence) in [
             (full, "/full: is not empty; remove it, or give another directory"),
             (file, "/file: is not a directory"),
             (missing, "/missing/view: cannot be used: No such file or directory"),
             (of_root, "/of-root: belongs to the user with the id 0, and not to you; give a directory of your own"),
         ] {
-            fixture.refuses(fixture.view(&directory, &[])).says(2, &[told]);
+            fixture.refuses(fixture.view(&directory, &[])).says(2, &[sentence]);
             assert!(!is_mounted(&directory));
         }
         // podfs leaves nothing behind when it cannot mount.
@@ -378,7 +379,8 @@ fn a_directory_that_cannot_be_used_is_refused_in_one_sentence() {
     });
 }
 
-/// A prefix that runs a command as the user where this was done to the mounts before.
+/// A prefix that runs a command as the user, in a mount namespace in which the shell command `preparation` was run
+/// before.
 fn where_mounts_are(preparation: &str) -> Vec<String> {
     let script = format!("{preparation} && exec \"$@\"");
     let unshare = ["unshare", "--mount", "sh", "-ec", &script, "sh"].map(str::to_owned);

@@ -10,7 +10,7 @@ fn pod_beside(second: &str) -> String {
     pod(&format!("[{{name: config, configMap: {{name: app}}}}, {second}]"))
 }
 
-/// The future path of a volume of a pod that is not ready yet.
+/// The path of a volume of a pod, which may not be mounted yet.
 fn path_of(fixture: &Fixture, kind: &str, name: &str) -> PathBuf {
     let pods = fs::read_dir(fixture.path("root/pods")).expect("a directory");
     let pod = pods.map(|entry| entry.expect("an entry").path()).next().expect("a pod");

@@ -46,58 +46,59 @@ impl Builds {
         self.on_disk().join("podfs-fuse")
     }
 
-    /// Starts the podfs on disk, and waits until it is ready.
+    /// Starts the installed podfs, and waits until it is ready.
     pub fn run(&self, fixture: &Fixture) -> Running {
         let mut running = fixture.start_command(fixture.command_of(&self.program()));
         running.wait_ready();
         running
     }
 
-    /// Puts the programs of a build in the place of those on disk.
+    /// Installs the programs of a build in place of the installed ones.
     fn put_build(&self, build: usize) {
         PROGRAMS.iter().for_each(|(name, _)| self.put(&self.in_build(build).join(name), name));
     }
 
-    /// Puts a file in the place of the program of this name.
+    /// Installs a file as the program of this name.
     fn put(&self, file: &Path, name: &str) {
         let new = self.on_disk().join(".new");
         fs::hard_link(file, &new).expect("a link");
         fs::rename(new, self.on_disk().join(name)).expect("renamed");
     }
 
-    /// Puts the other build's podfs on disk, and leaves podfs-fuse as it is. Gives the version of that podfs.
+    /// Installs the podfs of the other build, and keeps the other programs. Returns the version of that podfs.
     pub fn put_podfs_alone(&self) -> &str {
         self.put(&self.in_build(1 - self.current).join("podfs"), "podfs");
         &self.versions[1 - self.current]
     }
 
-    /// Puts this script in the place of the podfs on disk.
+    /// Installs a script with this text as podfs.
     pub fn put_script(&self, text: &str) {
         let script = self.directory.join("script");
         self.write(&script, format!("#!/bin/sh\n{text}\n").as_bytes());
         self.put(&script, "podfs");
     }
 
-    /// The podfs of the build that was on disk last, whatever is there now.
+    /// The podfs of the build that was installed last, whatever the test has put in its place since.
     pub fn last(&self) -> PathBuf {
         self.in_build(self.current).join("podfs")
     }
 
-    /// Puts the other build on disk.
+    /// Installs the other build.
     pub fn put_other(&mut self) {
         self.current = 1 - self.current;
         self.put_build(self.current);
     }
 
-    /// Puts the other build on disk, and lets the pods of the fixture go on as that.
+    /// Installs the other build, and upgrades the pods of the fixture to it.
     #[track_caller]
     pub fn upgrade(&mut self, fixture: &Fixture) {
         self.put_other();
         let outcome = upgrade(fixture);
-        let told = format!("done, podfs {} serves it", self.versions[self.current]);
-        assert!(outcome.code == Some(0) && outcome.stdout.contains(&told), "{}{}", outcome.stdout, outcome.stderr);
+        let line = format!("done, podfs {} serves it", self.versions[self.current]);
+        assert!(outcome.code == Some(0) && outcome.stdout.contains(&line), "{}{}", outcome.stdout, outcome.stderr);
     }
 
+    /// The directory of the installed programs.
     fn on_disk(&self) -> PathBuf {
         self.directory.join("disk")
     }
@@ -120,7 +121,7 @@ pub fn upgrade(fixture: &Fixture) -> Outcome {
     finish(fixture.operator("upgrade").arg("--all"))
 }
 
-/// A build that differs from this one only in its version, and that version.
+/// Another version, and a copy of the program of this build that differs only in having that version.
 pub fn other_build(program: &[u8]) -> (String, Vec<u8>) {
     let (version, mut other) = (another(VERSION), program.to_owned());
     replace(&mut other, VERSION.as_bytes(), version.as_bytes());
@@ -129,8 +130,8 @@ pub fn other_build(program: &[u8]) -> (String, Vec<u8>) {
 
 /// Another version of the same length, so that it fits into the program in place of the first one.
 pub fn another(version: &str) -> String {
-    let (rest, last) = version.split_at(version.len() - 1);
-    format!("{rest}{}", if last == "9" { "8" } else { "9" })
+    let (start, last) = version.split_at(version.len() - 1);
+    format!("{start}{}", if last == "9" { "8" } else { "9" })
 }
 
 fn replace(bytes: &mut [u8], from: &[u8], to: &[u8]) {

@@ -1,4 +1,4 @@
-//! Callers other than root. In Linux, credentials belong to threads; only the C library sets them for the whole process.
+//! Callers other than root. In Linux, each thread has its own credentials; only the C library sets them for all threads.
 
 use std::any::Any;
 use std::panic::resume_unwind;
@@ -25,8 +25,8 @@ impl Caller {
         Self { uid, gid: uid, groups }
     }
 
-    /// Runs `act` in a thread with this identity and no capability. Its working directory is `directory`,
-    /// entered before the change, so that the identity needs no right to the directories above; its umask is 022.
+    /// Runs `act` in a thread with this identity and no capability. The thread enters its working directory `directory` before
+    /// it takes on the identity, so the identity needs no right to the directories above. Its umask is 022.
     #[track_caller]
     pub fn run<T: Send>(self, directory: &Path, act: impl FnOnce() -> T + Send) -> T {
         in_thread(directory, || {
@@ -35,7 +35,7 @@ impl Caller {
         })
     }
 
-    /// The calling thread takes this identity on.
+    /// Makes the calling thread take on this identity.
     pub fn become_this(self) {
         let (groups, uid, gid) = (self.groups, self.uid, self.gid);
         // SAFETY: the first call reads `groups.len()` ids, the others read no memory. They change this

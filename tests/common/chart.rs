@@ -8,9 +8,9 @@ use std::sync::LazyLock;
 
 use serde_json::{Value, json};
 
-use super::packages::{told_by, top};
+use super::packages::{stdout_of, top};
 
-/// The chart's values, with `other` in place of some of them.
+/// The chart's values, with the values of `other` in place of the chart's.
 pub fn values(other: &Value) -> Value {
     let mut values = yaml(&fs::read_to_string(chart("values.yaml")).expect("values")).remove(0);
     for (key, other) in other.as_object().expect("values") {
@@ -29,7 +29,7 @@ pub fn rendered(other: &Value) -> Vec<Value> {
             (top().join("tests/peers/helm.go"), Path::new(env!("CARGO_TARGET_TMPDIR")).join("helm-templates"));
         let mut go = Command::new("go");
         go.args(["build", "-o"]).arg(&program).arg(source).env("GO111MODULE", "off");
-        told_by(go.env("GOCACHE", Path::new(env!("CARGO_TARGET_TMPDIR")).join("go")));
+        stdout_of(go.env("GOCACHE", Path::new(env!("CARGO_TARGET_TMPDIR")).join("go")));
         program
     });
     let about = yaml(&fs::read_to_string(chart("Chart.yaml")).expect("the chart")).remove(0);
@@ -42,12 +42,12 @@ pub fn rendered(other: &Value) -> Vec<Value> {
     let templates = templates.filter(|path| path.extension().is_some_and(|kind| kind == "yaml"));
     let mut renderer = Command::new(&*RENDERER);
     renderer.args(templates).stdin(Stdio::piped()).stdout(Stdio::piped());
-    yaml(&told_with(&mut renderer, &data))
+    yaml(&stdout_with_input(&mut renderer, &data))
 }
 
 /// The standard output of a program that gets `input` on its standard input. Fails the test if the program fails.
 #[track_caller]
-pub fn told_with(command: &mut Command, input: &Value) -> String {
+pub fn stdout_with_input(command: &mut Command, input: &Value) -> String {
     let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("it starts");
     child.stdin.take().expect("a pipe").write_all(input.to_string().as_bytes()).expect("written");
     let output = child.wait_with_output().expect("it ends");

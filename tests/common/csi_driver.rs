@@ -38,7 +38,7 @@ pub enum Fault {
     FailsAfterTheWork(Code),
     /// The call takes effect, and the driver answers after this time.
     Late(Duration),
-    /// It never answers.
+    /// The call has no effect, and the driver never answers.
     Hangs,
     /// The call takes effect, and the driver never answers.
     HangsAfterTheWork,
@@ -60,14 +60,14 @@ pub struct Script {
     published: Vec<NodePublishVolumeRequest>,
     staged: Vec<NodeStageVolumeRequest>,
     expanded: Vec<NodeExpandVolumeRequest>,
-    /// The NodeGetVolumeStats requests that it got, and its answer to them.
-    asked: Vec<NodeGetVolumeStatsRequest>,
+    /// The NodeGetVolumeStats requests that the driver got, and its answer to them.
+    stats_requests: Vec<NodeGetVolumeStatsRequest>,
     stats: NodeGetVolumeStatsResponse,
-    /// Its answer to NodeGetInfo.
+    /// The driver's answer to NodeGetInfo.
     info: NodeGetInfoResponse,
-    /// The answers to its registrations.
+    /// The answers of podfs to the registrations of the driver.
     answers: Vec<RegistrationStatus>,
-    /// The time that the work of all calls took.
+    /// The time that all calls spent on mounts and unmounts.
     spent: Duration,
 }
 
@@ -88,13 +88,13 @@ impl CsiDriver {
         driver
     }
 
-    /// Listens at a socket of its own, and at a socket of the registry that names it.
+    /// Listens at the driver's socket, and at a registration socket, at which podfs learns the path of the driver's socket.
     pub fn listen(&mut self, root: &Path) {
         let own = root.join("plugins").join(DRIVER);
         let registry = root.join("plugins_registry");
         fs::create_dir_all(&own).expect("a directory");
         fs::create_dir_all(&registry).expect("a directory");
-        // The socket is not at the usual path, so podfs has to ask the registration socket for it.
+        // The driver's socket is not at the usual path, so podfs has to call GetInfo at the registration socket.
         let (socket, registration) = (own.join("own.sock"), registry.join("acme-reg.sock"));
         for path in [&socket, &registration] {
             let _ = fs::remove_file(path);
@@ -121,7 +121,7 @@ impl CsiDriver {
         }
     }
 
-    /// Takes the socket from the registry, as a driver that is removed from the node.
+    /// Removes the registration socket, as a driver does that is removed from the node.
     pub fn unregister(&self, root: &Path) {
         fs::remove_file(root.join("plugins_registry/acme-reg.sock")).expect("it is registered");
     }
@@ -131,7 +131,7 @@ impl CsiDriver {
         self.script().info = info;
     }
 
-    /// The answers to its registrations: the error, or an empty text.
+    /// The answers of podfs to the registrations of the driver: the error, or an empty text.
     pub fn answers(&self) -> Vec<String> {
         let answers = self.script().answers.clone();
         let text = |answer: RegistrationStatus| {
@@ -154,12 +154,12 @@ impl CsiDriver {
         }
     }
 
-    /// The time that the work of all calls took so far.
+    /// The time that all calls have spent on mounts and unmounts so far.
     pub fn spent(&self) -> Duration {
         self.script().spent
     }
 
-    /// The methods that were called, in order, without those that only read.
+    /// The methods that podfs has called, in order, without NodeGetVolumeStats and NodeGetCapabilities.
     pub fn calls(&self) -> Vec<String> {
         self.script().calls.clone()
     }
@@ -185,8 +185,8 @@ impl CsiDriver {
     }
 
     /// The last NodeGetVolumeStats request, if there was one.
-    pub fn asked(&self) -> Option<NodeGetVolumeStatsRequest> {
-        self.script().asked.last().cloned()
+    pub fn stats_request(&self) -> Option<NodeGetVolumeStatsRequest> {
+        self.script().stats_requests.last().cloned()
     }
 
     /// Sets the answer of NodeGetVolumeStats from now on.
@@ -236,7 +236,7 @@ struct NodeService {
 }
 
 impl NodeService {
-    /// Records a call, and succeeds unless the test has ordered otherwise.
+    /// Records a call, does `work`, and succeeds unless the test has ordered a fault.
     async fn call<T: Default>(
         &self,
         method: &'static str,
@@ -273,12 +273,12 @@ impl NodeService {
     }
 }
 
-/// Whether the caller asks for a block device.
+/// Whether the caller requests a block device.
 fn is_block(capability: Option<&VolumeCapability>) -> bool {
     matches!(capability.and_then(|can| can.access_type.as_ref()), Some(volume_capability::AccessType::Block(_)))
 }
 
-/// Bind-mounts `source` at `target`. Drivers have to be idempotent, so an existing mount stays.
+/// Bind-mounts `source` at `target`. Keeps an existing mount, because a driver has to be idempotent.
 fn bind(source: &Path, target: &Path) -> Result<(), Status> {
     match source.is_dir() {
         true => drop(fs::create_dir(target)),
@@ -369,7 +369,7 @@ impl Node for NodeService {
         request: Request<NodeGetVolumeStatsRequest>,
     ) -> Result<Response<NodeGetVolumeStatsResponse>, Status> {
         let mut script = self.script.lock().expect("no test panics with it");
-        script.asked.push(request.into_inner());
+        script.stats_requests.push(request.into_inner());
         Ok(Response::new(script.stats.clone()))
     }
 

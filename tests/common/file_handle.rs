@@ -1,4 +1,4 @@
-//! File handles of a program (`name_to_handle_at(2)`).
+//! File handles, with which a program opens a file without its path (`name_to_handle_at(2)`).
 
 use std::ffi::CString;
 use std::fs::File;
@@ -29,11 +29,11 @@ impl FileHandle {
         handle
     }
 
-    /// Opens it in the file system that is mounted at `mount`.
+    /// Opens the file with this handle in the file system that is mounted at `mount`.
     pub fn open(&self, mount: &Path, flags: libc::c_int) -> io::Result<File> {
         let mount = File::open(mount).expect("the mount opens");
         let mut handle = self.clone();
-        // SAFETY: the handle is of the size it says.
+        // SAFETY: the handle has the size that its first field says.
         let opened =
             unsafe { libc::open_by_handle_at(mount.as_raw_fd(), (&raw mut handle).cast(), flags | libc::O_CLOEXEC) };
         if opened < 0 {
@@ -43,7 +43,7 @@ impl FileHandle {
         Ok(unsafe { File::from_raw_fd(opened) })
     }
 
-    /// The error of [`open`](Self::open).
+    /// The error number of [`open`](Self::open), if it fails.
     pub fn refused(&self, mount: &Path) -> Option<i32> {
         self.open(mount, libc::O_RDONLY).err()?.raw_os_error()
     }

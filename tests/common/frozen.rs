@@ -13,7 +13,7 @@ pub struct FreezableDisk {
     at: PathBuf,
 }
 
-/// A file system that takes no write: each process that writes waits. Dropping it thaws the file system.
+/// A frozen file system: each process that writes to it waits. Dropping this thaws the file system.
 pub struct Frozen<'a>(&'a FreezableDisk);
 
 impl FreezableDisk {
@@ -27,21 +27,21 @@ impl FreezableDisk {
         disk
     }
 
-    /// Freezes it.
+    /// Freezes the file system.
     pub fn freeze(&self) -> Frozen<'_> {
         self.fsfreeze("--freeze");
         Frozen(self)
     }
 
-    /// Where it is mounted.
+    /// The mount point.
     pub fn at(&self) -> &Path {
         &self.at
     }
 
     #[track_caller]
     fn fsfreeze(&self, action: &str) {
-        let done = Command::new("/usr/sbin/fsfreeze").arg(action).arg(&self.at).output().expect("a program");
-        assert!(done.status.success(), "{action}: {}", String::from_utf8_lossy(&done.stderr));
+        let output = Command::new("/usr/sbin/fsfreeze").arg(action).arg(&self.at).output().expect("a program");
+        assert!(output.status.success(), "{action}: {}", String::from_utf8_lossy(&output.stderr));
     }
 }
 
@@ -53,6 +53,8 @@ impl Drop for FreezableDisk {
 
 impl Drop for Frozen<'_> {
     fn drop(&mut self) {
-        self.0.fsfreeze("--unfreeze");
+        // A second panic would abort the test program, which leaves the mounts and processes of all its tests.
+        let unfrozen = Command::new("/usr/sbin/fsfreeze").arg("--unfreeze").arg(&self.0.at).output();
+        assert!(std::thread::panicking() || unfrozen.is_ok_and(|output| output.status.success()), "it stays frozen");
     }
 }

@@ -38,7 +38,7 @@ pub fn as_user(user: Caller) -> Vec<String> {
         .to_vec()
 }
 
-/// Whether a view is mounted at a directory.
+/// Whether a view (`podfs view`) is mounted at a directory.
 pub fn is_mounted(directory: &Path) -> bool {
     mounts_at(directory).expect("a mount table").iter().any(|mounted| mounted.fs_type == "fuse.podfs-view")
 }

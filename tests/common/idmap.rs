@@ -29,13 +29,14 @@ impl Inside {
         Self { volume: clone_for(path, &namespace), namespace }
     }
 
-    /// Runs a script of the shell in the volume, as a process of the namespace. The caller's ids are the namespace's.
+    /// Runs a shell script with the volume as working directory, in the user namespace, as `caller`. The caller's ids
+    /// are ids of the namespace.
     pub fn run(&self, caller: Caller, script: &str) -> Output {
         let mut command = Command::new("sh");
         command.args(["-c", script]);
         let (namespace, volume) = (self.namespace.try_clone().expect("a copy"), self.volume.as_raw_fd());
         let enter = move || {
-            // SAFETY: it takes a number. The descriptor is open until the process is started.
+            // SAFETY: fchdir takes a number. The descriptor is open until the process is started.
             if unsafe { libc::fchdir(volume) } != 0 {
                 return Err(io::Error::last_os_error());
             }
@@ -43,7 +44,7 @@ impl Inside {
             caller.become_this();
             Ok(())
         };
-        // SAFETY: these are system calls alone.
+        // SAFETY: the closure makes only system calls.
         unsafe { command.pre_exec(enter) };
         command.output().expect("sh runs")
     }

@@ -13,8 +13,8 @@ pub fn is_chosen() -> bool {
     std::env::var_os(VARIABLE).is_some_and(|value| value == "on")
 }
 
-/// Lets the kernel offer io_uring to connections that request it. The setting stays; it does not affect tests that do not
-/// request io_uring. False if this kernel does not support it.
+/// Lets the kernel offer io_uring to connections that request it. Returns false if the kernel does not support that. The
+/// setting stays after the test; it does not affect tests that do not request io_uring.
 pub fn is_offered() -> bool {
     fs::write(PARAMETER, "Y").is_ok()
 }

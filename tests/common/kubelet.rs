@@ -1,7 +1,7 @@
 //! A kubelet as the CSI driver sees it: it dials the registration socket, and publishes, republishes and unpublishes volumes of
-//! pods whose directories it makes and removes. It stands for the kubelet's plugin manager and its csi volume plugin, with the
-//! calls that real ones were seen to make (one call at a time for a volume, `NodeGetCapabilities` before each publish). It does
-//! not show what a kubelet does with the answers: its own back-off, its checkpoints, and containers.
+//! pods. It makes and removes the directories of these pods. It stands for the kubelet's plugin manager and csi volume plugin,
+//! and makes the calls of a real kubelet: one call at a time for a volume, `NodeGetCapabilities` before each publish. It does
+//! not show how a kubelet reacts to the answers: its back-off, its checkpoints, and the containers that it starts.
 
 use std::collections::HashMap;
 use std::fs;
@@ -23,8 +23,9 @@ use tower::service_fn;
 /// The kubelet of a machine.
 pub struct KubeletCalls {
     runtime: Runtime,
-    /// Its directory as podfs sees it, and as the test does.
+    /// The directory of the kubelet, at the path at which podfs sees it.
     root: PathBuf,
+    /// The same directory, at the path at which the test sees it.
     seen: PathBuf,
 }
 
@@ -32,13 +33,14 @@ pub struct KubeletCalls {
 #[derive(Clone)]
 pub struct Volume {
     pub id: String,
-    /// Its path, as the test sees it.
+    /// The target path, as the test sees it.
     pub target: PathBuf,
     pub request: NodePublishVolumeRequest,
 }
 
 impl KubeletCalls {
-    /// A kubelet with this directory, which the test sees at another path if podfs is on a machine of its own.
+    /// A kubelet with the directory `root`. The test sees it at the path `seen`, which differs if podfs runs on a virtual
+    /// machine.
     pub fn new(root: &Path, seen: &Path) -> KubeletCalls {
         for directory in ["pods", "plugins_registry"] {
             fs::create_dir_all(seen.join(directory)).expect("a directory");
@@ -47,7 +49,7 @@ impl KubeletCalls {
         KubeletCalls { runtime, root: root.to_owned(), seen: seen.to_owned() }
     }
 
-    /// Its directory, as the test sees it.
+    /// The directory of the kubelet, as the test sees it.
     pub fn root(&self) -> PathBuf {
         self.seen.clone()
     }
@@ -56,7 +58,8 @@ impl KubeletCalls {
         self.seen.join("plugins/podfs.io/csi.sock")
     }
 
-    /// Dials the registration socket as a kubelet does, without an authority of its own: the encoded path becomes it.
+    /// Dials the registration socket as a kubelet does. A kubelet sets no authority, so its gRPC library uses the encoded path
+    /// of the socket.
     pub fn register(&self, name: &str) -> Result<PluginInfo, Status> {
         let path = self.root.join("plugins_registry").join(name);
         let seen = self.seen.join("plugins_registry").join(name);
@@ -119,7 +122,7 @@ impl KubeletCalls {
         self.call(async |mut node| node.node_unpublish_volume(request).await.map(drop))
     }
 
-    /// Ends a pod: unpublishes its volumes, and removes its directory, which has to be empty.
+    /// Ends a pod: unpublishes its volumes, and removes their directories, which must be empty, and the pod's.
     #[track_caller]
     pub fn end_pod(&self, pod: &str, volumes: &[Volume]) {
         for volume in volumes {
@@ -141,7 +144,7 @@ impl KubeletCalls {
     }
 }
 
-/// As a kubelet calls a driver.
+/// The endpoint with the authority that a kubelet uses for its calls of a driver.
 fn local() -> Endpoint {
     Endpoint::from_static("http://localhost")
 }
@@ -163,7 +166,7 @@ pub fn capability(group: &str) -> VolumeCapability {
     }
 }
 
-/// The context of an inline volume, with what a kubelet adds.
+/// The context of an inline volume: its attributes, and the keys that a kubelet adds.
 pub fn context(pod: &str, uid: &str, attributes: &[(&str, &str)]) -> HashMap<String, String> {
     let of_kubelet = [
         ("csi.storage.k8s.io/ephemeral", "true"),

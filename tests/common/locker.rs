@@ -12,7 +12,7 @@ use nix::unistd::Pid;
 
 use super::{TIMEOUT, eventually};
 
-/// A process with files and locks of its own, ended with the test.
+/// A process that opens files and takes locks. Dropping this kills the process.
 pub struct Locker {
     child: Child,
     orders: ChildStdin,
@@ -20,7 +20,7 @@ pub struct Locker {
 }
 
 impl Locker {
-    /// A process that has this file open, by the name `f`.
+    /// A process that has this file open. Orders call the file `f`.
     pub fn with(file: &Path) -> Self {
         let mut locker = Self::new();
         locker.does(&format!("open f {}", file.display()));
@@ -88,7 +88,7 @@ impl Locker {
         kill(self.pid(), signal).expect("it is there");
     }
 
-    /// Ends it with SIGKILL, and waits until it is gone.
+    /// Kills the process with SIGKILL, and waits until the kernel has closed its files.
     #[track_caller]
     pub fn dies(mut self) {
         self.signal(Signal::SIGKILL);

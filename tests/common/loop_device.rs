@@ -11,7 +11,8 @@ use tempfile::TempDir;
 
 use super::passthrough::disk_directory;
 
-/// Held while a test attaches or exchanges a file: no other test takes the number that an exchange frees for a moment.
+/// Locked while a test attaches or exchanges a file. So no other test takes the number of a device that an exchange
+/// detaches for a moment.
 static ATTACHING: Mutex<()> = Mutex::new(());
 
 fn attaching() -> MutexGuard<'static, ()> {
@@ -22,7 +23,7 @@ fn attaching() -> MutexGuard<'static, ()> {
 pub struct LoopDevice {
     path: PathBuf,
     directory: TempDir,
-    /// It is detached, so another device may have its number.
+    /// Whether this is detached already, so that another device may have its number.
     is_detached: bool,
 }
 
@@ -56,14 +57,14 @@ impl LoopDevice {
 
     /// Lets a worn device store no more than it has already.
     pub fn wear_out(&self) {
-        let found = nix::sys::statvfs::statvfs(self.directory.path()).expect("a tmpfs");
-        self.allow((found.blocks() - found.blocks_free()) * found.fragment_size() / 1024);
+        let usage = nix::sys::statvfs::statvfs(self.directory.path()).expect("a tmpfs");
+        self.allow((usage.blocks() - usage.blocks_free()) * usage.fragment_size() / 1024);
     }
 
     /// Lets each read fail with an I/O error. The content of the device is lost.
     pub fn break_reads(&self) {
         File::create(self.directory.path().join("disk")).expect("its file");
-        // The kernel reads its cached blocks of the device again.
+        // Without its cached blocks, the kernel has to read the device again.
         self.run("blockdev", &["--flushbufs"]);
     }
 
@@ -94,9 +95,9 @@ impl LoopDevice {
     pub fn exchange(&self, mib: u64) {
         let _alone = attaching();
         expect(Command::new("losetup").arg("--detach").arg(&self.path));
-        let other = self.directory.path().join("other");
-        File::create(&other).and_then(|file| file.set_len(mib << 20)).expect("a file");
-        expect(Command::new("losetup").arg(&self.path).arg(&other));
+        let disk = self.directory.path().join("other");
+        File::create(&disk).and_then(|file| file.set_len(mib << 20)).expect("a file");
+        expect(Command::new("losetup").arg(&self.path).arg(&disk));
     }
 
     /// Grows it to `mib` MiB.
@@ -146,8 +147,8 @@ fn attach(file: &Path, arguments: &[&str]) -> PathBuf {
 #[track_caller]
 fn expect(command: &mut Command) -> String {
     let path = format!("{}:/usr/sbin:/sbin", std::env::var("PATH").unwrap_or_default());
-    let done = command.env("PATH", path).output().expect("a program");
+    let output = command.env("PATH", path).output().expect("a program");
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
-    assert!(done.status.success(), "{command:?}: {}{}", text(&done.stdout), text(&done.stderr));
-    text(&done.stdout)
+    assert!(output.status.success(), "{command:?}: {}{}", text(&output.stdout), text(&output.stderr));
+    text(&output.stdout)
 }

@@ -29,6 +29,7 @@ pub mod running;
 pub mod runtime;
 pub mod scratch;
 pub mod served;
+pub mod set_on_drop;
 pub mod stoppable;
 pub mod stopped;
 pub mod terminal;
@@ -58,7 +59,7 @@ pub use running::Running;
 pub use served::*;
 
 pub const PODFS: &str = env!("CARGO_BIN_EXE_podfs");
-/// The server's program, beside it.
+/// The program of the server, in the directory of [`PODFS`].
 pub const PODFS_FUSE: &str = env!("CARGO_BIN_EXE_podfs-fuse");
 /// The program of the supervisors that `podfs node` starts.
 pub const PODFS_SUPERVISOR: &str = env!("CARGO_BIN_EXE_podfs-supervisor");
@@ -86,7 +87,7 @@ impl Fixture {
         Self::new_in(&std::env::temp_dir(), pod)
     }
 
-    /// As [`Self::new`], in this directory.
+    /// As [`Self::new`], in the directory `parent`.
     pub fn new_in(parent: &Path, pod: &str) -> Self {
         let fixture = Self { directory: TempDir::with_prefix_in("podfs-test-", parent).expect("a directory") };
         fs::create_dir(fixture.objects()).expect("a directory");
@@ -106,7 +107,7 @@ impl Fixture {
         self.path("objects")
     }
 
-    /// Writes a file beside its place and renames it over.
+    /// Writes a file under a temporary name and renames it, so that podfs never reads a part of the content.
     pub fn write(&self, name: &str, content: &str) {
         let new = self.path(".new");
         fs::write(&new, content).expect("written");
@@ -122,7 +123,7 @@ impl Fixture {
         self.command_of(Path::new(PODFS))
     }
 
-    /// [`Self::command`] of another podfs.
+    /// As [`Self::command`], with the podfs at the path `program`.
     pub fn command_of(&self, program: &Path) -> Command {
         let mut command = Command::new(program);
         command.arg("run").arg("--pod").arg(self.pod()).arg("--objects").arg(self.objects());
@@ -148,18 +149,18 @@ impl Fixture {
 
     /// Starts podfs with this standard input.
     pub fn start_with_input(&self, mut command: Command, input: impl Into<Stdio>) -> Running {
-        let (ready, theirs) = std::io::pipe().expect("a pipe");
-        let theirs = OwnedFd::from(theirs);
+        let (ready, writer) = std::io::pipe().expect("a pipe");
+        let writer = OwnedFd::from(writer);
         const READY_FD: i32 = 9;
         command.arg("--ready-fd").arg(READY_FD.to_string());
-        let raw = theirs.as_raw_fd();
+        let raw = writer.as_raw_fd();
         // SAFETY: both calls are async-signal-safe, and the descriptor is open until the child is started.
         unsafe {
             command.pre_exec(move || {
-                // The pipe may have this very number; dup2 would leave it to be closed by exec.
-                let given =
+                // If the pipe already has the number READY_FD, dup2 does nothing, and exec would close the pipe.
+                let result =
                     if raw == READY_FD { libc::fcntl(raw, libc::F_SETFD, 0) } else { libc::dup2(raw, READY_FD) };
-                if given == -1 { Err(std::io::Error::last_os_error()) } else { Ok(()) }
+                if result == -1 { Err(std::io::Error::last_os_error()) } else { Ok(()) }
             });
         }
         let mut running = self.spawn(command.stdin(input));
@@ -177,8 +178,9 @@ impl Fixture {
         Running { child, is_reaped: false, ready: None, json: Value::Null, log, directory }
     }
 
-    /// Lets [`Self::processes`] find the command and all it starts. The command begins with the default disposition of
-    /// the signals that end programs: a shell that runs the tests in the background makes them ignore SIGINT.
+    /// Lets [`Self::processes`] find the command and all processes that the command starts. Restores the default disposition
+    /// of the signals that end programs: a shell that runs the tests in the background makes the tests ignore SIGINT, and the
+    /// command would inherit that.
     pub fn mark<'a>(&self, command: &'a mut Command) -> &'a mut Command {
         // SAFETY: signal(2) is async-signal-safe.
         unsafe {
@@ -192,12 +194,12 @@ impl Fixture {
         command.env(MARK, self.directory.path())
     }
 
-    /// The processes that were started here, and their children.
+    /// The processes that were started with this fixture, and their children.
     pub fn processes(&self) -> Vec<Pid> {
         processes_of(self.directory.path())
     }
 
-    /// Kills every process that was started here, and waits until none is left.
+    /// Kills every process that was started with this fixture, and waits until all have ended.
     #[track_caller]
     pub fn kill_all(&self) {
         // A supervisor may just have started another server.
@@ -213,11 +215,12 @@ impl Fixture {
     }
 }
 
-/// The environment variable by which the processes of a fixture are known: one that servers inherit, and of which any value
-/// but `0` and `full` means the same.
+/// The environment variable by which a test recognizes the processes of a fixture. Servers inherit this variable. Its values
+/// other than `0` and `full` all have the same effect, so a path does not change what the processes do.
 const MARK: &str = "RUST_BACKTRACE";
 
-/// Whether a process of podfs may have this name. A server has the number of a descriptor as its name until it gives itself one.
+/// Whether a process of podfs may have this name. A server is executed through a descriptor, so the number of the descriptor is
+/// its name until the server sets another one.
 fn is_name_of_podfs(name: &str) -> bool {
     name.starts_with("podfs") || name.trim_end().bytes().all(|byte| byte.is_ascii_digit())
 }
@@ -228,7 +231,7 @@ fn processes_of(directory: &Path) -> Vec<Pid> {
     let of_process = |entry: std::io::Result<fs::DirEntry>| {
         let directory = entry.ok()?.path();
         let pid = directory.file_name()?.to_str()?.parse().ok()?;
-        // Reading the environment of a process whose exec hangs would block, and there may be such a process of another test.
+        // A read of the environment of a process whose exec hangs would block. Other tests may have such a process.
         let name = fs::read_to_string(directory.join("comm")).ok()?;
         is_name_of_podfs(&name).then_some(())?;
         let environment = fs::read(directory.join("environ")).ok()?;
@@ -238,19 +241,20 @@ fn processes_of(directory: &Path) -> Vec<Pid> {
 }
 
 /// The start time of a process, in clock ticks.
-fn started(pid: Pid) -> u64 {
-    status_field(pid, 19).unwrap_or_default()
+fn start_time(pid: Pid) -> u64 {
+    stat_field(pid, 19).unwrap_or_default()
 }
 
-/// The parent of a process; no process at all if it is gone.
+/// The parent of a process; process 0, which does not exist, if the process has ended.
 fn parent(pid: Pid) -> Pid {
-    Pid::from_raw(status_field(pid, 1).and_then(|parent| i32::try_from(parent).ok()).unwrap_or_default())
+    Pid::from_raw(stat_field(pid, 1).and_then(|parent| i32::try_from(parent).ok()).unwrap_or_default())
 }
 
-/// A number of `proc_pid_stat(5)`, counted from the first field behind the name.
-pub fn status_field(pid: Pid, place: usize) -> Option<u64> {
+/// A numeric field of `/proc/PID/stat`. The field after the name of the process, its state, has the index 0
+/// (`proc_pid_stat(5)`).
+pub fn stat_field(pid: Pid, index: usize) -> Option<u64> {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    stat.rsplit_once(") ")?.1.split(' ').nth(place)?.parse().ok()
+    stat.rsplit_once(") ")?.1.split(' ').nth(index)?.parse().ok()
 }
 
 /// Kills every process of the fixture at `directory`: a server outlives its supervisor.
@@ -284,7 +288,7 @@ impl Drop for Fixture {
     }
 }
 
-/// The cgroup that podfs has made for a server, where it has.
+/// The cgroup that podfs has made for this server; `None` if the process is in another cgroup.
 fn own_cgroup(process: Pid) -> Option<PathBuf> {
     let all = fs::read_to_string(format!("/proc/{process}/cgroup")).ok()?;
     let path = Path::new(all.lines().find_map(|line| line.strip_prefix("0::/"))?);
@@ -296,8 +300,8 @@ fn own_cgroup(process: Pid) -> Option<PathBuf> {
     Some(top.at.join(path))
 }
 
-/// The cgroups that daemons have made for the supervisors of pods, and those in them for servers: a pod whose processes were all
-/// killed has left them.
+/// The cgroups that daemons have made for the supervisors of the fixture's pods, and the cgroups of servers in them. They are
+/// left when all processes of a pod were killed.
 fn cgroups_of_pods(directory: &Path) -> Vec<PathBuf> {
     let Some(top) = mounts().ok().and_then(|all| all.into_iter().find(|mounted| mounted.fs_type == "cgroup2")) else {
         return Vec::new();
@@ -311,8 +315,8 @@ fn cgroups_of_pods(directory: &Path) -> Vec<PathBuf> {
     names.flat_map(both).filter(|cgroup| cgroup.is_dir()).collect()
 }
 
-/// Removes a cgroup when these processes in it have ended. It stays if others are in it, too: those of another fixture, whose
-/// pod has the same name.
+/// Removes a cgroup when the processes `ours` in it have ended. Keeps a cgroup with other processes: those of another fixture
+/// that has a pod with the same uid.
 fn remove_cgroup(cgroup: &Path, ours: &[Pid]) {
     let deadline = Instant::now() + TIMEOUT;
     let is_ours = |line: &str| ours.iter().any(|pid| line == pid.to_string());
@@ -347,7 +351,7 @@ pub fn wait_content(path: &Path, content: &str) {
     });
 }
 
-/// Whether the kernel is this one or a newer one.
+/// Whether the kernel has at least this version.
 pub fn kernel_is_at_least(major: u32, minor: u32) -> bool {
     let release = fs::read_to_string("/proc/sys/kernel/osrelease").expect("a release");
     let mut numbers = release.split(['.', '-']).map_while(|number| number.parse::<u32>().ok());
@@ -383,7 +387,7 @@ pub fn config_pod() -> String {
     pod("[{name: config, configMap: {name: app}}]")
 }
 
-/// Replaces a symbolic link by rename, the usual way to switch directories.
+/// Replaces a symbolic link by rename, as tools do that switch from one directory to another at once.
 pub fn switch_link(link: &Path, target: &str) {
     let new = link.with_file_name(".new-link");
     symlink(target, &new).expect("a link");

@@ -22,8 +22,8 @@ pub enum Propagation {
 
 type Task = Box<dyn FnOnce() + Send>;
 
-/// A thread with a mount namespace of its own. When it is dropped the namespace ends, and with it every
-/// mount made inside.
+/// A thread with its own mount namespace. Dropping it ends the thread and the namespace; the kernel then unmounts every mount
+/// of the namespace.
 pub struct Container {
     tasks: Option<Sender<Task>>,
     thread: Option<JoinHandle<()>>,
@@ -31,8 +31,8 @@ pub struct Container {
 
 impl Container {
     pub fn new(propagation: Propagation) -> Self {
-        let (tasks, mine) = channel::<Task>();
-        let thread = thread::spawn(move || mine.into_iter().for_each(|task| task()));
+        let (tasks, receiver) = channel::<Task>();
+        let thread = thread::spawn(move || receiver.into_iter().for_each(|task| task()));
         let container = Self { tasks: Some(tasks), thread: Some(thread) };
         container.run(move || {
             unshare(CloneFlags::CLONE_NEWNS | CloneFlags::CLONE_FS).expect("a mount namespace");
@@ -45,7 +45,8 @@ impl Container {
         container
     }
 
-    /// Runs `inside` in the namespace; commands that it starts are in the namespace, too. A panic continues in the caller.
+    /// Runs `inside` in the namespace. Commands that `inside` starts are in the namespace, too. A panic in `inside` continues
+    /// in the calling thread.
     pub fn run<T: Send + 'static>(&self, inside: impl FnOnce() -> T + Send + 'static) -> T {
         let (result, ended) = channel::<Result<T, Box<dyn Any + Send>>>();
         let task = move || drop(result.send(catch_unwind(AssertUnwindSafe(inside))));
@@ -63,8 +64,8 @@ impl Drop for Container {
     }
 }
 
-/// Runs `test` in a mount namespace in which mounts on the disk are shared, as systemd sets them. Mounts of the test end with
-/// the namespace.
+/// Runs `test` in a mount namespace in which the mounts below the build directory are shared, as systemd makes all mounts of a
+/// node. The mounts of the test end with the namespace.
 pub fn on_a_host_that_shares_mounts(test: impl FnOnce() + Send + 'static) {
     Container::new(Propagation::Private).run(move || {
         let disk = Path::new(env!("CARGO_TARGET_TMPDIR"));
@@ -84,10 +85,10 @@ pub fn enter(process: u32) {
 /// Every directory that a process has open.
 pub fn open_directories(process: Pid) -> Vec<PathBuf> {
     let all = fs::read_dir(format!("/proc/{process}/fd")).expect("descriptors").flatten();
-    all.map(|entry| entry.path()).filter(|path| fs::metadata(path).is_ok_and(|found| found.is_dir())).collect()
+    all.map(|entry| entry.path()).filter(|path| fs::metadata(path).is_ok_and(|metadata| metadata.is_dir())).collect()
 }
 
-/// The first path from a directory that a process has open, by any number of `..`, to a file of this name.
+/// A path to a file of this name that begins at a directory that a process has open, and goes up with `..`.
 pub fn way_out(process: Pid, file: &str) -> Option<PathBuf> {
     const DEEPEST: usize = 40;
     let above = |directory: PathBuf| {

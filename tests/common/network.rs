@@ -1,4 +1,4 @@
-//! Network namespaces, in which a test can use any port and address without conflicts.
+//! Network namespaces, in which a test can use any port and address without conflicts with other tests.
 
 use std::io::Error;
 use std::net::{Ipv4Addr, Ipv6Addr, UdpSocket};
@@ -12,7 +12,8 @@ use nix::sys::socket::{AddressFamily, SockFlag, SockType, socket};
 
 use super::eventually;
 
-/// Programs that ask for addresses of a kind are given none where the loopback interface has only those that it always has.
+/// A second address of the loopback interface. With `127.0.0.1` alone, the C library finds no IPv4 address for a program that
+/// requests only addresses of configured families (`AI_ADDRCONFIG`).
 const SOME: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 1);
 /// The number of the loopback interface: it is the first one everywhere.
 const LOOPBACK: c_int = 1;

@@ -120,15 +120,16 @@ impl Node {
         nix::unistd::Pid::from_raw(i32::try_from(pid).expect("a pid"))
     }
 
-    /// Whether nothing of a pod with this uid is left: no directory, no mount, no file in the run directory.
+    /// Whether podfs has removed the directories of the pod with this uid, its mounts, and its files in the run
+    /// directory.
     pub fn is_clean(&self, uid: &str) -> bool {
         let is_there = |path: &Path| path.symlink_metadata().is_ok();
-        let left = [
+        let paths = [
             self.fixture.path("root/pods").join(uid),
             self.fixture.path("run").join(uid),
             self.fixture.path("run/node/pods").join(uid),
         ];
-        !left.iter().any(|path| is_there(path))
+        !paths.iter().any(|path| is_there(path))
             && !self.fixture.mounts().iter().any(|at| at.to_string_lossy().contains(uid))
     }
 }

@@ -46,17 +46,18 @@ impl Fixture {
         entries.next().expect("a pod").expect("an entry").path()
     }
 
-    /// Kills the supervisor, then the server that goes on without it.
+    /// Kills the supervisor, then the server, which serves on without a supervisor.
     pub fn kill_both(&self, running: &mut Running) {
         let server = self.kill_supervisor(running);
         kill(server, Signal::SIGKILL).expect("it is there");
         eventually("both have ended", || self.processes().is_empty());
-        // A process that ends loses its memory first, and its sockets a moment later.
+        // The kernel frees the memory of a process that ends first, and closes its sockets a moment later. Without
+        // memory, the process has no environment any more, by which `processes` finds it.
         let socket = self.run_files().join("server.sock");
         eventually("the socket is closed", || UnixStream::connect(&socket).is_err());
     }
 
-    /// Kills the supervisor. Gives the server, which goes on.
+    /// Kills the supervisor. Returns the server, which serves on.
     pub fn kill_supervisor(&self, running: &mut Running) -> Pid {
         let server = running.server();
         running.signal(Signal::SIGKILL);

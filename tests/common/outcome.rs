@@ -15,8 +15,8 @@ pub struct Outcome {
     pub stderr: String,
 }
 
-/// Starts a command, whose program the test may have just copied: a process that another test forks meanwhile has the copy open for
-/// writing until it executes a program of its own.
+/// Starts a command. Tries again if the kernel reports that its program is open for writing: a test may have just copied the
+/// program, and a process that another test has forked meanwhile has the copy open until its exec.
 #[track_caller]
 pub fn start(command: &mut Command) -> Child {
     let deadline = Instant::now() + TIMEOUT;
@@ -36,13 +36,13 @@ pub fn finish(command: &mut Command) -> Outcome {
     finish_within(command, TIMEOUT)
 }
 
-/// Runs a command that may take longer to its end.
+/// Runs a command to its end, which may take this long.
 #[track_caller]
-pub fn finish_within(command: &mut Command, patience: Duration) -> Outcome {
+pub fn finish_within(command: &mut Command, limit: Duration) -> Outcome {
     let (mut out, mut err) = (tempfile::tempfile().expect("a file"), tempfile::tempfile().expect("a file"));
     let same = |file: &File| Stdio::from(file.try_clone().expect("a descriptor"));
     let mut child = start(command.stdout(same(&out)).stderr(same(&err)));
-    let deadline = Instant::now() + patience;
+    let deadline = Instant::now() + limit;
     let status = loop {
         match child.try_wait().expect("a child") {
             Some(status) => break Some(status),
@@ -80,7 +80,7 @@ impl Outcome {
 }
 
 impl Fixture {
-    /// Runs a podfs that refuses its input, and checks that no process of it is left.
+    /// Runs a podfs that refuses its input, and checks that all of its processes have ended.
     #[track_caller]
     pub fn refused(&self, command: &mut Command) -> Outcome {
         let outcome = finish(self.mark(command).stdin(Stdio::null()));
@@ -88,7 +88,7 @@ impl Fixture {
         outcome
     }
 
-    /// Checks that nothing is mounted, that no process is left, and that podfs took its directories away.
+    /// Checks that podfs has unmounted everything, ended its processes, and removed its directories.
     #[track_caller]
     pub fn assert_nothing_left(&self) {
         assert_eq!(self.mounts(), Vec::<PathBuf>::new());

@@ -1,8 +1,8 @@
 //! The packages of podfs, as `packaging/build` makes them.
 //!
-//! `tests/run` builds them the way they are published, though less optimized and compressed, and says where they are in
-//! `PODFS_TEST_PACKAGES`. A test that is run by itself has no time for that either: it packs the podfs it was built with, which
-//! has the paths of its machine inside.
+//! `tests/run` builds them as they are published, though less optimized and compressed, and sets `PODFS_TEST_PACKAGES` to their
+//! directory. Without that variable, a test packs the podfs that cargo has built for the tests, which takes less time. Paths of
+//! this machine are in that podfs.
 
 use std::env;
 use std::path::{Path, PathBuf};
@@ -22,7 +22,7 @@ pub struct Packages {
     pub dbgsym: PathBuf,
     pub rpm: PathBuf,
     pub debuginfo: PathBuf,
-    /// They hold the podfs that is published, not the one of these tests.
+    /// Whether they hold a podfs that was built as the published one, not the podfs of these tests.
     pub published: bool,
 }
 
@@ -93,9 +93,9 @@ pub fn build(top: &Path, command: &mut Command) {
 
 /// The standard output of a program. Fails the test if the program fails.
 #[track_caller]
-pub fn told_by(command: &mut Command) -> String {
+pub fn stdout_of(command: &mut Command) -> String {
     let output = command.output().unwrap_or_else(|error| panic!("{command:?}: {error}; tests/run installs it"));
-    let said = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "{command:?} fails:\n{said}{}", String::from_utf8_lossy(&output.stdout));
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{command:?} fails:\n{stderr}{}", String::from_utf8_lossy(&output.stdout));
     String::from_utf8_lossy(&output.stdout).into_owned()
 }

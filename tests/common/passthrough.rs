@@ -22,7 +22,7 @@ use super::{ServerChild, TIMEOUT, start_server, start_server_without_io_uring};
 
 /// A mounted passthrough volume.
 ///
-/// It is unmounted before its directories go, so that nothing is removed through it.
+/// The drop unmounts the volume before it removes the directories, so that it removes nothing through the mount.
 pub struct Mounted {
     visible: VisibleMount,
     passthrough: MountedVolume,
@@ -66,12 +66,13 @@ impl Mounted {
         Self::with(PassthroughOptions { exclusive: true, ..PassthroughOptions::default() })
     }
 
-    /// As an emptyDir: only callers of this mount use the source, so the kernel remembers everything and keeps locks.
+    /// As an emptyDir with [`CacheMode::Always`]: only callers of this mount use the source, so the kernel caches all names,
+    /// attributes and data, and keeps locks itself.
     pub fn alone() -> Self {
         Self::with(PassthroughOptions { exclusive: true, cache: CacheMode::Always, ..PassthroughOptions::default() })
     }
 
-    /// As [`Self::new`], with the wish that requests come over io_uring, of a server that may have no ring.
+    /// As [`Self::new`], with io_uring requested, and with a server that may not use the system calls of io_uring.
     pub fn refused_io_uring(log: File) -> Self {
         let options = PassthroughOptions { io_uring: true, ..PassthroughOptions::default() };
         let source = Source::Own(Arc::new(disk_directory()));
@@ -92,7 +93,7 @@ impl Mounted {
         Self::start(self.source.clone(), PassthroughOptions::default(), ContainerAccess::ReadOnly)
     }
 
-    /// A directory that the caller made, and removes.
+    /// As [`Self::new`], of a directory that the caller has made and removes.
     pub fn of(source: &Path) -> Self {
         Self::of_with_cache(source, CacheMode::default())
     }
@@ -106,7 +107,7 @@ impl Mounted {
         )
     }
 
-    /// As [`Self::of`], with so many bytes to fill, what is there included.
+    /// As [`Self::of`], with a limit of so many bytes. Files that are already in the directory count.
     pub fn of_with_limit(source: &Path, limit: u64) -> Self {
         let options = PassthroughOptions { limit: Some(limit), ..PassthroughOptions::default() };
         Self::start(Source::Other(source.to_owned()), options, ContainerAccess::ReadWrite)
@@ -171,12 +172,12 @@ impl Mounted {
         let watch = self.passthrough.watch();
         let before = watch.requests_by_operation();
         act();
-        let mut asked = watch.requests_by_operation();
-        for (operation, count) in &mut asked {
+        let mut requests = watch.requests_by_operation();
+        for (operation, count) in &mut requests {
             *count -= before.get(operation).copied().unwrap_or_default();
         }
-        asked.retain(|_, count| *count > 0);
-        asked
+        requests.retain(|_, count| *count > 0);
+        requests
     }
 
     /// The directory that is shown.
@@ -194,8 +195,7 @@ impl Source {
     }
 }
 
-/// An empty directory on the file system that the project is built on, which is a disk's, as `/tmp`
-/// may not be.
+/// An empty directory on the file system of the build directory, which is on a disk. `/tmp` may be a tmpfs.
 pub fn disk_directory() -> TempDir {
     TempDir::with_prefix_in("podfs-test-", env!("CARGO_TARGET_TMPDIR")).expect("a directory")
 }

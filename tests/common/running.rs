@@ -11,9 +11,9 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::Value;
 
-use super::{TIMEOUT, eventually, kill_all_of, parent, processes_of, started};
+use super::{TIMEOUT, eventually, kill_all_of, parent, processes_of, start_time};
 
-/// A podfs that was started; it is killed when the test ends.
+/// A running podfs. Dropping it kills the process.
 pub struct Running {
     pub(super) child: Child,
     pub(super) is_reaped: bool,
@@ -29,8 +29,8 @@ impl Running {
         let mut json = String::new();
         let ready = self.ready.as_ref().expect("readiness is read once");
         let mut poll = [nix::poll::PollFd::new(std::os::fd::AsFd::as_fd(ready), nix::poll::PollFlags::POLLIN)];
-        let patience = u16::try_from(TIMEOUT.as_millis()).expect("a few seconds");
-        assert!(nix::poll::poll(&mut poll, patience).expect("poll") > 0, "podfs is not ready:\n{}", self.log());
+        let timeout = u16::try_from(TIMEOUT.as_millis()).expect("a few seconds");
+        assert!(nix::poll::poll(&mut poll, timeout).expect("poll") > 0, "podfs is not ready:\n{}", self.log());
         self.ready.take().expect("it is there").read_to_string(&mut json).expect("readiness");
         assert!(!json.is_empty(), "podfs ended before it was ready:\n{}", self.log());
         self.json = serde_json::from_str(&json).expect("readiness is JSON");
@@ -79,7 +79,7 @@ impl Running {
             server = self.servers().pop();
             server.is_some()
         });
-        server.expect("it was seen")
+        server.expect("the closure has set it")
     }
 
     /// The keepers of servers' descriptors.
@@ -89,56 +89,58 @@ impl Running {
 
     /// The running servers, the youngest last.
     pub fn servers(&self) -> Vec<Pid> {
-        let found = self.children_of_kind(|comm| comm != "podfs-keeper\n" && comm != "podfs-wake\n");
-        // A keeper that has just started still has the name of its server.
-        found.iter().copied().filter(|pid| !found.contains(&parent(*pid))).collect()
+        let servers = self.children_of_kind(|comm| comm != "podfs-keeper\n" && comm != "podfs-wake\n");
+        // A new keeper is a clone of its server, and has the server's name until it sets its own.
+        servers.iter().copied().filter(|pid| !servers.contains(&parent(*pid))).collect()
     }
 
-    /// Kills the server and its keeper at once, and waits until `ask`, which needs a server, has ended.
+    /// Kills the server and its keeper at once. Then calls `access`, which needs a server, and returns its result.
     #[track_caller]
-    pub fn kill_server_and_keeper<T>(&self, ask: impl FnOnce() -> T) -> T {
+    pub fn kill_server_and_keeper<T>(&self, access: impl FnOnce() -> T) -> T {
         let server = self.server();
         let mut keepers = Vec::new();
-        // A successor answers before its keeper has the keeper's name.
+        // A successor answers requests before the clone that becomes its keeper has set the name `podfs-keeper`.
         eventually("the server has a keeper", || {
             keepers = self.keepers();
             !keepers.is_empty()
         });
-        // A server that is stopped starts no other keeper, and the supervisor asks no keeper for a successor yet.
+        // A stopped server starts no other keeper. The supervisor requests no successor as long as the server exists.
         let _ = kill(server, Signal::SIGSTOP);
         for process in keepers.into_iter().chain([server]) {
             let _ = kill(process, Signal::SIGKILL);
         }
-        self.freed(ask)
+        self.freed(access)
     }
 
-    /// The children of podfs that have ended and that it did not wait for.
+    /// The children of podfs that have ended and that podfs has not reaped, as lines of `/proc/PID/stat`.
     pub fn zombies(&self) -> Vec<String> {
         let of_process = |entry: std::io::Result<fs::DirEntry>| {
             let stat = fs::read_to_string(entry.ok()?.path().join("stat")).ok()?;
-            let rest = stat.rsplit_once(") ")?.1;
-            let parent = rest.strip_prefix("Z ")?.split(' ').next()?.parse().ok()?;
+            let fields = stat.rsplit_once(") ")?.1;
+            let parent = fields.strip_prefix("Z ")?.split(' ').next()?.parse().ok()?;
             (Pid::from_raw(parent) == self.pid()).then_some(stat)
         };
         fs::read_dir("/proc").expect("processes").filter_map(of_process).collect()
     }
 
-    /// Processes that were started as servers; the supervisor may have adopted them.
-    fn children_of_kind(&self, is: impl Fn(&str) -> bool) -> Vec<Pid> {
-        let is_it = |pid: &Pid| {
+    /// The processes with the arguments of a server. They are not always children of this podfs: the supervisor may have
+    /// adopted them.
+    fn children_of_kind(&self, has_name: impl Fn(&str) -> bool) -> Vec<Pid> {
+        let is_of_kind = |pid: &Pid| {
             let read = |name: &str| fs::read(format!("/proc/{pid}/{name}")).unwrap_or_default();
             let words = read("cmdline");
-            words.split(|byte| *byte == 0).nth(1) == Some(b"server") && is(&String::from_utf8_lossy(&read("comm")))
+            words.split(|byte| *byte == 0).nth(1) == Some(b"server")
+                && has_name(&String::from_utf8_lossy(&read("comm")))
         };
-        let mut found: Vec<_> = processes_of(&self.directory).into_iter().filter(is_it).collect();
-        found.sort_by_key(|pid| started(*pid));
-        found
+        let mut children: Vec<_> = processes_of(&self.directory).into_iter().filter(is_of_kind).collect();
+        children.sort_by_key(|pid| start_time(*pid));
+        children
     }
 
-    /// The result of `call`, which may need a server. If it hangs, this kills all processes of the fixture, which ends the call
-    /// with an error.
+    /// The result of `call`, which may need a server. If the call hangs, kills all processes of the fixture. Then the kernel
+    /// ends the call with an error.
     pub fn freed<T>(&self, call: impl FnOnce() -> T) -> T {
-        let (done, ended) = channel::<()>();
+        let (running, ended) = channel::<()>();
         std::thread::scope(|scope| {
             scope.spawn(move || {
                 if ended.recv_timeout(TIMEOUT) == Err(RecvTimeoutError::Timeout) {
@@ -147,7 +149,7 @@ impl Running {
                 }
             });
             let result = call();
-            drop(done);
+            drop(running);
             result
         })
     }
@@ -177,7 +179,7 @@ impl Running {
         }
     }
 
-    /// A tracer has reaped it. Another process may have its number by now.
+    /// Notes that a tracer has reaped the process, so that the drop does not kill it: its id may belong to another process now.
     pub fn was_reaped(&mut self) {
         self.is_reaped = true;
     }
@@ -195,6 +197,6 @@ impl Drop for Running {
             let _ = self.child.kill();
             let _ = self.child.wait();
         }
-        // A supervisor that comes after this one goes on with what runs here: its own end takes it away.
+        // The servers stay: a supervisor that the test starts later may adopt them. The drop of the fixture kills them.
     }
 }

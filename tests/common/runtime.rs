@@ -1,4 +1,4 @@
-//! Containers of runc and crun, on a root file system with busybox alone.
+//! Containers of runc and crun, on a root file system that has only busybox.
 
 use std::fs;
 use std::io::{BufRead, BufReader, Write};
@@ -16,7 +16,7 @@ use super::idmap::FIRST_ID;
 const BUSYBOX: &str = "/bin/busybox";
 /// The programs that scripts of tests call.
 const PROGRAMS: [&str; 10] = ["cat", "echo", "ln", "ls", "mkdir", "mv", "rm", "rmdir", "sh", "sleep"];
-/// crun refuses hosts that have the second version of cgroups beside the first. Its own mount namespace has none.
+/// crun refuses hosts that have cgroups of version 2 beside version 1. So crun runs in a mount namespace without them.
 const WITHOUT_UNIFIED: &str = "umount /sys/fs/cgroup/unified 2>/dev/null; exec crun \"$@\"";
 
 /// A program that starts containers.
@@ -89,8 +89,8 @@ impl RuntimeContainer {
         let root = directory.path().join("rootfs");
         make_root(&root);
         if let Some(first) = config["linux"]["uidMappings"][0]["hostID"].as_u64() {
-            let given = Command::new("chown").arg("--recursive").arg(format!("{first}:{first}")).arg(&root).status();
-            assert!(given.expect("chown").success());
+            let status = Command::new("chown").arg("--recursive").arg(format!("{first}:{first}")).arg(&root).status();
+            assert!(status.expect("chown").success());
         }
         let config = serde_json::to_vec(config).expect("JSON");
         fs::write(directory.path().join("config.json"), config).expect("written");
@@ -111,18 +111,18 @@ impl RuntimeContainer {
         const END: &str = "--- the command has ended ---";
         let input = self.input.as_mut().expect("it is open until the end");
         writeln!(input, "{{ {command} ; }} 2>&1 </dev/null; echo; echo '{END}'").expect("the shell lives");
-        let mut said = String::new();
+        let mut output = String::new();
         loop {
             let mut line = String::new();
-            assert!(self.output.read_line(&mut line).expect("a line") > 0, "the container has ended: {said}");
+            assert!(self.output.read_line(&mut line).expect("a line") > 0, "the container has ended: {output}");
             if line.trim_end() == END {
-                return said.trim_end_matches('\n').to_owned();
+                return output.trim_end_matches('\n').to_owned();
             }
-            said += &line;
+            output += &line;
         }
     }
 
-    /// Its first process, as this process's pid namespace numbers it.
+    /// The first process of the container, with its id in the pid namespace of the test.
     #[track_caller]
     pub fn pid(&self) -> u32 {
         let mut state = self.runtime.command(&self.directory.path().join("state"));
@@ -180,7 +180,8 @@ fn config(more: &[Value]) -> Value {
         },
         "root": {"path": "rootfs"},
         "mounts": mounts,
-        // containerd sets this when a mount is `rslave`. Without it, crun makes all mounts private first.
+        // containerd sets `rootfsPropagation` when a mount is `rslave`. Without it, crun makes all mounts private
+        // first.
         "linux": {"rootfsPropagation": "rslave", "namespaces": [{"type": "pid"}, {"type": "ipc"}, {"type": "uts"}, {"type": "mount"}]},
     })
 }

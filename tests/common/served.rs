@@ -1,4 +1,4 @@
-//! Server processes without a supervisor, and projections with one, used through the library.
+//! Server processes without a supervisor, and projections of such a server, used through the library.
 
 use std::fs::File;
 use std::os::fd::OwnedFd;
@@ -47,7 +47,7 @@ pub fn start_server() -> (ServerClient, ServerChild) {
     start_server_command(&mut server_command(profile))
 }
 
-/// As [`start_server`], with a list of system calls without those of io_uring, and with JSON log lines in a file.
+/// As [`start_server`], of a server that may not use the system calls of io_uring and writes JSON log lines to a file.
 pub fn start_server_without_io_uring(log: File) -> (ServerClient, ServerChild) {
     start_server_command(server_command("passthrough").args(["--log-format", "json"]).stderr(log))
 }
@@ -125,8 +125,9 @@ impl Drop for Served {
     }
 }
 
-/// Unmounts, and aborts the connection before its server is killed. A process that another test starts has all files of this
-/// process until its exec, which closes them: without a server, and with the device among these files, it would wait for ever.
+/// Unmounts, and aborts the FUSE connection before its server is killed. Another test may just have forked a process, which has
+/// all files of this process until its exec closes them. Without a server, that close would wait for ever for an answer,
+/// because `/dev/fuse` is among these files and keeps the connection alive.
 pub fn end_connection(mount: &Path) {
     let _ = umount2(mount, MntFlags::MNT_FORCE | MntFlags::MNT_DETACH);
 }

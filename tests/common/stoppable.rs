@@ -9,7 +9,7 @@ use nix::unistd::Pid;
 
 use super::eventually;
 
-/// A file system whose process can be stopped, mounted over a directory.
+/// A file system whose server, bindfs, can be stopped. It is mounted over a directory and shows that directory.
 pub struct Stoppable {
     process: Child,
 }
@@ -32,7 +32,7 @@ impl Stoppable {
 
 impl Drop for Stoppable {
     fn drop(&mut self) {
-        // Calls that wait for the process end with it, also when a test fails.
+        // The end of bindfs ends the calls that wait for it, also when a test fails.
         let _ = self.process.kill();
         let _ = self.process.wait();
     }

@@ -9,8 +9,8 @@ use nix::unistd::Pid;
 
 use super::{Served, TIMEOUT, eventually};
 
-/// A stopped process. A call that needs it hangs until it is continued, which happens after
-/// [`TIMEOUT`] so that a test fails instead of hanging.
+/// A stopped process. A call that needs the process hangs until it continues. That happens after [`TIMEOUT`] at the latest, so
+/// that a test fails instead of hanging.
 pub struct Stopped {
     server: Pid,
     end: Sender<()>,
@@ -37,7 +37,7 @@ impl Stopped {
         stopped
     }
 
-    /// Lets the server go on. Gives an error if a process had to wait for it until now.
+    /// Lets the process continue. Returns an error if the watchdog has already continued it: then a call needed the process.
     pub fn was_not_needed(mut self) -> Result<(), String> {
         let _ = self.end.send(());
         let hung = self.watchdog.take().expect("it runs until here").join().expect("it does not panic");
@@ -55,10 +55,10 @@ impl Drop for Stopped {
     }
 }
 
-/// Whether all threads of a process are stopped. A thread may end while this reads the list: it runs no more, too. The state
-/// stands behind the name in parentheses (`proc_pid_stat(5)`).
+/// Whether all threads of a process are stopped, or have ended while this reads the list. The state follows the name in
+/// parentheses (`proc_pid_stat(5)`).
 pub fn all_stopped(process: Pid) -> bool {
     let threads = fs::read_dir(format!("/proc/{process}/task")).expect("a process").flatten();
     let mut states = threads.filter_map(|thread| fs::read_to_string(thread.path().join("stat")).ok());
-    states.all(|stat| stat.rsplit_once(") ").is_some_and(|(_, rest)| rest.starts_with('T')))
+    states.all(|stat| stat.rsplit_once(") ").is_some_and(|(_, fields)| fields.starts_with('T')))
 }

@@ -10,10 +10,10 @@ use std::thread;
 
 use super::{TIMEOUT, eventually};
 
-/// Makes a command write its standard error to `output`, in spite of other settings of the command.
+/// Makes a command write its standard error to `output`, whatever else is set for the command.
 pub fn with_standard_error(command: &mut Command, output: impl AsFd) {
     let output = output.as_fd().try_clone_to_owned().expect("a descriptor");
-    // SAFETY: the call is async-signal-safe, and the descriptor is open for as long as the command.
+    // SAFETY: the call is async-signal-safe, and the descriptor is open as long as `command` exists.
     unsafe {
         command.pre_exec(move || match libc::dup2(output.as_raw_fd(), libc::STDERR_FILENO) {
             -1 => Err(std::io::Error::last_os_error()),
@@ -41,7 +41,7 @@ impl Terminal {
         let (mut outside, mut inside) = (-1, -1);
         let size = libc::winsize { ws_row: rows, ws_col: columns, ws_xpixel: 0, ws_ypixel: 0 };
         let (none, unchanged) = (std::ptr::null_mut(), std::ptr::null_mut());
-        // SAFETY: the numbers and the size outlive the call; a name is not asked for.
+        // SAFETY: the numbers and the size outlive the call; the pointer for the name is null, which openpty allows.
         let made = unsafe { libc::openpty(&raw mut outside, &raw mut inside, none, unchanged, &raw const size) };
         assert_eq!(made, 0, "{}", std::io::Error::last_os_error());
         // SAFETY: the kernel just made them for this process alone.
@@ -52,12 +52,12 @@ impl Terminal {
         }
         let keyboard = outside.try_clone().expect("a descriptor");
         let shown = Arc::new(Mutex::new((vt100::Parser::new(rows, columns, 0), Vec::new())));
-        let looking = Arc::clone(&shown);
-        // It ends when no process has the terminal open any more.
+        let written = Arc::clone(&shown);
+        // The thread ends when no process has the terminal open any more.
         thread::spawn(move || {
             let mut bytes = [0; 4096];
             while let Ok(length @ 1..) = outside.read(&mut bytes) {
-                let mut shown = looking.lock().expect("no panic");
+                let mut shown = written.lock().expect("no panic");
                 shown.0.process(&bytes[..length]);
                 shown.1.extend_from_slice(&bytes[..length]);
             }
@@ -79,7 +79,7 @@ impl Terminal {
         }
     }
 
-    /// As [`Self::controls`], and the command reads the typed keys.
+    /// As [`Self::controls`], with the terminal also as the standard input of the command, which reads the typed keys.
     pub fn is_read_by(&self, command: &mut Command) {
         command.stdin(self.inside.try_clone().expect("a descriptor"));
         self.controls(command);
@@ -108,7 +108,7 @@ impl Terminal {
         self.shown.lock().expect("no panic").0.screen().hide_cursor()
     }
 
-    /// Waits until a line of the screen fits, and gives the screen.
+    /// Waits until a line of the screen fits, and returns the screen.
     #[track_caller]
     pub fn wait_line(&self, what: &str, fits: impl Fn(&str) -> bool) -> Vec<String> {
         let deadline = std::time::Instant::now() + TIMEOUT;
@@ -122,7 +122,7 @@ impl Terminal {
         }
     }
 
-    /// Waits until the screen ends like this, and gives it.
+    /// Waits until the screen ends with these lines, and returns the screen.
     #[track_caller]
     pub fn wait_end(&self, end: &[&str]) -> Vec<String> {
         let mut screen = Vec::new();

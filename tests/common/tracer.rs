@@ -1,5 +1,4 @@
-//! A server that is killed between two of its system calls, whichever they are: `ptrace(2)` stops each of its threads
-//! at the beginning and at the end of every call.
+//! Kills a server at the beginning or the end of any of its system calls: `ptrace(2)` stops each of its threads there.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -13,20 +12,35 @@ use nix::sys::signal::{Signal, kill};
 use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
 use nix::unistd::Pid;
 
-/// Runs `act`, and kills `server` at stop number `stop` of its system calls. Also returns whether there were so many stops.
+/// Runs `act`, and kills `server` when `ptrace(2)` has stopped it `stop` times before. Also returns whether the server was
+/// killed: whether there were so many stops before `act` returned.
 pub fn killed_at<T>(server: Pid, stop: usize, act: impl FnOnce() -> T) -> (T, bool) {
     let done = AtomicBool::new(false);
     thread::scope(|scope| {
         let (ready, is_ready) = channel();
         let tracer = scope.spawn(|| Tracer::new(server, stop, ready).run(&done));
-        // A tracer that fails drops its end.
+        // A tracer that fails drops its sender, which ends the wait.
         let _ = is_ready.recv();
-        let result = act();
-        done.store(true, Ordering::Release);
-        // Only the tracer notices this signal.
-        let _ = kill(server, Signal::SIGURG);
+        let result = {
+            let _done = EndTracer { done: &done, server };
+            act()
+        };
         (result, tracer.join().expect("the server can be traced"))
     })
+}
+
+/// Ends the tracer when it is dropped, also if `act` has panicked.
+struct EndTracer<'a> {
+    done: &'a AtomicBool,
+    server: Pid,
+}
+
+impl Drop for EndTracer<'_> {
+    fn drop(&mut self) {
+        self.done.store(true, Ordering::Release);
+        // The signal ends the tracer's wait for the next stop. The server ignores it.
+        let _ = kill(self.server, Signal::SIGURG);
+    }
 }
 
 /// The tracer must be one thread; the kernel detaches its tracees when it ends.
@@ -34,14 +48,15 @@ struct Tracer {
     server: Pid,
     /// The threads, and whether each is in a system call.
     threads: BTreeMap<Pid, bool>,
-    left: usize,
-    /// Gets one message, when every thread waits in a system call.
+    /// How many stops the server may still have before it is killed.
+    remaining: usize,
+    /// Dropped when every thread is in a system call, which tells `killed_at` that it may call `act`.
     ready: Option<Sender<()>>,
 }
 
 impl Tracer {
     fn new(server: Pid, stop: usize, ready: Sender<()>) -> Self {
-        Self { server, threads: BTreeMap::new(), left: stop, ready: Some(ready) }
+        Self { server, threads: BTreeMap::new(), remaining: stop, ready: Some(ready) }
     }
 
     fn run(mut self, done: &AtomicBool) -> bool {
@@ -50,7 +65,7 @@ impl Tracer {
         loop {
             let status = match waitpid(None, Some(WaitPidFlag::__WALL | WaitPidFlag::__WNOTHREAD)) {
                 Err(Errno::EINTR) => continue,
-                // All of its threads are gone.
+                // All threads of the server have ended.
                 Err(Errno::ECHILD) => return killed,
                 status => status.expect("tracees"),
             };
@@ -60,11 +75,11 @@ impl Tracer {
             let (thread, signal) = match status {
                 WaitStatus::PtraceSyscall(thread) => {
                     if self.ready.is_none() && !killed {
-                        if self.left == 0 {
+                        if self.remaining == 0 {
                             kill(self.server, Signal::SIGKILL).expect("it is there");
                             killed = true;
                         }
-                        self.left = self.left.saturating_sub(1);
+                        self.remaining = self.remaining.saturating_sub(1);
                     }
                     let inside = self.threads.entry(thread).or_default();
                     *inside = !*inside;
@@ -81,7 +96,7 @@ impl Tracer {
                 }
                 _ => continue,
             };
-            // A thread that was killed meanwhile goes on by itself.
+            // This fails if the thread was killed meanwhile: such a thread needs no order to continue.
             let _ = syscall(thread, signal);
             if self.threads.values().all(|inside| *inside) {
                 self.ready = None;
@@ -101,7 +116,7 @@ impl Tracer {
                 self.threads.insert(thread, false);
                 let options = Options::PTRACE_O_TRACESYSGOOD | Options::PTRACE_O_TRACECLONE;
                 match seize(thread, options).and_then(|()| interrupt(thread)) {
-                    // A thread that was one too many has just ended.
+                    // A worker thread that the server no longer needed has just ended.
                     Err(Errno::ESRCH | Errno::EPERM) if ended(thread) => drop(self.threads.remove(&thread)),
                     traced => traced.expect("traced"),
                 }
@@ -113,5 +128,5 @@ impl Tracer {
 /// Whether a thread has ended, though its id may still exist.
 fn ended(thread: Pid) -> bool {
     let stat = fs::read_to_string(format!("/proc/{thread}/stat")).unwrap_or_default();
-    stat.rsplit_once(") ").is_none_or(|(_, rest)| rest.starts_with(['Z', 'X']))
+    stat.rsplit_once(") ").is_none_or(|(_, fields)| fields.starts_with(['Z', 'X']))
 }

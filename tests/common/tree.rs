@@ -13,7 +13,7 @@ use super::{DIRECTORIES, Served};
 /// Files by path: bytes and permission bits.
 pub type Files = BTreeMap<String, (Vec<u8>, u16)>;
 
-/// Every file below `root`, links followed; names in `root` itself that start with `..` aside.
+/// Every file below `root`, links followed, without the names directly in `root` that start with `..`.
 pub fn files(root: &Path) -> Files {
     let mut files = Files::new();
     collect(root, "", &mut files);
@@ -34,7 +34,7 @@ fn collect(directory: &Path, prefix: &str, files: &mut Files) {
     }
 }
 
-/// The names in a directory, in its order.
+/// The names in a directory, in the order of the directory.
 pub fn names(directory: &Path) -> Vec<String> {
     let entries = fs::read_dir(directory).expect("a listing");
     entries.map(|entry| entry.expect("an entry").file_name().into_string().expect("UTF-8")).collect()
@@ -47,8 +47,8 @@ pub fn parse(payload: &str) -> Files {
 }
 
 fn parse_entry(entry: &str) -> (String, (Vec<u8>, u16)) {
-    let (path, rest) = entry.split_once('=').expect("path=content");
-    let (content, mode) = rest.split_once('@').unwrap_or((rest, "644"));
+    let (path, value) = entry.split_once('=').expect("path=content");
+    let (content, mode) = value.split_once('@').unwrap_or((value, "644"));
     (path.to_owned(), (content.into(), u16::from_str_radix(mode, 8).expect("an octal mode")))
 }
 

@@ -26,26 +26,27 @@ impl Answers {
         self.0.push(format!("{what}: {answer}"));
     }
 
-    /// Records an observation.
-    pub fn see(&mut self, what: &str, seen: impl Debug) {
-        self.0.push(format!("{what}: {seen:?}"));
+    /// Records a value that the scenario has observed.
+    pub fn see(&mut self, what: &str, value: impl Debug) {
+        self.0.push(format!("{what}: {value:?}"));
     }
 }
 
-/// Lets `scenario` act in an empty directory of the disk and in an empty volume. Both must tell the
-/// same, and leave the same behind: as the mount shows it, and as it is on the disk. There is a volume
-/// that the kernel reads and writes by itself, one of which it remembers everything, and one that the server reads and
-/// writes.
+/// Runs `scenario` in an empty directory of the disk and in an empty volume. The calls must have the same results in
+/// both, and the same files must remain: as the mount shows them, and as they are on the disk. This compares three
+/// volumes: one that the kernel reads and writes without the server, one of which the kernel caches everything, and one
+/// that the server reads and writes.
 #[track_caller]
 pub fn the_mount_does_as_the_disk(scenario: impl Fn(&Path, &mut Answers)) {
     compare(&Mounted::new(), &scenario);
-    println!("the kernel remembers everything:");
+    println!("the kernel caches everything:");
     compare(&Mounted::alone(), &scenario);
     println!("the server reads and writes:");
     compare(&Mounted::with_limit(1 << 40), &scenario);
 }
 
-/// As [`the_mount_does_as_the_disk`], for what only the kernel does as the disk.
+/// As [`the_mount_does_as_the_disk`], only with the volume that the kernel reads and writes without the server: for
+/// calls that differ from the disk in the other volumes.
 #[track_caller]
 pub fn the_kernel_does_as_the_disk(scenario: impl Fn(&Path, &mut Answers)) {
     compare(&Mounted::new(), &scenario);
@@ -54,14 +55,14 @@ pub fn the_kernel_does_as_the_disk(scenario: impl Fn(&Path, &mut Answers)) {
 #[track_caller]
 fn compare(mounted: &Mounted, scenario: &impl Fn(&Path, &mut Answers)) {
     let native = disk_directory();
-    let (mut expected, mut told) = (Answers::default(), Answers::default());
+    let (mut expected, mut actual) = (Answers::default(), Answers::default());
     scenario(native.path(), &mut expected);
-    assert!(!expected.0.is_empty(), "the scenario tells nothing");
-    scenario(mounted.path(), &mut told);
-    same_lines("what the mount told", &told.0, &expected.0);
-    let left = snapshot(native.path());
-    same_lines("what the mount shows", &lines(&snapshot(mounted.path())), &lines(&left));
-    same_lines("what is behind the mount", &lines(&snapshot(mounted.source())), &lines(&left));
+    assert!(!expected.0.is_empty(), "the scenario records no results");
+    scenario(mounted.path(), &mut actual);
+    same_lines("the result of a call", &actual.0, &expected.0);
+    let remaining = snapshot(native.path());
+    same_lines("the content of the mount", &lines(&snapshot(mounted.path())), &lines(&remaining));
+    same_lines("the content of the source", &lines(&snapshot(mounted.source())), &lines(&remaining));
 }
 
 #[track_caller]
@@ -84,7 +85,7 @@ fn lines(snapshot: &Snapshot) -> Vec<String> {
 /// Entries by path: kind, mode, owner, links, size, content, extended attributes.
 pub type Snapshot = BTreeMap<PathBuf, String>;
 
-/// Everything in a directory, itself included, times and inode numbers aside.
+/// A directory and everything in it, without times and inode numbers.
 pub fn snapshot(root: &Path) -> Snapshot {
     let mut snapshot = Snapshot::new();
     collect(root, Path::new("."), &mut snapshot);

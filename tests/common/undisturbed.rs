@@ -1,4 +1,4 @@
-//! Tests of what the kernel has cached, on machines that may take their memory back at any time.
+//! Tests of the kernel's caches, on machines whose kernel may reclaim cached memory at any time.
 
 use std::fs;
 
@@ -6,8 +6,8 @@ use std::fs;
 const RECLAIM: [&str; 6] =
     ["balloon_inflate", "drop_", "kswapd_inodesteal", "pginodesteal", "pgsteal_", "slabs_scanned"];
 
-/// Runs `attempt`, and again as long as it fails in a time in which caches were reclaimed. A failure
-/// without that is a failure.
+/// Runs `attempt`. Runs it again if it fails and the kernel has reclaimed caches meanwhile. Fails the test if the
+/// attempt fails without that.
 #[track_caller]
 pub fn undisturbed(mut attempt: impl FnMut() -> Result<(), String>) {
     const ATTEMPTS: usize = 5;

@@ -51,41 +51,41 @@ impl Watcher {
 
     /// All events since the last call. The kernel queues events before the system call that raises them returns, so after a
     /// commit all of its events are here.
-    pub fn heard(&self) -> Vec<String> {
-        let mut heard = Vec::new();
+    pub fn events(&self) -> Vec<String> {
+        let mut texts = Vec::new();
         loop {
             match self.inotify.read_events() {
-                Ok(events) => heard.extend(events.iter().map(|event| self.tell(event))),
-                Err(Errno::EAGAIN) => return heard,
+                Ok(events) => texts.extend(events.iter().map(|event| self.describe(event))),
+                Err(Errno::EAGAIN) => return texts,
                 Err(error) => panic!("cannot read events: {error}"),
             }
         }
     }
 
-    /// Waits for the end of a commit in another process, the removal of the old generation, which the
-    /// watch with this label hears of.
+    /// Waits for the end of a commit in another process: until the watch with this label reports the removal of the old
+    /// generation. Returns all events until then.
     #[track_caller]
-    pub fn heard_until_removal(&self, label: &str) -> Vec<String> {
-        let mut heard = Vec::new();
+    pub fn events_until_removal(&self, label: &str) -> Vec<String> {
+        let mut events = Vec::new();
         let removal = format!("{label} DELETE|ISDIR ..");
         eventually(&removal, || {
-            heard.extend(self.heard());
-            heard.iter().any(|event| event.starts_with(&removal))
+            events.extend(self.events());
+            events.iter().any(|event| event.starts_with(&removal))
         });
-        heard
+        events
     }
 
-    /// As [`Self::heard`], with the names of these generations replaced by words.
-    pub fn heard_of(&self, generations: &[(&str, &str)]) -> Vec<String> {
-        self.heard().into_iter().map(|heard| renamed(heard, generations)).collect()
+    /// As [`Self::events`], with the names of the generations replaced by words.
+    pub fn events_renamed(&self, generations: &[(&str, &str)]) -> Vec<String> {
+        self.events().into_iter().map(|event| renamed(event, generations)).collect()
     }
 
     /// The number of switches of a watched volume since the last call (EV-01).
     pub fn switches(&self) -> usize {
-        self.heard().iter().filter(|event| event.ends_with(" MOVED_TO ..data")).count()
+        self.events().iter().filter(|event| event.ends_with(" MOVED_TO ..data")).count()
     }
 
-    fn tell(&self, event: &InotifyEvent) -> String {
+    fn describe(&self, event: &InotifyEvent) -> String {
         let words: Vec<_> =
             WORDS.iter().filter(|(flag, _)| event.mask.contains(*flag)).map(|(_, word)| *word).collect();
         let label = self.labels.get(&event.wd).copied().unwrap_or("?");
@@ -94,9 +94,9 @@ impl Watcher {
     }
 }
 
-/// An event with the names of these generations replaced by words.
-pub fn renamed(heard: String, generations: &[(&str, &str)]) -> String {
-    generations.iter().fold(heard, |heard, (name, word)| heard.replace(name, word))
+/// An event with the names of the generations replaced by words.
+pub fn renamed(event: String, generations: &[(&str, &str)]) -> String {
+    generations.iter().fold(event, |event, (name, word)| event.replace(name, word))
 }
 
 /// The name of the generation that a commit made current.

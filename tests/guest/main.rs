@@ -1,4 +1,4 @@
-//! Tests that need another kernel: podfs in a virtual machine with a Linux of Debian.
+//! Tests that need another kernel: they run podfs in a virtual machine with a Linux kernel of Debian.
 
 #[path = "../common/mod.rs"]
 mod common;

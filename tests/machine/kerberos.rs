@@ -1,22 +1,23 @@
-//! A Kerberos realm in the guest: its KDC, and what NFS servers and the kernel's client need to use it.
+//! A Kerberos realm in the guest: its KDC, and the programs and files with which NFS servers and the kernel's client use it.
 //!
-//! The realm has the user alice (1000), whose key is in [`USER_KEYTAB`], and the service of the guest's NFS servers; bob (1001)
-//! is unknown to it. The guest is called [`SERVER`] itself, and its keytab serves servers and client.
+//! The realm has the user alice (1000), whose key is in [`USER_KEYTAB`], and the service of the guest's NFS servers; it does
+//! not have bob (1001). The guest's host name is [`SERVER`]; its servers and its client use the same keytab.
 //!
-//! Linux' own server is one of them. It does not decode what `sec=krb5p` has encrypted in Debian's 6.1.192, whose
-//! `svcauth_gss_unwrap_priv` is that of 6.3, and whose `nfsd_dispatch` sets the decoder back to where that began: it answers
-//! `GARBAGE_ARGS`, which the client calls `EIO`. So there is another server, nfs-ganesha, that exports [`PRIVATE`] with
-//! `krb5p` alone, on port [`PRIVATE_PORT`].
+//! The kernel's NFS server cannot be used with `sec=krb5p` in Debian's 6.1.192: that kernel has the `svcauth_gss_unwrap_priv`
+//! of
+//! 6.3, but its `nfsd_dispatch` then sets the decoder back to the encrypted data. The server answers `GARBAGE_ARGS`, which the
+//! client reports as `EIO`. So there is a second server, nfs-ganesha, which exports [`PRIVATE`] with `krb5p` alone, on port
+//! [`PRIVATE_PORT`].
 
 use std::path::{Path, PathBuf};
 
 use super::Guest;
 
-/// Makes the realm and starts all but rpc.gssd and Linux' NFS server, which is started after it; to be run by the guest's
-/// script.
+/// The program that creates the realm and starts its daemons and the second NFS server, but not rpc.gssd. The guest's script
+/// runs it, and then starts the kernel's NFS server.
 pub const START: &str = "/kerberos";
 
-/// The name that the NFS servers have a key for.
+/// The host name in the principal of the NFS servers.
 pub const SERVER: &str = "nfs.podfs.test";
 
 /// The export of the second server.
@@ -25,12 +26,12 @@ pub const PRIVATE: &str = "/private";
 /// The port of the second server.
 pub const PRIVATE_PORT: u16 = 20_490;
 
-/// The key of alice.
+/// The keytab with the key of alice.
 pub const USER_KEYTAB: &str = "/etc/alice.keytab";
 
 const SCRIPT: &str = include_str!("kerberos");
 
-/// Modules that the kernel would load by itself on a machine with modprobe.
+/// Modules that the kernel would load automatically on a machine with modprobe.
 const MODULES: [&str; 2] = ["rpcsec_gss_krb5", "cts"];
 
 const PROGRAMS: [&str; 8] = [
@@ -44,7 +45,7 @@ const PROGRAMS: [&str; 8] = [
     "/usr/sbin/rpc.svcgssd",
 ];
 
-/// Plugins that these programs load when they run.
+/// Plugins that these programs load at run time, so that `ldd` does not list them.
 const PLUGINS: [&str; 4] =
     ["ganesha/libfsalvfs.so", "krb5/plugins/kdb/db2.so", "libnfsidmap/nsswitch.so", "libverto-libev.so.1"];
 
@@ -79,24 +80,24 @@ const FILES: [(&str, &str); 4] = [
     ),
 ];
 
-/// Gives the guest what a realm needs; it has Linux' NFS server already.
+/// Adds the programs, modules and files of the realm to a guest that already has the kernel's NFS server.
 ///
 /// # Errors
 /// The name of a missing program or plugin.
 pub fn add(guest: &mut Guest) -> Result<(), String> {
     let plugins = PLUGINS.map(|plugin| format!("{LIBRARIES}/{plugin}"));
     let programs: Vec<_> = PROGRAMS.into_iter().chain(plugins.iter().map(String::as_str)).collect();
-    // All or nothing.
-    let find_one = |program: &&str| find(program).ok_or_else(|| format!("there is no {program}"));
-    let found = programs.iter().map(find_one).collect::<Result<Vec<_>, _>>()?;
-    found.iter().zip(&programs).for_each(|(from, program)| guest.unpacked_program(from, program, &unpacked()));
+    // Look for all programs before the first is added: without one of them, the guest gets none.
+    let find_or_report = |program: &&str| find(program).ok_or_else(|| format!("there is no {program}"));
+    let sources = programs.iter().map(find_or_report).collect::<Result<Vec<_>, _>>()?;
+    sources.iter().zip(&programs).for_each(|(from, program)| guest.unpacked_program(from, program, &unpacked()));
     MODULES.iter().for_each(|module| guest.module(module));
     FILES.iter().for_each(|(path, text)| guest.write(path, text, 0o644));
     guest.write(START, SCRIPT, 0o755);
     Ok(())
 }
 
-/// The one that is unpacked beside the build, or else the one that is installed.
+/// The program that `tests/run` has unpacked into the target directory, or else the installed program.
 fn find(program: &str) -> Option<PathBuf> {
     let unpacked = unpacked().join(program.trim_start_matches('/'));
     [unpacked, program.into()].into_iter().find(|place| place.exists())

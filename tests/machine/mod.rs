@@ -1,15 +1,15 @@
-//! Debian's Linux in a virtual machine, for tests of another kernel.
+//! Debian's Linux in a virtual machine, for tests with another kernel.
 //!
-//! `tests/run` fetches the kernels and QEMU; where there are none, tests are skipped with a message ([`Machine::find`]). A
-//! guest is made of programs and kernel modules, runs one script, and switches itself off. It is ten times slower than
-//! the machine, and shows nothing of hardware.
+//! `tests/run` fetches the kernels and QEMU; without them, the tests are skipped with a message ([`Machine::find_or_skip`]). A
+//! guest consists of programs and kernel modules, runs one script, and switches itself off. It is ten times slower than the
+//! host, and tests nothing of real hardware.
 //!
 //! | module | owns |
 //! |---|---|
-//! | `qemu` | kernel and QEMU: found, booted, ended |
-//! | `tree` | the files that the guest starts with |
-//! | `modules` | kernel modules and what they need |
-//! | [`nfs`] | Linux' own NFS server and client in the guest |
+//! | `qemu` | the kernel and QEMU: finds, boots and ends them |
+//! | `tree` | the initial files of the guest |
+//! | `modules` | kernel modules and their dependencies |
+//! | [`nfs`] | the kernel's NFS server and client in the guest |
 //! | [`kerberos`] | a Kerberos realm in the guest |
 //! | [`tls`] | TLS for NFS in the guest |
 #![allow(dead_code, reason = "each test program uses its part")]
@@ -41,13 +41,13 @@ const RESULT: &str = "RESULT ";
 pub struct Guest<'a> {
     machine: &'a Machine,
     tree: Tree,
-    /// In load order.
+    /// The names of the kernel modules, in the order in which the guest loads them.
     modules: Vec<String>,
     network: bool,
 }
 
-/// The results of a guest.
-pub struct Ended {
+/// The outcome of the script of a guest.
+pub struct GuestOutcome {
     /// The output of the script.
     pub report: String,
     /// The script's exit code; `None` if the guest did not finish it.
@@ -57,13 +57,14 @@ pub struct Ended {
 }
 
 impl Machine {
-    /// The machine with this kernel, or a line that this test is skipped.
+    /// The machine with this kernel. Without it, prints that the test is skipped.
     pub fn find_or_skip(linux: Linux, test: &str) -> Option<Self> {
         Self::find(linux).inspect_err(|missing| skipped(test, missing)).ok()
     }
 }
 
-/// Says that a test is skipped, past the test harness, which shows what a test prints only if it fails.
+/// Prints that a test is skipped. This bypasses the test harness, which captures the output of `eprintln!` and shows it only if
+/// the test fails.
 pub fn skipped(test: &str, missing: &str) {
     let _ = writeln!(stderr(), "skipped: {test}: {missing}; tests/run fetches it");
 }
@@ -80,12 +81,12 @@ impl<'a> Guest<'a> {
         Self { machine, tree, modules: Vec::new(), network: false }
     }
 
-    /// Loads a module of the kernel, and those that it needs.
+    /// Makes the guest load a kernel module and its dependencies.
     pub fn module(&mut self, name: &str) {
         modules::add(&self.machine.modules, name, &mut self.modules);
     }
 
-    /// Gives it a network, in which this machine's 127.0.0.1 is 10.0.2.2.
+    /// Gives the guest a network, in which the host's 127.0.0.1 has the address 10.0.2.2.
     pub fn network(&mut self) {
         self.network = true;
         ["virtio_pci", "virtio_net"].iter().for_each(|module| self.module(module));
@@ -96,14 +97,14 @@ impl<'a> Guest<'a> {
         self.tree.program(from, to, None);
     }
 
-    /// Adds a program with its libraries, which are looked for below `unpacked` first.
+    /// Adds a program with its libraries, which it takes from `unpacked` if they are there.
     pub fn unpacked_program(&mut self, from: &Path, to: &str, unpacked: &Path) {
         self.tree.program(from, to, Some(unpacked));
     }
 
-    /// Adds this test program as `/tests`: the guest can run its ignored tests.
+    /// Adds this test program as `/tests`, so that the guest can run its ignored tests.
     pub fn test_program(&mut self) {
-        self.program(&current_exe().expect("this program"), "/tests");
+        self.program(&current_exe().expect("the path of this program"), "/tests");
     }
 
     pub fn directory(&mut self, path: &Path) {
@@ -118,33 +119,33 @@ impl<'a> Guest<'a> {
         self.tree.write(to, text, mode);
     }
 
-    /// Boots it, runs a script of the shell, and waits until it has switched itself off.
-    pub fn run(self, script: &str) -> Ended {
+    /// Boots the guest, which runs a shell script, and waits until the guest has switched itself off.
+    pub fn run(self, script: &str) -> GuestOutcome {
         self.tree.write("/script", script, 0o644);
-        for (at, name) in self.modules.iter().enumerate() {
-            let file = modules::find(&self.machine.modules, name).expect("it was found before");
-            self.tree.copy(&file, &format!("/modules/{at:02}-{name}.ko"));
+        for (position, name) in self.modules.iter().enumerate() {
+            let file = modules::find(&self.machine.modules, name).expect("`module` has found it before");
+            self.tree.copy(&file, &format!("/modules/{position:02}-{name}.ko"));
         }
         let directory = TempDir::with_prefix("podfs-test-").expect("a directory");
         let initrd = directory.path().join("initrd");
         self.tree.pack(&self.machine.busybox, &initrd);
-        let (report, console) = self.machine.boot(&initrd, &directory.path().join("console"), self.network);
-        let (rest, code) = match report.rsplit_once(RESULT) {
-            Some((rest, code)) => (rest.to_owned(), code.trim().parse().ok()),
-            None => (report, None),
+        let (output, console) = self.machine.boot(&initrd, &directory.path().join("console"), self.network);
+        let (report, code) = match output.rsplit_once(RESULT) {
+            Some((report, code)) => (report.to_owned(), code.trim().parse().ok()),
+            None => (output, None),
         };
-        Ended { report: rest, code, console }
+        GuestOutcome { report, code, console }
     }
 }
 
-impl Ended {
-    /// Fails if one of the tests of [`tests_of_the_guest`] did not end well.
+impl GuestOutcome {
+    /// Panics unless each of the tests of [`tests_of_the_guest`] has passed.
     #[track_caller]
     pub fn assert_all_passed(&self, module: &str) {
         self.assert_all_passed_but(module, &[]);
     }
 
-    /// Likewise, without the tests whose names begin like this.
+    /// As [`Self::assert_all_passed`], without the tests whose names begin with one of `skipped`.
     #[track_caller]
     pub fn assert_all_passed_but(&self, module: &str, skipped: &[&str]) {
         let mut tests = tests_of_the_guest(module);
@@ -156,7 +157,7 @@ impl Ended {
         assert_eq!(failing, 0, "tests that fail in the guest; its report:\n{report}\nits console:\n{console}");
     }
 
-    /// `ok`, `FAILED`, or that there was none.
+    /// The outcome of a test in the report: `ok`, `FAILED`, or `no outcome`.
     fn outcome(&self, test: &str) -> &str {
         let start = format!("test {test} ... ");
         let outcome = self.report.lines().find_map(|line| line.strip_prefix(&*start)).map(str::trim_end);
@@ -164,10 +165,10 @@ impl Ended {
     }
 }
 
-/// The names of all tests of a module that this program runs in the guest only.
+/// The names of the ignored tests of a module, which only the guest runs.
 fn tests_of_the_guest(module: &str) -> Vec<String> {
-    let mut list = Command::new(current_exe().expect("this program"));
-    let list = list.args([module, "--list", "--ignored", "--format", "terse"]).output().expect("it runs");
+    let mut list = Command::new(current_exe().expect("the path of this program"));
+    let list = list.args([module, "--list", "--ignored", "--format", "terse"]).output().expect("this program runs");
     let list = String::from_utf8(list.stdout).expect("text");
     let tests: Vec<_> = list.lines().filter_map(|line| line.strip_suffix(": test")).map(str::to_owned).collect();
     assert!(!tests.is_empty(), "no test of {module} is for the guest");

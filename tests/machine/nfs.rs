@@ -1,13 +1,13 @@
-//! Linux' own NFS server in the guest, and the kernel's client.
+//! The kernel's NFS server and client in the guest.
 //!
 //! The server (knfsd) exports `/export`, a tmpfs, to all clients: as `/export` in version 3, as the root in version 4. Its
-//! programs are Debian's; rpcbind is a real one, on port 111.
+//! programs are Debian's, among them rpcbind, on port 111.
 
 use std::path::{Path, PathBuf};
 
 use super::Guest;
 
-/// Starts the server; to be run by the guest's script.
+/// The program that starts the server. The guest's script runs it.
 pub const START_SERVER: &str = "/nfs-server";
 
 /// The port of the server's MOUNT service.
@@ -31,12 +31,12 @@ const FILES: [(&str, &str); 6] = [
     ("/etc/hosts", "127.0.0.1 localhost\n"),
 ];
 
-/// Lets the guest mount NFS with its kernel.
+/// Adds the modules with which the guest's kernel can mount NFS exports.
 pub fn add_client(guest: &mut Guest) {
     ["nfsv3", "nfsv4"].iter().for_each(|module| guest.module(module));
 }
 
-/// Gives the guest what the server needs.
+/// Adds the programs, modules and files of the server to the guest.
 ///
 /// # Errors
 /// The name of a missing program.
@@ -53,7 +53,7 @@ pub fn add_server(guest: &mut Guest) -> Result<(), String> {
     Ok(())
 }
 
-/// The one that is unpacked beside the build, or else the one that is installed.
+/// The program that `tests/run` has unpacked into the target directory, or else the installed program.
 fn find(program: &str) -> Option<PathBuf> {
     let target = Path::new(env!("CARGO_TARGET_TMPDIR")).parent().expect("it is in the target directory");
     let unpacked = target.join("nfs-server").join(program.trim_start_matches('/'));

@@ -1,4 +1,4 @@
-//! Kernel and QEMU: found, booted without acceleration, and ended.
+//! The kernel and QEMU: this module finds them, boots a guest without acceleration, and ends it.
 
 use std::env::{join_paths, split_paths, var_os};
 use std::fs;
@@ -9,19 +9,19 @@ use std::sync::mpsc::channel;
 use std::thread;
 use std::time::Duration;
 
-/// The kernels of Debian's that guests run.
+/// The kernels of Debian that guests run.
 #[derive(Clone, Copy, Debug)]
 pub enum Linux {
-    /// Linux 6.1, the oldest: what came after it is missed there.
+    /// Linux 6.1, the oldest kernel of the tests: it lacks the features that came later.
     V6_1,
-    /// Linux 6.12, with all that podfs makes use of, and with NFS.
+    /// Linux 6.12, which has TLS for NFS and ID-mapped mounts of FUSE.
     V6_12,
 }
 
 /// The longest run of a guest. The guest with the most tests takes eight minutes beside another guest and other test programs.
 const TIMEOUT: Duration = Duration::from_secs(1200);
 
-/// Lines of the console that are worth showing.
+/// The number of lines of the console that a failure shows.
 const TAIL: usize = 60;
 
 const QEMU: &str = "qemu-system-x86_64";
@@ -37,7 +37,7 @@ pub struct Machine {
 }
 
 impl Machine {
-    /// The files that `tests/run` has unpacked beside the build, with this kernel.
+    /// The files that `tests/run` has unpacked into the target directory, with this kernel.
     ///
     /// # Errors
     /// The name of a missing file.
@@ -48,7 +48,7 @@ impl Machine {
             Linux::V6_1 => "linux-6.1",
             Linux::V6_12 => "linux-6.12",
         });
-        let missing = |what: &str, place: &Path| format!("there is no {what} in {}", place.display());
+        let missing = |name: &str, place: &Path| format!("there is no {name} in {}", place.display());
         let kernel = only(&kernels.join("boot"), "vmlinuz-").ok_or_else(|| missing("kernel", &kernels))?;
         let modules = only(&kernels.join("modules"), "").ok_or_else(|| missing("module", &kernels))?;
         let busybox = packages.join("bin/busybox");
@@ -62,8 +62,8 @@ impl Machine {
     /// Runs a guest until it switches itself off. Returns the output of its second serial line, and the end of its console.
     pub(super) fn boot(&self, initrd: &Path, console: &Path, network: bool) -> (String, String) {
         let mut command = Command::new(&self.qemu);
-        // Nested KVM hangs on some hosts. Two CPUs are enough for races. QEMU 7.2 spoils registers in cmpxchg16b, which
-        // kernels use where there is one: they crash in `kmalloc`.
+        // Nested KVM hangs on some hosts. Two CPUs are enough for races. QEMU 7.2 corrupts registers in the instruction
+        // cmpxchg16b; a kernel on a CPU with this instruction crashes in `kmalloc`, so the CPU has no `cx16`.
         command.args(["-accel", "tcg,thread=multi", "-cpu", "qemu64,+rdrand,-cx16", "-smp", "2", "-m", "1G"]);
         command.args(["-M", "pc", "-nodefaults", "-display", "none", "-no-reboot"]);
         command.arg("-kernel").arg(&self.kernel).arg("-initrd").arg(initrd);
@@ -79,7 +79,7 @@ impl Machine {
         (report, tail(&String::from_utf8_lossy(&console)))
     }
 
-    /// An unpacked QEMU has its libraries and firmware beside it.
+    /// Names the directories of the libraries and firmware of an unpacked QEMU. (An installed QEMU finds its own.)
     fn add_unpacked(&self, command: &mut Command) {
         if !self.qemu.starts_with(&self.packages) {
             return;
@@ -92,7 +92,7 @@ impl Machine {
     }
 }
 
-/// A running QEMU, killed at the end.
+/// A running QEMU. Dropping it kills QEMU.
 struct Running(Child);
 
 impl Running {
@@ -100,21 +100,21 @@ impl Running {
         Self(command.stdin(Stdio::null()).stdout(Stdio::piped()).spawn().expect("QEMU starts"))
     }
 
-    /// All that comes until it ends, or until patience does.
+    /// QEMU's output until QEMU ends, or until [`TIMEOUT`].
     fn report(mut self) -> String {
         let mut output = self.0.stdout.take().expect("a pipe");
-        let (end, ended) = channel();
+        let (end_sender, end) = channel();
         let reader = thread::spawn(move || {
             let mut report = Vec::new();
             let read = output.read_to_end(&mut report);
-            let _ = end.send(());
+            let _ = end_sender.send(());
             read.map(|_| report)
         });
-        let in_time = ended.recv_timeout(TIMEOUT).is_ok();
+        let in_time = end.recv_timeout(TIMEOUT).is_ok();
         drop(self);
-        let report = reader.join().expect("it does not panic").expect("QEMU's output");
+        let report = reader.join().expect("the thread does not panic").expect("QEMU's output");
         let late = if in_time { "" } else { "\nthe guest did not end by itself\n" };
-        // The serial line ends lines with both characters.
+        // The serial line ends lines with a carriage return and a newline.
         String::from_utf8_lossy(&report).replace('\r', "") + late
     }
 }
@@ -126,14 +126,14 @@ impl Drop for Running {
     }
 }
 
-/// The one that is unpacked, or else the one that is installed.
+/// The QEMU that `tests/run` has unpacked, or else the installed one.
 fn qemu(packages: &Path) -> Option<PathBuf> {
     let installed = var_os("PATH").map(|path| split_paths(&path).collect::<Vec<_>>()).unwrap_or_default();
     let mut places = [packages.join("usr/bin")].into_iter().chain(installed).map(|directory| directory.join(QEMU));
     places.find(|program| program.exists())
 }
 
-/// The directory's entry that begins like this.
+/// The directory's only entry whose name begins with `prefix`.
 fn only(directory: &Path, prefix: &str) -> Option<PathBuf> {
     let mut entries = fs::read_dir(directory).ok()?.flatten();
     entries.find(|entry| entry.file_name().to_string_lossy().starts_with(prefix)).map(|entry| entry.path())

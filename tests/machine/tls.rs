@@ -1,7 +1,7 @@
-//! TLS for NFS in the guest: tlshd, which shakes hands for the kernel's client and for Linux' own server alike.
+//! TLS for NFS in the guest: tlshd, which does the TLS handshakes for the kernel's client and for the kernel's server.
 //!
-//! Needs Linux 6.5. Debian 12 has no tlshd; that of Debian 13 runs with its own libraries. Everybody has the same
-//! certificate, which is good for [`SERVER`] and which everybody trusts.
+//! This needs Linux 6.5. Debian 12 has no tlshd; the tlshd of Debian 13 runs with its own libraries. The client and the
+//! server use the same certificate, which is valid for [`SERVER`] and which both trust.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -14,10 +14,10 @@ use super::Guest;
 pub const TLSHD: [&str; 6] =
     ["/tlshd/ld-linux-x86-64.so.2", "--library-path", "/tlshd", "/tlshd/tlshd", "-c", "/etc/tlshd.conf"];
 
-/// The name that the certificate is good for.
+/// The address for which the certificate is valid.
 pub const SERVER: &str = "127.0.0.1";
 
-/// Modules that the kernel would load by itself on a machine with modprobe.
+/// Modules that the kernel would load automatically on a machine with modprobe.
 const MODULES: [&str; 3] = ["tls", "gcm", "ghash_generic"];
 
 const CONFIGURATION: &str = "\
@@ -31,7 +31,7 @@ x509.certificate=/etc/tls.crt
 x509.private_key=/etc/tls.key
 ";
 
-/// Gives the guest what TLS needs.
+/// Adds tlshd, its configuration, its certificate and the kernel's modules to the guest.
 ///
 /// # Errors
 /// The name of a missing program.
@@ -49,9 +49,9 @@ pub fn add(guest: &mut Guest) -> Result<(), String> {
     }
     MODULES.iter().for_each(|module| guest.module(module));
     guest.write("/etc/tlshd.conf", CONFIGURATION, 0o644);
-    let made = certificate();
+    let certificate = certificate();
     for name in ["tls.crt", "tls.key"] {
-        guest.copy(&made.path().join(name), &format!("/etc/{name}"));
+        guest.copy(&certificate.path().join(name), &format!("/etc/{name}"));
     }
     Ok(())
 }
@@ -60,19 +60,19 @@ pub fn add(guest: &mut Guest) -> Result<(), String> {
 fn libraries(directory: &Path, program: &Path) -> Vec<PathBuf> {
     let loader = directory.join("ld-linux-x86-64.so.2");
     let list = Command::new(&loader).arg("--library-path").arg(directory).arg("--list").arg(program).output();
-    let list = String::from_utf8(list.expect("it lists").stdout).expect("text");
+    let list = String::from_utf8(list.expect("the loader runs").stdout).expect("text");
     let paths = list.split_whitespace().map(PathBuf::from).filter(|path| path.starts_with(directory));
     paths.chain([loader.clone()]).collect()
 }
 
-/// A certificate and its key.
+/// A directory with a certificate and its key.
 fn certificate() -> TempDir {
     let directory = TempDir::with_prefix("podfs-test-").expect("a directory");
-    let mut make = Command::new("openssl");
-    make.args(["req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "7"]);
-    make.args(["-subj", "/CN=podfs test", "-addext", &format!("subjectAltName=IP:{SERVER}")]);
-    make.args(["-keyout", "tls.key", "-out", "tls.crt"]).current_dir(&directory);
-    let made = make.stderr(Stdio::null()).status().expect("openssl runs");
-    assert!(made.success(), "no certificate was made");
+    let mut openssl = Command::new("openssl");
+    openssl.args(["req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "7"]);
+    openssl.args(["-subj", "/CN=podfs test", "-addext", &format!("subjectAltName=IP:{SERVER}")]);
+    openssl.args(["-keyout", "tls.key", "-out", "tls.crt"]).current_dir(&directory);
+    let status = openssl.stderr(Stdio::null()).status().expect("openssl runs");
+    assert!(status.success(), "openssl has made no certificate");
     directory
 }

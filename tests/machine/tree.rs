@@ -1,4 +1,4 @@
-//! The files that the guest starts with.
+//! The initial files of the guest, which become its initramfs.
 
 use std::fs::{self, File, Permissions};
 use std::os::unix::fs::PermissionsExt;
@@ -31,8 +31,8 @@ impl Tree {
         fs::set_permissions(place, Permissions::from_mode(mode)).expect("the mode is set");
     }
 
-    /// A program without its debugging information, which is most of it, and with its libraries. These are looked for in
-    /// `unpacked` first, a directory that is like the root directory.
+    /// Adds a program without its debugging information, which is the largest part of the file, and with its libraries. A
+    /// library below `unpacked`, which has the layout of a root directory, takes precedence over an installed one.
     pub fn program(&self, from: &Path, to: &str, unpacked: Option<&Path>) {
         let stripped = Command::new("strip").arg("-o").arg(self.place(Path::new(to))).arg(from).status();
         assert!(stripped.expect("strip runs").success(), "{} cannot be stripped", from.display());
@@ -41,7 +41,7 @@ impl Tree {
             libraries.env("LD_LIBRARY_PATH", unpacked.join("usr/lib/x86_64-linux-gnu"));
         }
         let libraries = libraries.arg(from).output().expect("ldd runs");
-        // `libc.so.6 => /lib/…/libc.so.6 (0x…)`; the loader stands there without an arrow.
+        // A line is `libc.so.6 => /lib/…/libc.so.6 (0x…)`, or just a path for the loader.
         let libraries = String::from_utf8(libraries.stdout).expect("text");
         for library in libraries.split_whitespace().filter(|word| word.starts_with('/')).map(Path::new) {
             let below = unpacked.and_then(|unpacked| library.strip_prefix(unpacked).ok());
@@ -50,16 +50,16 @@ impl Tree {
         }
     }
 
-    /// Writes the archive to `at`. It is not compressed: the guest would take longer to unpack it than to read it.
-    pub fn pack(&self, busybox: &Path, at: &Path) {
+    /// Writes the initramfs to `archive`. It is not compressed, because the slow guest would need long to decompress it.
+    pub fn pack(&self, busybox: &Path, archive: &Path) {
         const PACK: &str = r#""$0" find . | "$0" cpio -o -H newc 2>/dev/null"#;
         let mut pack = Command::new(busybox);
         pack.args(["sh", "-c", PACK]).arg(busybox).current_dir(self.0.path());
-        let packed = pack.stdout(File::create(at).expect("a file")).status().expect("busybox runs");
-        assert!(packed.success(), "the initramfs cannot be packed");
+        let status = pack.stdout(File::create(archive).expect("a file")).status().expect("busybox runs");
+        assert!(status.success(), "the initramfs cannot be packed");
     }
 
-    /// The path in the host's tree for a path of the guest. Makes the missing directories above it.
+    /// The path on the host for a path of the guest. Creates the missing directories above it.
     fn place(&self, path: &Path) -> PathBuf {
         let place = self.0.path().join(path.strip_prefix("/").expect("an absolute path"));
         fs::create_dir_all(place.parent().expect("a parent")).expect("directories");

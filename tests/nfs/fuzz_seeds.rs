@@ -1,7 +1,8 @@
-//! The seeds of the fuzz targets are well-formed, each for its target. One that is not is refused at once, and `fuse/fuzz/run`
-//! does not notice.
+//! The seeds of the fuzz targets are well-formed, each for its target. A target refuses a malformed seed at once, and
+//! `fuse/fuzz/run` does not notice it.
 //!
-//! The targets are those of `fuse/fuzz`, which is a workspace of its own, with another one that calls them.
+//! The targets are functions of the crate `fuse/fuzz`, which is not in the workspace of podfs; so this file includes their
+//! source.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -19,7 +20,7 @@ const TARGETS: [(&str, Target); 4] = [
     ("results", fuzz::results::look),
 ];
 
-/// The entries of a directory of `fuse/fuzz`.
+/// The names of the entries of a directory of `fuse/fuzz`.
 fn names(directory: &str) -> BTreeSet<String> {
     let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("fuse/fuzz").join(directory);
     let entries = fs::read_dir(directory).expect("a directory");
@@ -28,10 +29,10 @@ fn names(directory: &str) -> BTreeSet<String> {
 
 #[test]
 fn every_target_has_seeds() {
-    let known = BTreeSet::from(TARGETS.map(|(name, _)| name.to_owned()));
-    assert_eq!(names("seeds"), known);
-    assert_eq!(names("fuzz_targets"), known.iter().map(|name| format!("{name}.rs")).collect());
-    assert!(known.iter().all(|name| !names(&format!("seeds/{name}")).is_empty()));
+    let targets = BTreeSet::from(TARGETS.map(|(name, _)| name.to_owned()));
+    assert_eq!(names("seeds"), targets);
+    assert_eq!(names("fuzz_targets"), targets.iter().map(|name| format!("{name}.rs")).collect());
+    assert!(targets.iter().all(|name| !names(&format!("seeds/{name}")).is_empty()));
 }
 
 #[test]
@@ -40,7 +41,7 @@ fn every_seed_is_read_to_its_end_by_its_target() {
         for name in names(&format!("seeds/{target}")) {
             let path = format!("{}/fuse/fuzz/seeds/{target}/{name}", env!("CARGO_MANIFEST_DIR"));
             let seed = fs::read(path).expect("a seed");
-            assert!(look(&seed), "{target} does not take {name}");
+            assert!(look(&seed), "{target} refuses {name}");
         }
     }
 }

@@ -1,4 +1,4 @@
-//! NFS: the client, its volumes, and pods that have them.
+//! NFS: podfs' client, NFS volumes, and pods with NFS volumes.
 
 mod client;
 #[path = "../common/mod.rs"]

@@ -1,4 +1,4 @@
-//! An export, mounted and served by this process.
+//! An export that this process mounts and serves.
 #![allow(dead_code, reason = "each test program uses its part")]
 
 use std::net::SocketAddr;
@@ -21,25 +21,26 @@ use tempfile::TempDir;
 
 use crate::nfs_rig::{Ganesha, Scripted};
 
+/// The time limit of a mount.
 const BUDGET: Duration = Duration::from_secs(20);
-/// Segments of a log.
+/// The number of segments of a write-back log.
 const SEGMENTS: usize = 64;
 
 static THREAD: LazyLock<NfsThread> = LazyLock::new(|| NfsThread::start().expect("a thread"));
 
-/// A mounted export. It is unmounted when dropped.
+/// A mounted export, without a path. Dropping it unmounts it.
 pub struct Mounted {
     mount: PrivateMount,
     region: Arc<Region>,
 }
 
 impl Mounted {
-    /// The first export of a server.
+    /// Mounts the first export of a server.
     pub fn new(server: &impl Serves) -> Self {
         Self::with(server, |_| {})
     }
 
-    /// The same, served as `change` says.
+    /// Mounts the first export of a server, with options that `change` has changed.
     pub fn with(server: &impl Serves, change: impl FnOnce(&mut ExportOptions)) -> Self {
         let mut options = options(server);
         change(&mut options);
@@ -54,17 +55,17 @@ impl Mounted {
         Self { mount, region }
     }
 
-    /// Requests that were read and not answered.
-    pub fn waits(&self) -> usize {
+    /// The number of requests that this process has read and not answered.
+    pub fn unanswered_requests(&self) -> usize {
         self.region.unanswered()
     }
 
-    /// Has the kernel read ahead as far as in a pod.
+    /// Sets the read-ahead of the kernel to that of a pod's volumes.
     pub fn read_ahead(&self) {
         self.mount.set_read_ahead(4096).expect("set");
     }
 
-    /// Requests that were read.
+    /// The number of requests that this process has read.
     pub fn requests(&self) -> u64 {
         self.region.requests()
     }
@@ -76,7 +77,7 @@ impl Mounted {
 }
 
 impl Mounted {
-    /// At a path, for other programs.
+    /// Attaches the mount at a path, for other programs.
     pub fn shown(self) -> Shown {
         let directory = TempDir::with_prefix("podfs-test-").expect("a directory");
         let clone = self.mount.read_write_clone().expect("a clone");
@@ -103,7 +104,7 @@ impl Drop for Shown {
     }
 }
 
-/// Another file system.
+/// A mounted tmpfs of 1 MiB. Dropping it unmounts it.
 pub struct Tmpfs(TempDir);
 
 impl Tmpfs {
@@ -129,38 +130,38 @@ fn attach(clone: &OwnedFd, path: &Path) {
     move_mount(clone, "", CWD, path, MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH).expect("attached");
 }
 
-/// Two sockets: one for the connection, and a spare one.
+/// Two sockets: one for the connection, and one for a new connection.
 pub fn sockets(options: &ExportOptions) -> Vec<OwnedFd> {
     (0..2).map(|_| bound(options.nfs, false).expect("a socket")).collect()
 }
 
-/// Something that serves `/export`.
+/// A server of the export `/export`.
 pub trait Serves {
-    /// The addresses of the NFS and the MOUNT service.
-    fn places(&self) -> (SocketAddr, SocketAddr);
+    /// The addresses of the NFS service and of the MOUNT service.
+    fn addresses(&self) -> (SocketAddr, SocketAddr);
 }
 
 impl Serves for Ganesha {
-    fn places(&self) -> (SocketAddr, SocketAddr) {
+    fn addresses(&self) -> (SocketAddr, SocketAddr) {
         (self.address(), self.mount_address())
     }
 }
 
 impl Serves for Scripted {
-    fn places(&self) -> (SocketAddr, SocketAddr) {
+    fn addresses(&self) -> (SocketAddr, SocketAddr) {
         (self.address(), self.address())
     }
 }
 
 impl Serves for (SocketAddr, SocketAddr) {
-    fn places(&self) -> (SocketAddr, SocketAddr) {
+    fn addresses(&self) -> (SocketAddr, SocketAddr) {
         *self
     }
 }
 
-/// The default options of an export.
+/// The default options for the export of a server.
 pub fn options(server: &impl Serves) -> ExportOptions {
-    let (nfs, mount) = server.places();
+    let (nfs, mount) = server.addresses();
     let export = ExportAddress::parse("the-server", "/export").expect("an address");
     let request = MountRequest {
         port: Some(nfs.port()),
@@ -168,7 +169,7 @@ pub fn options(server: &impl Serves) -> ExportOptions {
         reserved_port: false,
         ..MountRequest::new(export.clone(), nfs.ip(), BUDGET)
     };
-    let MountedExport { nfs, mountd, root, limits } = reach(&request).expect("it is reached");
-    let named = ExportOptions::new(export, nfs, root.as_bytes(), limits);
-    ExportOptions { mountd: Some(mountd), ..named }
+    let MountedExport { nfs, mountd, root, limits } = reach(&request).expect("the server answers");
+    let options = ExportOptions::new(export, nfs, root.as_bytes(), limits);
+    ExportOptions { mountd: Some(mountd), ..options }
 }

@@ -1,5 +1,5 @@
-//! A client that makes one call at a time. It looks at a server without podfs' client, and is too plain to be wrong: it waits
-//! for every reply, caches nothing, and sends nothing twice except on order of a test.
+//! An NFS client that makes one call at a time. With it, tests see what a server answers without podfs' client. It is simple:
+//! it waits for every reply, caches nothing, and sends a call again only if a test does so.
 
 use std::io::{Error, ErrorKind, Result};
 use std::net::{SocketAddr, TcpStream};
@@ -20,7 +20,7 @@ pub struct Caller {
 /// A file handle.
 pub type Handle = Vec<u8>;
 
-/// A server's answer: results, or the number of an error.
+/// A server's answer: results, or the number of an NFS error.
 pub type Answer<T> = std::result::Result<T, u32>;
 
 /// The attributes of a file that tests compare.
@@ -32,7 +32,7 @@ pub struct Attributes {
     pub gid: u32,
     pub size: u64,
     pub fileid: u64,
-    /// Seconds and nanoseconds of the last change of content.
+    /// The time of the last change of content, in seconds and nanoseconds.
     pub mtime: (u32, u32),
 }
 
@@ -41,7 +41,7 @@ pub struct Attributes {
 pub struct Page {
     /// Cookies and names.
     pub entries: Vec<(u64, Vec<u8>)>,
-    /// Nothing comes after it.
+    /// Whether the directory ends with this page.
     pub last: bool,
 }
 
@@ -53,25 +53,25 @@ impl Caller {
         Ok(Self { stream, xid: 0x7000_0000, identity: Some(Identity::default()) })
     }
 
-    /// The root of an export, asked of the server's MOUNT port.
+    /// The root handle of an export, from the MOUNT service at this address.
     pub fn mount(to: SocketAddr, export: &str) -> Result<Answer<Handle>> {
         let mut caller = Self::connect(to)?;
-        let results = caller.ask(MOUNT, MNT, Writer::default().opaque(export.as_bytes()))?;
+        let results = caller.call(MOUNT, MNT, Writer::default().opaque(export.as_bytes()))?;
         answer(&results, |reader| reader.opaque().map(<[u8]>::to_vec))
     }
 
     pub fn getattr(&mut self, file: &[u8]) -> Result<Answer<Attributes>> {
-        let results = self.ask(NFS, GETATTR, Writer::default().opaque(file))?;
+        let results = self.call(NFS, GETATTR, Writer::default().opaque(file))?;
         answer(&results, attributes)
     }
 
     pub fn lookup(&mut self, directory: &[u8], name: &str) -> Result<Answer<Handle>> {
-        let results = self.ask(NFS, LOOKUP, place(directory, name))?;
+        let results = self.call(NFS, LOOKUP, place(directory, name))?;
         answer(&results, |reader| reader.opaque().map(<[u8]>::to_vec))
     }
 
     pub fn read(&mut self, file: &[u8], offset: u64, count: u32) -> Result<Answer<Vec<u8>>> {
-        let results = self.ask(NFS, READ, Writer::default().opaque(file).u64(offset).u32(count))?;
+        let results = self.call(NFS, READ, Writer::default().opaque(file).u64(offset).u32(count))?;
         answer(&results, |reader| {
             optional_attributes(reader)?;
             let (_count, _end) = (reader.u32()?, reader.u32()?);
@@ -79,11 +79,11 @@ impl Caller {
         })
     }
 
-    /// Writes without committing; the verifier.
+    /// Writes without committing. Returns the server's verifier.
     pub fn write(&mut self, file: &[u8], offset: u64, bytes: &[u8]) -> Result<Answer<u64>> {
         let count = u32::try_from(bytes.len()).expect("few bytes");
         let results =
-            self.ask(NFS, WRITE, Writer::default().opaque(file).u64(offset).u32(count).u32(0).opaque(bytes))?;
+            self.call(NFS, WRITE, Writer::default().opaque(file).u64(offset).u32(count).u32(0).opaque(bytes))?;
         answer(&results, |reader| {
             changes(reader)?;
             let (_count, _committed) = (reader.u32()?, reader.u32()?);
@@ -91,37 +91,37 @@ impl Caller {
         })
     }
 
-    /// Commits all of a file; the verifier.
+    /// Commits a whole file. Returns the server's verifier.
     pub fn commit(&mut self, file: &[u8]) -> Result<Answer<u64>> {
-        let results = self.ask(NFS, COMMIT, Writer::default().opaque(file).u64(0).u32(0))?;
+        let results = self.call(NFS, COMMIT, Writer::default().opaque(file).u64(0).u32(0))?;
         answer(&results, |reader| changes(reader).and_then(|()| reader.u64()))
     }
 
-    /// Creates a file, or takes the one that is there.
+    /// Creates a file, or opens the existing file of this name.
     pub fn create(&mut self, directory: &[u8], name: &str) -> Result<Answer<Handle>> {
-        let results = self.ask(NFS, CREATE, unset(place(directory, name).u32(0)))?;
-        answer(&results, made)
+        let results = self.call(NFS, CREATE, unset(place(directory, name).u32(0)))?;
+        answer(&results, created_handle)
     }
 
     pub fn mkdir(&mut self, directory: &[u8], name: &str) -> Result<Answer<Handle>> {
-        let results = self.ask(NFS, MKDIR, unset(place(directory, name)))?;
-        answer(&results, made)
+        let results = self.call(NFS, MKDIR, unset(place(directory, name)))?;
+        answer(&results, created_handle)
     }
 
     pub fn remove(&mut self, directory: &[u8], name: &str) -> Result<Answer<()>> {
-        let results = self.ask(NFS, REMOVE, place(directory, name))?;
+        let results = self.call(NFS, REMOVE, place(directory, name))?;
         answer(&results, |_| Some(()))
     }
 
     pub fn rename(&mut self, directory: &[u8], from: &str, to: &str) -> Result<Answer<()>> {
-        let results = self.ask(NFS, RENAME, place(directory, from).opaque(directory).opaque(to.as_bytes()))?;
+        let results = self.call(NFS, RENAME, place(directory, from).opaque(directory).opaque(to.as_bytes()))?;
         answer(&results, |_| Some(()))
     }
 
     /// The entries behind a cookie, by READDIRPLUS.
     pub fn page(&mut self, directory: &[u8], cookie: u64, most: u32) -> Result<Answer<Page>> {
         let arguments = Writer::default().opaque(directory).u64(cookie).u64(0).u32(most).u32(most);
-        let results = self.ask(NFS, READDIRPLUS, arguments)?;
+        let results = self.call(NFS, READDIRPLUS, arguments)?;
         answer(&results, |reader| {
             optional_attributes(reader)?;
             let _verifier = reader.u64()?;
@@ -138,20 +138,20 @@ impl Caller {
         })
     }
 
-    /// Sends a call and waits for its reply; the results.
-    pub fn ask(&mut self, (program, version): (u32, u32), procedure: u32, arguments: Writer) -> Result<Vec<u8>> {
+    /// Sends a call and waits for its reply. Returns the results.
+    pub fn call(&mut self, (program, version): (u32, u32), procedure: u32, arguments: Writer) -> Result<Vec<u8>> {
         self.xid += 1;
         let (xid, identity) = (self.xid, self.identity.clone());
-        let call = Call { xid, program, version, procedure, identity, arguments: arguments.bytes() };
-        self.send(&call.write())?;
+        let record = Call { xid, program, version, procedure, identity, arguments: arguments.bytes() };
+        self.send(&record.write())?;
         let record = self.receive()?;
         match results(&record) {
-            Some((of, results)) if of == xid => Ok(results.to_vec()),
+            Some((reply_xid, results)) if reply_xid == xid => Ok(results.to_vec()),
             _ => Err(Error::new(ErrorKind::InvalidData, format!("no results of call {xid}: {record:?}"))),
         }
     }
 
-    /// Sends a record as it is.
+    /// Sends a record without looking at its content.
     pub fn send(&mut self, record: &[u8]) -> Result<()> {
         write_record(&mut self.stream, record)
     }
@@ -161,7 +161,7 @@ impl Caller {
         read_record(&mut self.stream)?.ok_or_else(|| ErrorKind::UnexpectedEof.into())
     }
 
-    /// A reply, or its beginning, has come.
+    /// Whether a reply, or its beginning, has come.
     pub fn has_reply(&self) -> bool {
         self.stream.set_nonblocking(true).expect("a socket");
         let peeked = self.stream.peek(&mut [0]);
@@ -169,13 +169,13 @@ impl Caller {
         peeked.is_ok_and(|count| count > 0)
     }
 
-    /// The connection, for bytes that are no record.
+    /// The connection, through which a test can send bytes that are no record.
     pub fn stream(&self) -> &TcpStream {
         &self.stream
     }
 
     pub fn local_port(&self) -> u16 {
-        self.stream.local_addr().expect("it is connected").port()
+        self.stream.local_addr().expect("the socket is connected").port()
     }
 }
 
@@ -184,15 +184,16 @@ fn place(directory: &[u8], name: &str) -> Writer {
     Writer::default().opaque(directory).opaque(name.as_bytes())
 }
 
-/// Attributes of which none is set (`sattr3`).
+/// Adds attributes of which none is set (`sattr3`).
 fn unset(writer: Writer) -> Writer {
     (0..6).fold(writer, |writer, _| writer.u32(0))
 }
 
-fn answer<T>(results: &[u8], of: impl FnOnce(&mut Reader) -> Option<T>) -> Result<Answer<T>> {
+/// Parses the status of an answer, and with `parse` the results after it.
+fn answer<T>(results: &[u8], parse: impl FnOnce(&mut Reader) -> Option<T>) -> Result<Answer<T>> {
     let mut reader = Reader::new(results);
     let answer = match reader.u32() {
-        Some(0) => of(&mut reader).map(Ok),
+        Some(0) => parse(&mut reader).map(Ok),
         Some(error) => Some(Err(error)),
         None => None,
     };
@@ -214,7 +215,7 @@ fn optional_attributes(reader: &mut Reader) -> Option<()> {
     Some(())
 }
 
-/// Attributes before and after (`wcc_data`).
+/// Skips the attributes before and after a change (`wcc_data`).
 fn changes(reader: &mut Reader) -> Option<()> {
     if reader.u32()? == 1 {
         reader.fixed(24)?;
@@ -222,7 +223,7 @@ fn changes(reader: &mut Reader) -> Option<()> {
     optional_attributes(reader)
 }
 
-/// The handle that a file was made with (`post_op_fh3`).
-fn made(reader: &mut Reader) -> Option<Handle> {
+/// The handle of a created file (`post_op_fh3`).
+fn created_handle(reader: &mut Reader) -> Option<Handle> {
     if reader.u32()? == 1 { reader.opaque().map(<[u8]>::to_vec) } else { None }
 }

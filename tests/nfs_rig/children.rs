@@ -1,7 +1,7 @@
-//! Child processes that end when the test program does, however it ends.
+//! Child processes that the kernel kills when the test program ends, also when a signal ends it.
 //!
-//! The kernel sends the signal of `PR_SET_PDEATHSIG` when the *thread* ends that has started the child, and the thread of
-//! a test ends before its program. So one thread starts all children, and it lives as long as the program.
+//! The kernel sends the signal of `PR_SET_PDEATHSIG` when the *thread* ends that has started the child, and the thread of a
+//! test ends before the test program. So one thread, which lives as long as the program, starts all children.
 
 use std::io::{Error, Result};
 use std::os::unix::process::CommandExt;
@@ -13,12 +13,12 @@ use std::thread;
 type Task = Box<dyn FnOnce() + Send>;
 
 static STARTER: LazyLock<Sender<Task>> = LazyLock::new(|| {
-    let (tasks, mine) = channel::<Task>();
-    thread::spawn(move || mine.into_iter().for_each(|task| task()));
-    tasks
+    let (sender, tasks) = channel::<Task>();
+    thread::spawn(move || tasks.into_iter().for_each(|task| task()));
+    sender
 });
 
-/// Starts the child. The caller still ends it and waits for it.
+/// Starts a child. The caller still has to end it and to wait for it.
 pub fn start(mut command: Command) -> Result<Child> {
     let parent = std::process::id();
     // SAFETY: all calls are async-signal-safe.
@@ -31,7 +31,7 @@ pub fn start(mut command: Command) -> Result<Child> {
             if libc::getppid().cast_unsigned() == parent { Ok(()) } else { Err(Error::from_raw_os_error(libc::ESRCH)) }
         });
     }
-    let (result, started) = channel();
-    STARTER.send(Box::new(move || drop(result.send(command.spawn())))).expect("the thread never ends");
-    started.recv().expect("every task ends")
+    let (result_sender, result) = channel();
+    STARTER.send(Box::new(move || drop(result_sender.send(command.spawn())))).expect("the thread never ends");
+    result.recv().expect("the thread executes every task")
 }

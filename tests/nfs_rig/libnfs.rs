@@ -1,16 +1,16 @@
-//! The programs of libnfs: a client that others wrote, in C.
+//! The programs of libnfs: an independent NFS client in C.
 
 use std::ffi::OsString;
 use std::net::SocketAddr;
 use std::path::Path;
 use std::process::{Command, Output};
 
-/// An export as libnfs finds it.
+/// The addresses and the name with which libnfs finds an export.
 #[derive(Clone, Debug)]
 pub struct Libnfs {
     pub nfs: SocketAddr,
     pub mount: SocketAddr,
-    /// As the server calls it, with a slash in front.
+    /// The server's name of the export, with a slash at its beginning.
     pub export: String,
 }
 
@@ -18,8 +18,8 @@ impl Libnfs {
     /// The lines of `nfs-ls` for a directory of the export: mode, links, owner, size, name.
     #[track_caller]
     pub fn ls(&self, path: &str) -> Vec<String> {
-        let listed = String::from_utf8_lossy(&succeeded("nfs-ls", &[self.url(path).into()])).into_owned();
-        listed.lines().map(str::to_owned).collect()
+        let listing = String::from_utf8_lossy(&output_of("nfs-ls", &[self.url(path).into()])).into_owned();
+        listing.lines().map(str::to_owned).collect()
     }
 
     /// The names of a directory of the export, sorted.
@@ -34,22 +34,22 @@ impl Libnfs {
     /// The content of a file of the export.
     #[track_caller]
     pub fn cat(&self, path: &str) -> Vec<u8> {
-        succeeded("nfs-cat", &[self.url(path).into()])
+        output_of("nfs-cat", &[self.url(path).into()])
     }
 
-    /// Copies a file of this machine into the export.
+    /// Copies a local file into the export.
     #[track_caller]
     pub fn put(&self, from: &Path, to: &str) {
-        succeeded("nfs-cp", &[from.into(), self.url(to).into()]);
+        output_of("nfs-cp", &[from.into(), self.url(to).into()]);
     }
 
-    /// Copies a file of the export to this machine.
+    /// Copies a file of the export to a local path.
     #[track_caller]
     pub fn take(&self, from: &str, to: &Path) {
-        succeeded("nfs-cp", &[self.url(from).into(), to.into()]);
+        output_of("nfs-cp", &[self.url(from).into(), to.into()]);
     }
 
-    /// `nfs-ls`, `nfs-cat` or `nfs-cp`, that may fail.
+    /// Runs `nfs-ls`, `nfs-cat` or `nfs-cp`, which may fail.
     pub fn run(program: &str, arguments: &[OsString]) -> Output {
         Command::new(program).args(arguments).output().unwrap_or_else(|error| panic!("{program}: {error}"))
     }
@@ -62,8 +62,9 @@ impl Libnfs {
     }
 }
 
+/// The output of a program. Panics if the program fails.
 #[track_caller]
-fn succeeded(program: &str, arguments: &[OsString]) -> Vec<u8> {
+fn output_of(program: &str, arguments: &[OsString]) -> Vec<u8> {
     let Output { status, stdout, stderr } = Libnfs::run(program, arguments);
     assert!(status.success(), "{program} {arguments:?}: {status}: {}", String::from_utf8_lossy(&stderr));
     stdout

@@ -1,20 +1,20 @@
-//! The rig for tests of NFS: good and bad servers, faults of the network, and clients other than podfs.
+//! The rig for tests of NFS: correct and faulty servers, faults of the network, and clients other than podfs.
 //!
-//! | module | stands for | does not show |
+//! | module | simulates | does not simulate |
 //! |---|---|---|
-//! | [`ganesha`] | a real NFS server, killed, stopped and restarted at will | Linux' own server |
-//! | [`scripted`] | a server that fails, lies and falls silent | a real one |
-//! | `rpcbind` | the port mapper that ganesha wants to register with | a port mapper that answers questions |
-//! | `portmapper` | one that says where a server's services are | registration |
-//! | [`proxy`] | a network that is slow, torn or wrong | lost packets, narrow links |
-//! | [`caller`] | a client that makes one call at a time, byte by byte | a client of everyday use |
+//! | [`ganesha`] | a real NFS server, which a test can kill, stop and restart | the kernel's NFS server |
+//! | [`scripted`] | a server that fails, sends wrong answers or does not answer | a real server |
+//! | `rpcbind` | the port mapper with which ganesha registers | a port mapper that answers `GETPORT` |
+//! | `portmapper` | a port mapper that answers `GETPORT` | registration |
+//! | [`proxy`] | a network that is slow, breaks connections or changes records | lost packets, low bandwidth |
+//! | [`caller`] | a client that makes one call at a time | a client of everyday use |
 //! | [`libnfs`] | the programs of libnfs, an independent client | errors other than an exit code |
 //!
-//! Test programs include it as `nfs_rig`, at their root.
+//! Test programs include this module as `nfs_rig`, at their root.
 //!
-//! `xdr`, `rpc` and `protocol` are this rig's own reading of the wire, shared with no product, so that both sides cannot be
-//! wrong in the same way. `children` and `ports` keep the machine clean: nothing outlives the test program, and test programs
-//! can run side by side.
+//! `xdr`, `rpc` and `protocol` implement the protocols again and share no code with podfs, so that a mistake of podfs is not
+//! repeated here. `children` ends all child processes with the test program, and `ports` lets several test programs run at the
+//! same time.
 #![allow(dead_code, unused_imports, reason = "each test program uses its part")]
 
 pub mod caller;
@@ -40,12 +40,12 @@ pub use scripted::Scripted;
 /// The time limit for each wait of a test. On an idle machine, such waits take milliseconds.
 pub const TIMEOUT: Duration = Duration::from_secs(20);
 
-/// Waits until `condition` holds.
+/// Waits until `condition` holds, which `sentence` describes.
 #[track_caller]
-pub fn eventually(what: &str, mut condition: impl FnMut() -> bool) {
+pub fn eventually(sentence: &str, mut condition: impl FnMut() -> bool) {
     let deadline = Instant::now() + TIMEOUT;
     while !condition() {
-        assert!(Instant::now() < deadline, "still not true: {what}");
+        assert!(Instant::now() < deadline, "still not true: {sentence}");
         std::thread::sleep(Duration::from_millis(2));
     }
 }

@@ -1,5 +1,5 @@
-//! A port mapper, which says on which ports the services of one server are. It is at port 111, where clients expect it: so it
-//! needs a network of its own.
+//! A port mapper, which answers with the ports of one server's services. It listens on port 111, where clients expect it; a
+//! test with it needs its own network namespace, because another port mapper may use this port.
 
 use std::io;
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
@@ -15,7 +15,7 @@ use super::xdr::{Reader, Writer};
 const PORT: u16 = 111;
 const TCP: u32 = 6;
 
-/// It ends when it is dropped.
+/// A running port mapper. Dropping it ends it.
 pub struct Portmapper {
     address: SocketAddr,
     ended: Arc<AtomicBool>,
@@ -23,15 +23,15 @@ pub struct Portmapper {
 }
 
 impl Portmapper {
-    /// For the server at this address, with its ports of NFS and of MOUNT.
+    /// Starts the port mapper of the server at this address, whose NFS and MOUNT services have these ports.
     pub fn start(server: IpAddr, nfs: u16, mount: u16) -> Self {
         let address = SocketAddr::new(server, PORT);
         let listener = TcpListener::bind(address).expect("the port of port mappers");
         let ended = Arc::new(AtomicBool::new(false));
-        let ends = Arc::clone(&ended);
+        let thread_ended = Arc::clone(&ended);
         let thread = thread::spawn(move || {
-            for connection in listener.incoming().take_while(|_| !ends.load(Ordering::Acquire)) {
-                // The client ends the connection.
+            for connection in listener.incoming().take_while(|_| !thread_ended.load(Ordering::Acquire)) {
+                // This thread ends when the client closes the connection.
                 thread::spawn(move || connection.and_then(|connection| answer(connection, nfs, mount)));
             }
         });
@@ -42,8 +42,9 @@ impl Portmapper {
 impl Drop for Portmapper {
     fn drop(&mut self) {
         self.ended.store(true, Ordering::Release);
-        let woken = TcpStream::connect(self.address);
-        if let (Ok(_), Some(thread)) = (woken, self.thread.take()) {
+        // The connection makes the thread look at `ended`.
+        let connected = TcpStream::connect(self.address);
+        if let (Ok(_), Some(thread)) = (connected, self.thread.take()) {
             let _ = thread.join();
         }
     }
@@ -55,8 +56,8 @@ fn answer(mut connection: TcpStream, nfs: u16, mount: u16) -> io::Result<()> {
         if ((call.program, call.version), call.procedure) != (PORTMAP, GETPORT) {
             break;
         }
-        let mut question = Reader::new(&call.arguments);
-        let (program, protocol) = ((question.u32().unwrap_or(0), question.u32().unwrap_or(0)), question.u32());
+        let mut arguments = Reader::new(&call.arguments);
+        let (program, protocol) = ((arguments.u32().unwrap_or(0), arguments.u32().unwrap_or(0)), arguments.u32());
         let port = match (program, protocol) {
             (NFS, Some(TCP)) => nfs,
             (MOUNT, Some(TCP)) => mount,

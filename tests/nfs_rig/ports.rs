@@ -1,15 +1,15 @@
-//! Ports that stay reserved while no process listens on them, so that a server can come back at the same one.
+//! Ports that stay reserved while no process listens on them, so that a server can restart with the same port.
 
 use std::collections::hash_map::RandomState;
 use std::hash::{BuildHasher, Hasher};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, UdpSocket};
 
-/// Below the ports that the kernel gives to outgoing connections: one of those would be in the way of a server that comes
-/// back (`ip_local_port_range` begins at 32768).
+/// The range is below the ports that the kernel gives to outgoing connections (`ip_local_port_range` begins at 32768). With a
+/// higher port, an outgoing connection could take the port of a server that restarts.
 const RANGE: std::ops::Range<u16> = 12_000..32_000;
 
-/// A TCP port. It is reserved by the UDP port of the same number, which no server here wants: the kernel gives it to one
-/// test program at a time, and takes it back however that ends.
+/// A TCP port. The reservation is a bound UDP socket of the same port number, which no server here uses: the kernel lets one
+/// socket have it at a time, and closes the socket with the test program.
 pub struct Port {
     address: SocketAddr,
     _reserved: UdpSocket,
@@ -23,8 +23,8 @@ impl Port {
 
     pub fn reserve_at(ip: IpAddr) -> Self {
         let start = RandomState::new().build_hasher().finish() as usize % RANGE.len();
-        let mut all = RANGE.cycle().skip(start).take(RANGE.len());
-        all.find_map(|number| Self::try_reserve((ip, number).into())).expect("a free port")
+        let mut numbers = RANGE.cycle().skip(start).take(RANGE.len());
+        numbers.find_map(|number| Self::try_reserve((ip, number).into())).expect("a free port")
     }
 
     pub fn address(&self) -> SocketAddr {

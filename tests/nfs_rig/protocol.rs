@@ -1,6 +1,6 @@
-//! Numbers of the protocols (RFC 1813, RFC 1833).
+//! The numbers of programs, procedures, errors and kinds of files (RFC 1813, RFC 1833).
 
-/// Program and version.
+/// The number and the version of an RPC program.
 pub const PORTMAP: (u32, u32) = (100_000, 2);
 pub const NFS: (u32, u32) = (100_003, 3);
 pub const MOUNT: (u32, u32) = (100_005, 3);
@@ -29,11 +29,11 @@ pub mod procedure {
     pub const FSINFO: u32 = 19;
     pub const PATHCONF: u32 = 20;
     pub const COMMIT: u32 = 21;
-    /// Of the program MOUNT.
+    /// Procedures of the program MOUNT.
     pub const MNT: u32 = 1;
     pub const UMNT: u32 = 3;
     pub const EXPORT: u32 = 5;
-    /// Of the port mapper.
+    /// A procedure of the port mapper.
     pub const GETPORT: u32 = 3;
 }
 

@@ -7,11 +7,11 @@ use super::xdr::{Reader, Writer};
 pub const CALL: u32 = 0;
 pub const REPLY: u32 = 1;
 
-/// `AUTH_NONE` and `AUTH_SYS`.
+/// The authentication flavours `AUTH_NONE` and `AUTH_SYS`.
 const NONE: u32 = 0;
 const SYS: u32 = 1;
 
-/// In the header of a fragment: it is the record's last one.
+/// The bit in the header of a record's last fragment.
 const LAST: u32 = 1 << 31;
 
 /// The caller's identity, by `AUTH_SYS`.
@@ -29,7 +29,7 @@ pub struct Call {
     pub program: u32,
     pub version: u32,
     pub procedure: u32,
-    /// None with `AUTH_NONE`.
+    /// The identity with `AUTH_SYS`; `None` with `AUTH_NONE`.
     pub identity: Option<Identity>,
     pub arguments: Vec<u8>,
 }
@@ -60,7 +60,7 @@ impl Call {
         let (flavour, body) = (reader.u32()?, reader.opaque()?);
         let identity = if flavour == SYS { Some(read_identity(body)?) } else { None };
         let (_verifier, _body) = (reader.u32()?, reader.opaque()?);
-        Some(Self { xid, program, version, procedure, identity, arguments: reader.rest().to_vec() })
+        Some(Self { xid, program, version, procedure, identity, arguments: reader.remaining().to_vec() })
     }
 }
 
@@ -72,12 +72,12 @@ fn read_identity(body: &[u8]) -> Option<Identity> {
     Some(Identity { uid, gid, groups })
 }
 
-/// The reply that a call is accepted with; `status` is zero if there are results.
+/// The reply of a server that accepts a call (`MSG_ACCEPTED`); `status` is zero if there are results.
 pub fn accepted(xid: u32, status: u32, results: &[u8]) -> Vec<u8> {
     Writer::default().u32(xid).u32(REPLY).u32(0).u32(NONE).opaque(&[]).u32(status).fixed(results).bytes()
 }
 
-/// The reply that a call is denied with, for its credential (`auth_stat`).
+/// The reply of a server that denies a call because of its credential (`MSG_DENIED`, with an `auth_stat`).
 pub fn denied(xid: u32, reason: u32) -> Vec<u8> {
     Writer::default().u32(xid).u32(REPLY).u32(1).u32(1).u32(reason).bytes()
 }
@@ -90,7 +90,7 @@ pub fn results(record: &[u8]) -> Option<(u32, &[u8])> {
         return None;
     }
     let (_verifier, _body, status) = (reader.u32()?, reader.opaque()?, reader.u32()?);
-    (status == 0).then_some((xid, reader.rest()))
+    (status == 0).then_some((xid, reader.remaining()))
 }
 
 /// The next record, its fragments joined; `None` if the connection ends between two records.
@@ -101,8 +101,8 @@ pub fn read_record(from: &mut impl Read) -> io::Result<Option<Vec<u8>>> {
         if record.is_empty() && from.read(&mut header[..1])? == 0 {
             return Ok(None);
         }
-        let already = usize::from(record.is_empty());
-        from.read_exact(&mut header[already..])?;
+        let bytes_read = usize::from(record.is_empty());
+        from.read_exact(&mut header[bytes_read..])?;
         let header = u32::from_be_bytes(header);
         let length = u64::from(header & !LAST);
         if from.by_ref().take(length).read_to_end(&mut record)? as u64 != length {
@@ -123,7 +123,7 @@ pub fn framed(record: &[u8]) -> Vec<u8> {
 pub fn in_fragments(record: &[u8], size: usize) -> Vec<u8> {
     let count = record.len().div_ceil(size);
     let parts = record.chunks(size).enumerate();
-    parts.flat_map(|(at, part)| [&header(part.len(), at + 1 == count), part].concat()).collect()
+    parts.flat_map(|(index, part)| [&header(part.len(), index + 1 == count), part].concat()).collect()
 }
 
 /// The header of a fragment of this length.

@@ -1,7 +1,8 @@
-//! Stands for rpcbind, which a server of NFSv3 insists on registering with.
+//! A replacement for rpcbind: a server of NFSv3 does not start unless it can register with rpcbind.
 //!
-//! It listens on a socket named `rpcbind.sock` and answers every call with TRUE. That is all that a server asks at its
-//! start and its end (`SET`, `UNSET`). It keeps nothing and answers no question.
+//! It listens on a socket named `rpcbind.sock` and answers every call with TRUE. A server registers at its start
+//! (`SET`) and at its end (`UNSET`); this needs no other answer. The replacement records no registration and answers no
+//! `GETPORT`.
 
 use std::io;
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -13,7 +14,7 @@ use std::thread::{self, JoinHandle};
 use super::rpc::{Call, accepted, read_record, write_record};
 use super::xdr::Writer;
 
-/// The stand-in; it ends when it is dropped.
+/// The running replacement. Dropping it ends it.
 pub struct Rpcbind {
     socket: PathBuf,
     ended: Arc<AtomicBool>,
@@ -21,15 +22,15 @@ pub struct Rpcbind {
 }
 
 impl Rpcbind {
-    /// Listens in this directory, which the server sees as `/run`.
+    /// Listens in this directory, which the server has as its `/run`.
     pub fn start(run: &Path) -> Self {
         let socket = run.join("rpcbind.sock");
         let listener = UnixListener::bind(&socket).expect("a socket");
         let ended = Arc::new(AtomicBool::new(false));
-        let ends = Arc::clone(&ended);
+        let thread_ended = Arc::clone(&ended);
         let thread = thread::spawn(move || {
-            for connection in listener.incoming().take_while(|_| !ends.load(Ordering::Acquire)) {
-                // A server ends its connection itself, at the latest by its death.
+            for connection in listener.incoming().take_while(|_| !thread_ended.load(Ordering::Acquire)) {
+                // This thread ends when the server closes the connection, at the latest with the server's process.
                 thread::spawn(|| connection.and_then(answer));
             }
         });
@@ -40,8 +41,9 @@ impl Rpcbind {
 impl Drop for Rpcbind {
     fn drop(&mut self) {
         self.ended.store(true, Ordering::Release);
-        let woken = UnixStream::connect(&self.socket);
-        if let (Ok(_), Some(thread)) = (woken, self.thread.take()) {
+        // The connection makes the thread look at `ended`.
+        let connected = UnixStream::connect(&self.socket);
+        if let (Ok(_), Some(thread)) = (connected, self.thread.take()) {
             let _ = thread.join();
         }
     }

@@ -1,6 +1,6 @@
 //! XDR (RFC 4506) as far as NFSv3 needs it.
 
-/// Values one after the other.
+/// Encodes values, one after the other.
 #[derive(Clone, Default)]
 pub struct Writer(Vec<u8>);
 
@@ -15,13 +15,13 @@ impl Writer {
         self
     }
 
-    /// Bytes of a length that both sides know, which is a multiple of four.
+    /// Adds bytes of a length that both sides know. The length is a multiple of four.
     pub fn fixed(mut self, bytes: &[u8]) -> Self {
         self.0.extend(bytes);
         self
     }
 
-    /// A length, so many bytes, and zeros up to a multiple of four.
+    /// Adds the length of `bytes`, the bytes, and zeros up to a multiple of four.
     pub fn opaque(mut self, bytes: &[u8]) -> Self {
         self = self.u32(u32::try_from(bytes.len()).expect("a short opaque")).fixed(bytes);
         self.0.resize(self.0.len().next_multiple_of(4), 0);
@@ -33,7 +33,7 @@ impl Writer {
     }
 }
 
-/// The other way round. Where the bytes end too early there is no value.
+/// Decodes values, one after the other. A method returns `None` if the bytes end before its value does.
 pub struct Reader<'a>(&'a [u8]);
 
 impl<'a> Reader<'a> {
@@ -54,8 +54,8 @@ impl<'a> Reader<'a> {
     }
 
     pub fn fixed(&mut self, length: usize) -> Option<&'a [u8]> {
-        let (bytes, rest) = self.0.split_at_checked(length)?;
-        self.0 = rest;
+        let (bytes, remaining) = self.0.split_at_checked(length)?;
+        self.0 = remaining;
         Some(bytes)
     }
 
@@ -66,7 +66,7 @@ impl<'a> Reader<'a> {
         Some(bytes)
     }
 
-    pub fn rest(&self) -> &'a [u8] {
+    pub fn remaining(&self) -> &'a [u8] {
         self.0
     }
 }

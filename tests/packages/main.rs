@@ -1,4 +1,4 @@
-//! The packages: their contents, and their effect on a machine where they are installed.
+//! The packages: their contents, and their behaviour on a machine on which they are installed.
 
 mod built;
 #[path = "../common/mod.rs"]

@@ -1,5 +1,5 @@
-//! Attributes of files: modes, owners, times, extended attributes and ACLs read and change through a mount
-//! as on the disk.
+//! Attributes of files: through a mount, programs read and change modes, owners, times, extended attributes and ACLs as
+//! on the disk.
 
 use std::ffi::{CStr, CString};
 use std::fs::{self, File, Metadata, Permissions};
@@ -23,7 +23,7 @@ use crate::common::eventually;
 use crate::common::passthrough::Mounted;
 use crate::common::twins::{Answers, attribute_names, the_mount_does_as_the_disk};
 
-const SOMEBODY: Caller = Caller::new(4711);
+const USER: Caller = Caller::new(4711);
 
 fn metadata(path: &Path) -> Metadata {
     fs::symlink_metadata(path).expect("it is there")
@@ -52,7 +52,7 @@ fn modes_and_owners_are_set_in_every_form() {
             answers.see("owner", (metadata(&file).uid(), metadata(&file).gid()));
         }
         answers.note("of nothing", chown(root.join("absent"), Some(1), None));
-        // Setuid and setgid go with the owner.
+        // The kernel removes setuid and setgid when the owner changes.
         fs::set_permissions(&file, Permissions::from_mode(0o6755)).expect("the mode is set");
         answers.note("root gives it away", chown(&file, Some(9), Some(9)));
         answers.see("mode", mode(&file));
@@ -64,9 +64,9 @@ fn root_keeps_setuid_and_setgid_by_writing() {
     the_mount_does_as_the_disk(|root, answers| {
         let file = root.join("file");
         fs::write(&file, "a program").expect("written");
-        for (what, change) in CHANGES {
+        for (name, change) in CHANGES {
             fs::set_permissions(&file, Permissions::from_mode(0o6755)).expect("the mode is set");
-            answers.note(what, change(&file));
+            answers.note(name, change(&file));
             answers.see("mode", mode(&file));
         }
     });
@@ -96,13 +96,13 @@ fn an_owner_may_do_what_an_owner_may() {
         });
         // A setgid bit for a group that the owner is not in.
         chown(root.join(own), None, Some(300)).expect("root may");
-        SOMEBODY.run(root, || answers.note("chmod", fs::set_permissions(own, Permissions::from_mode(0o2775))));
+        USER.run(root, || answers.note("chmod", fs::set_permissions(own, Permissions::from_mode(0o2775))));
         answers.see("mode", mode(&root.join(own)));
     });
 }
 
 type Change = fn(&Path) -> std::io::Result<()>;
-/// Ways to change a file, which lose what it may when it runs.
+/// The ways to change a file. Each may remove the setuid and setgid bits of the file.
 const CHANGES: [(&str, Change); 9] = [
     ("write", |path| File::options().write(true).open(path)?.write_all_at(b"x", 0)),
     ("write nothing", |path| File::options().write(true).open(path)?.write_at(b"", 0).map(drop)),
@@ -121,17 +121,17 @@ const CHANGES: [(&str, Change); 9] = [
     }),
 ];
 
-/// Files with this mode that belong to the caller and a group of the caller's, changed in every way.
+/// The owner, who is in the group of the files, changes files with this mode in every way.
 #[track_caller]
 fn changed_by_the_owner(bits: u32) {
     const OWNER: Caller = Caller::with_groups(4711, &[100]);
     the_mount_does_as_the_disk(|root, answers| {
-        for (what, change) in CHANGES {
-            fs::write(root.join(what), "a program").expect("written");
-            chown(root.join(what), Some(OWNER.uid), Some(100)).expect("root may");
-            fs::set_permissions(root.join(what), Permissions::from_mode(bits)).expect("the mode is set");
-            OWNER.run(root, || answers.note(what, change(Path::new(what))));
-            answers.see("mode", mode(&root.join(what)));
+        for (name, change) in CHANGES {
+            fs::write(root.join(name), "a program").expect("written");
+            chown(root.join(name), Some(OWNER.uid), Some(100)).expect("root may");
+            fs::set_permissions(root.join(name), Permissions::from_mode(bits)).expect("the mode is set");
+            OWNER.run(root, || answers.note(name, change(Path::new(name))));
+            answers.see("mode", mode(&root.join(name)));
         }
     });
 }
@@ -143,30 +143,30 @@ fn setgid_without_group_execute_stays_when_a_member_of_the_group_changes_the_fil
     changed_by_the_owner(0o6654);
 }
 
-/// A user that does not own them changes files with this mode in every way.
+/// A user that is not the owner changes files with this mode in every way.
 #[track_caller]
-fn changed_by_somebody(bits: u32) {
+fn changed_by_other_user(bits: u32) {
     the_mount_does_as_the_disk(|root, answers| {
-        for (what, change) in CHANGES {
-            fs::write(root.join(what), "a program").expect("written");
-            fs::set_permissions(root.join(what), Permissions::from_mode(bits)).expect("the mode is set");
-            SOMEBODY.run(root, || answers.note(what, change(Path::new(what))));
-            answers.see("mode", mode(&root.join(what)));
+        for (name, change) in CHANGES {
+            fs::write(root.join(name), "a program").expect("written");
+            fs::set_permissions(root.join(name), Permissions::from_mode(bits)).expect("the mode is set");
+            USER.run(root, || answers.note(name, change(Path::new(name))));
+            answers.see("mode", mode(&root.join(name)));
         }
     });
 }
 
 #[test]
 fn setuid_and_setgid_go_when_the_program_changes() {
-    changed_by_somebody(0o6777);
-    changed_by_somebody(0o4777);
-    changed_by_somebody(0o2777);
+    changed_by_other_user(0o6777);
+    changed_by_other_user(0o4777);
+    changed_by_other_user(0o2777);
 }
 
 #[test]
 fn setgid_without_group_execute_goes_too() {
-    changed_by_somebody(0o2767);
-    changed_by_somebody(0o6666);
+    changed_by_other_user(0o2767);
+    changed_by_other_user(0o6666);
 }
 
 #[test]
@@ -178,7 +178,7 @@ fn capabilities_of_a_program_go_when_it_is_written_to() {
         let status = Command::new("setcap").arg("cap_net_raw+ep").arg(&path).status().expect("setcap runs");
         assert!(status.success());
         answers.note("there", attribute_names(&path));
-        SOMEBODY.run(root, || answers.note("write", fs::write("program", "other")));
+        USER.run(root, || answers.note("write", fs::write("program", "other")));
         answers.note("gone", attribute_names(&path));
     });
 }
@@ -202,12 +202,12 @@ fn times_are_set_in_every_form() {
         let start = Timestamps { last_access: at(10, 10), last_modification: at(20, 20) };
         for name in ["file", "directory", "link"] {
             utimensat(CWD, root.join(name), &start, AtFlags::SYMLINK_NOFOLLOW).expect("set");
-            for (what, last_access, last_modification) in forms {
+            for (form, last_access, last_modification) in forms {
                 let times = Timestamps { last_access, last_modification };
-                answers.note(what, utimensat(CWD, root.join(name), &times, AtFlags::SYMLINK_NOFOLLOW));
-                let seen = metadata(&root.join(name));
-                answers.see("access", (seen.atime(), seen.atime_nsec()));
-                answers.see("modification", (seen.mtime(), seen.mtime_nsec()));
+                answers.note(form, utimensat(CWD, root.join(name), &times, AtFlags::SYMLINK_NOFOLLOW));
+                let attributes = metadata(&root.join(name));
+                answers.see("access", (attributes.atime(), attributes.atime_nsec()));
+                answers.see("modification", (attributes.mtime(), attributes.mtime_nsec()));
             }
             let now = Timestamps { last_access: at(10, 10), last_modification: at(0, UTIME_NOW) };
             answers.note("now", utimensat(CWD, root.join(name), &now, AtFlags::SYMLINK_NOFOLLOW));
@@ -229,7 +229,7 @@ fn only_allowed_callers_set_times() {
             fs::write(root.join(name), "").expect("written");
             fs::set_permissions(root.join(name), Permissions::from_mode(bits)).expect("the mode is set");
             chown(root.join(name), Some(owner), None).expect("root may");
-            SOMEBODY.run(root, || {
+            USER.run(root, || {
                 answers.note(name, set(name, 1, 2));
                 answers.note("now", set(name, UTIME_NOW, UTIME_NOW));
                 answers.note("one now", set(name, UTIME_OMIT, UTIME_NOW));
@@ -245,22 +245,22 @@ fn times_move_when_files_and_directories_change() {
         let (file, directory) = (root.join("file"), root.join("directory"));
         fs::write(&file, "content").expect("written");
         fs::create_dir(&directory).expect("a directory");
-        let mut moved = |what: &str, path: &Path, change: &dyn Fn()| {
+        let mut moved = |operation: &str, path: &Path, change: &dyn Fn()| {
             let long_ago = Timespec { tv_sec: 1000, tv_nsec: 0 };
             let times = Timestamps { last_access: long_ago, last_modification: long_ago };
             utimensat(CWD, path, &times, AtFlags::empty()).expect("set");
             let before = metadata(path);
-            // The next tick of the clock that stamps files.
-            let stamped = |path: &Path| (metadata(path).ctime(), metadata(path).ctime_nsec());
-            let other = root.join("clock");
+            // The clock for times of files is coarse: wait for its next tick, so that the change gets another time.
+            let ctime = |path: &Path| (metadata(path).ctime(), metadata(path).ctime_nsec());
+            let clock = root.join("clock");
             eventually("the clock moves", || {
-                fs::write(&other, "").expect("written");
-                stamped(&other) > stamped(path)
+                fs::write(&clock, "").expect("written");
+                ctime(&clock) > ctime(path)
             });
             change();
             let after = metadata(path);
             let (old, new) = ((before.ctime(), before.ctime_nsec()), (after.ctime(), after.ctime_nsec()));
-            answers.see(what, (after.mtime() != 1000, new > old));
+            answers.see(operation, (after.mtime() != 1000, new > old));
         };
         let open = || File::options().read(true).write(true).open(&file).expect("a file");
         moved("write", &file, &|| open().write_all_at(b"x", 0).expect("written"));
@@ -288,17 +288,18 @@ fn the_mount_shows_the_times_sizes_and_links_of_the_source() {
     fs::write(&shown, vec![1; 100_000]).expect("written");
     fs::hard_link(&shown, mounted.path().join("link")).expect("a link");
     fs::read(&shown).expect("a file");
-    let told = |path: &Path| {
-        let it = metadata(path);
-        let times = [(it.atime(), it.atime_nsec()), (it.mtime(), it.mtime_nsec()), (it.ctime(), it.ctime_nsec())];
-        (it.size(), it.blocks(), it.nlink(), it.mode(), times)
+    let attributes = |path: &Path| {
+        let stat = metadata(path);
+        let times =
+            [(stat.atime(), stat.atime_nsec()), (stat.mtime(), stat.mtime_nsec()), (stat.ctime(), stat.ctime_nsec())];
+        (stat.size(), stat.blocks(), stat.nlink(), stat.mode(), times)
     };
-    eventually("both tell the same", || told(&shown) == told(&source));
-    let born = |path: &Path| statx(CWD, path, AtFlags::empty(), StatxFlags::BTIME).expect("attributes");
-    let birth = born(&shown);
+    eventually("the attributes are equal", || attributes(&shown) == attributes(&source));
+    let birth_time = |path: &Path| statx(CWD, path, AtFlags::empty(), StatxFlags::BTIME).expect("attributes");
+    let birth = birth_time(&shown);
     if birth.stx_mask & StatxFlags::BTIME.bits() != 0 {
-        assert_eq!(birth.stx_btime.tv_sec, born(&source).stx_btime.tv_sec);
-        assert_eq!(birth.stx_btime.tv_nsec, born(&source).stx_btime.tv_nsec);
+        assert_eq!(birth.stx_btime.tv_sec, birth_time(&source).stx_btime.tv_sec);
+        assert_eq!(birth.stx_btime.tv_nsec, birth_time(&source).stx_btime.tv_nsec);
     }
 }
 
@@ -344,7 +345,7 @@ fn extended_attributes_are_set_read_listed_and_removed() {
         let all = llistxattr(&file, &mut buffer).expect("a list");
         answers.see("size of the list", all);
         answers.note("one byte too few", llistxattr(&file, &mut buffer[..all - 1]));
-        answers.see("sizes asked for", sizes(&file, c"user.a"));
+        answers.see("sizes without a buffer", sizes(&file, c"user.a"));
         answers.note("list", attribute_names(&file));
         answers.note("remove", lremovexattr(&file, "user.a"));
         answers.note("again", lremovexattr(&file, "user.a"));
@@ -352,7 +353,7 @@ fn extended_attributes_are_set_read_listed_and_removed() {
     });
 }
 
-/// The size of an attribute and of the list, asked for with no buffer.
+/// The size of an attribute and of the list of attributes. The calls have no buffer, so that they return just the size.
 fn sizes(path: &Path, name: &CStr) -> (isize, isize) {
     let path = CString::new(path.as_os_str().as_bytes()).expect("a path");
     // SAFETY: both strings end with a zero byte; nothing is written to a buffer of no bytes.
@@ -372,7 +373,7 @@ fn only_allowed_callers_use_extended_attributes() {
             for attribute in ["user.a", "trusted.a", "security.a"] {
                 lsetxattr(&path, attribute, b"value", XattrFlags::empty()).expect("root may");
             }
-            SOMEBODY.run(root, || {
+            USER.run(root, || {
                 for attribute in ["user.a", "trusted.a", "security.a"] {
                     answers.note(attribute, lgetxattr(name, attribute, &mut [0; 32][..]));
                     answers.note("set", lsetxattr(name, attribute, b"other", XattrFlags::empty()));
@@ -399,7 +400,7 @@ fn trusted_attributes_are_listed_for_the_administrator_of_the_system_and_not_of_
     });
 }
 
-/// The attributes that root of a new user namespace with these ids sees.
+/// The names of the attributes that root of a new user namespace with this ID mapping gets.
 fn names_in_user_namespace(file: &Path, map: &str) -> String {
     const LIST: &str = "import os, sys; input(); print(sorted(os.listxattr(sys.argv[1])))";
     let mut command = Command::new("python3");
@@ -410,8 +411,8 @@ fn names_in_user_namespace(file: &Path, map: &str) -> String {
     for ids in ["uid_map", "gid_map"] {
         fs::write(format!("/proc/{}/{ids}", child.id()), format!("{map}\n")).expect("mapped");
     }
-    child.stdin.take().expect("a pipe").write_all(b"\n").expect("it waits");
-    String::from_utf8(child.wait_with_output().expect("its end").stdout).expect("text")
+    child.stdin.take().expect("a pipe").write_all(b"\n").expect("the program reads");
+    String::from_utf8(child.wait_with_output().expect("the program ends").stdout).expect("text")
 }
 
 #[test]
@@ -428,7 +429,7 @@ fn acls_are_kept_inherited_and_follow_the_mode() {
         fs::write(root.join("file"), "").expect("written");
         setfacl(&root.join("file"), &["-m", "u:4711:rw,g:200:r,m::rw"]);
         getfacl(answers, "file");
-        // The group bits of the mode are the mask, in both directions.
+        // The group bits of the mode are the mask of the ACL: a change of one changes the other.
         answers.see("mode", mode(&root.join("file")));
         fs::set_permissions(root.join("file"), Permissions::from_mode(0o640)).expect("the mode is set");
         getfacl(answers, "file");
@@ -437,7 +438,7 @@ fn acls_are_kept_inherited_and_follow_the_mode() {
 
         fs::create_dir(root.join("parent")).expect("a directory");
         setfacl(&root.join("parent"), &["-d", "-m", "u::rwx,u:4711:rwx,g::rx,o::-"]);
-        // A default ACL takes the place of the umask.
+        // With a default ACL, the kernel ignores the umask.
         for (name, mask) in [("002", 0o002), ("077", 0o077)] {
             crate::common::caller::in_thread(&root.join("parent"), || {
                 nix::sys::stat::umask(nix::sys::stat::Mode::from_bits_truncate(mask));
@@ -451,7 +452,7 @@ fn acls_are_kept_inherited_and_follow_the_mode() {
                 getfacl(answers, &format!("parent/{kind}{name}"));
             }
         }
-        // Without one the umask counts.
+        // Without a default ACL, the umask applies.
         crate::common::caller::in_thread(root, || {
             nix::sys::stat::umask(nix::sys::stat::Mode::from_bits_truncate(0o027));
             File::options().write(true).create_new(true).mode(0o666).open("masked").expect("created");
@@ -461,7 +462,7 @@ fn acls_are_kept_inherited_and_follow_the_mode() {
         setfacl(&root.join("parent"), &["-k"]);
         getfacl(answers, "parent");
         // A caller that does not own the file sets an ACL.
-        SOMEBODY.run(root, || {
+        USER.run(root, || {
             let output = Command::new("setfacl").args(["-m", "u:4711:rw", "file"]).output();
             answers.note("of others", output.map(|output| output.status.success()));
         });
@@ -471,13 +472,13 @@ fn acls_are_kept_inherited_and_follow_the_mode() {
 #[test]
 fn the_figures_of_the_file_system_are_those_of_the_source() {
     let mounted = Mounted::new();
-    let told = |path: &Path| {
-        let figures = rustix::fs::statvfs(path).expect("figures");
-        (figures.f_blocks, figures.f_bsize, figures.f_frsize, figures.f_files, figures.f_namemax)
+    let figures = |path: &Path| {
+        let statvfs = rustix::fs::statvfs(path).expect("figures");
+        (statvfs.f_blocks, statvfs.f_bsize, statvfs.f_frsize, statvfs.f_files, statvfs.f_namemax)
     };
     fs::write(mounted.path().join("file"), "").expect("written");
-    assert_eq!(told(mounted.path()), told(mounted.source()));
-    assert_eq!(told(&mounted.path().join("file")), told(mounted.source()));
+    assert_eq!(figures(mounted.path()), figures(mounted.source()));
+    assert_eq!(figures(&mounted.path().join("file")), figures(mounted.source()));
     let file = File::open(mounted.path().join("file")).expect("a file");
     let open = rustix::fs::fstatvfs(file.as_fd()).expect("figures");
     assert_eq!(open.f_namemax, 255);

@@ -1,4 +1,4 @@
-//! Sources that are bind-mounted, because FUSE cannot serve them.
+//! Sources that podfs bind-mounts, because FUSE cannot serve them.
 
 use std::fs;
 use std::os::fd::AsFd;
@@ -15,22 +15,23 @@ fn open(path: &Path) -> fs::File {
     fs::File::open(path).expect("the source")
 }
 
-fn tmpfs(at: &Path) {
-    mount(Some("tmpfs"), at, Some("tmpfs"), MsFlags::empty(), None::<&str>).expect("a tmpfs");
+fn mount_tmpfs(path: &Path) {
+    mount(Some("tmpfs"), path, Some("tmpfs"), MsFlags::empty(), None::<&str>).expect("a tmpfs");
 }
 
-/// A host whose `source` is a shared mount with another below it, as with systemd. All of it goes with the namespace.
+/// A host whose `source` is a shared mount with another mount below it, as with systemd. The mounts end with their
+/// mount namespace.
 fn on_a_host_that_shares_mounts(test: fn(source: &Path, point: &Path)) {
     let directory = tempfile::tempdir().expect("a directory");
     let path = directory.path().to_owned();
     Container::new(Propagation::Private).run(move || {
-        tmpfs(&path);
+        mount_tmpfs(&path);
         change_mount(&path, MsFlags::MS_SHARED);
         let (source, point) = (path.join("source"), path.join("point"));
         fs::create_dir(&source).expect("a directory");
-        tmpfs(&source);
+        mount_tmpfs(&source);
         fs::create_dir(source.join("below")).expect("a directory");
-        tmpfs(&source.join("below"));
+        mount_tmpfs(&source.join("below"));
         fs::write(source.join("below/file"), "kept").expect("written");
         test(&source, &point);
     });
@@ -41,8 +42,8 @@ fn unmounting_a_bind_mount_leaves_what_is_mounted_below_its_source() {
     on_a_host_that_shares_mounts(|source, point| {
         let clone = bind(open(source).as_fd(), ContainerAccess::ReadWrite);
         let mut directories = Directories::default();
-        let place = MountPoint::prepare(point, OldMountPolicy::RemoveDead, &mut directories);
-        let visible = place.expect("a place").attach(&clone.expect("a clone")).expect("attached");
+        let mount_point = MountPoint::prepare(point, OldMountPolicy::RemoveDead, &mut directories);
+        let visible = mount_point.expect("a mount point").attach(&clone.expect("a clone")).expect("attached");
         assert_eq!(fs::read_to_string(point.join("below/file")).expect("read"), "kept");
         visible.unmount().expect("unmounted");
         assert_eq!(fs::read_to_string(source.join("below/file")).expect("the host keeps it"), "kept");
@@ -55,9 +56,9 @@ fn a_bind_mount_follows_what_is_mounted_on_the_host() {
         fs::create_dir(point).expect("a directory");
         fs::create_dir(source.join("later")).expect("a directory");
         let clone = bind(open(source).as_fd(), ContainerAccess::ReadWrite).expect("a clone");
-        let place = MountPoint::prepare(point, OldMountPolicy::RemoveDead, &mut Directories::default());
-        let _visible = place.expect("a place").attach(&clone).expect("attached");
-        tmpfs(&source.join("later"));
+        let mount_point = MountPoint::prepare(point, OldMountPolicy::RemoveDead, &mut Directories::default());
+        let _visible = mount_point.expect("a mount point").attach(&clone).expect("attached");
+        mount_tmpfs(&source.join("later"));
         fs::write(source.join("later/file"), "seen").expect("written");
         assert_eq!(fs::read_to_string(point.join("later/file")).expect("it propagates"), "seen");
         umount2(&source.join("later"), MntFlags::empty()).expect("unmounted");
@@ -70,8 +71,8 @@ fn a_bind_mount_for_looking_refuses_changes_everywhere_in_it() {
     on_a_host_that_shares_mounts(|source, point| {
         fs::create_dir(point).expect("a directory");
         let clone = bind(open(source).as_fd(), ContainerAccess::ReadOnly).expect("a clone");
-        let place = MountPoint::prepare(point, OldMountPolicy::RemoveDead, &mut Directories::default());
-        let _visible = place.expect("a place").attach(&clone).expect("attached");
+        let mount_point = MountPoint::prepare(point, OldMountPolicy::RemoveDead, &mut Directories::default());
+        let _visible = mount_point.expect("a mount point").attach(&clone).expect("attached");
         for file in [point.join("new"), point.join("below/file")] {
             assert_eq!(fs::write(file, "").expect_err("read-only").raw_os_error(), Some(libc::EROFS));
         }

@@ -15,7 +15,8 @@ use crate::devices::{has_ended, is_free};
 
 const DATA: &str = "[{name: data, persistentVolumeClaim: {claimName: data}}]";
 
-/// A pod whose container has the claim `data` as `/dev/xvda`, bound to the block PersistentVolume `pv-1`.
+/// A pod whose container has the claim `data` as the device `/dev/xvda`. The claim is bound to the PersistentVolume `pv-1`,
+/// whose volume mode is Block.
 fn fixture(device: &LoopDevice, volumes: &str) -> Fixture {
     let manifest =
         pod(volumes).replace("image: web}", "image: web, volumeDevices: [{name: data, devicePath: /dev/xvda}]}");
@@ -28,6 +29,7 @@ fn fixture(device: &LoopDevice, volumes: &str) -> Fixture {
     fixture
 }
 
+/// The paths of the two links to the device.
 fn links(fixture: &Fixture, uid: &str) -> [PathBuf; 2] {
     let plugin = "kubernetes.io~local-volume";
     [
@@ -36,12 +38,13 @@ fn links(fixture: &Fixture, uid: &str) -> [PathBuf; 2] {
     ]
 }
 
-fn prepare(fixture: &Fixture, running: &Running, output: &str) -> String {
+/// The output of `podfs mounts prepare` in this format.
+fn prepare(fixture: &Fixture, running: &Running, format: &str) -> String {
     let mut command = fixture.operator("mounts");
-    command.args(["prepare", "--container", "web", "--output", output, "--pod", &running.uid()]);
-    let done = command.output().expect("podfs runs");
-    assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
-    String::from_utf8(done.stdout).expect("text")
+    command.args(["prepare", "--container", "web", "--output", format, "--pod", &running.uid()]);
+    let output = command.output().expect("podfs runs");
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    String::from_utf8(output.stdout).expect("text")
 }
 
 #[test]
@@ -63,7 +66,7 @@ fn a_block_volume_is_linked_where_the_kubelet_links_it_and_handed_to_runtimes() 
         assert_eq!(json["linux"]["resources"]["devices"][0]["access"], oci);
         let line = format!("--device={}:/dev/xvda:{docker}", links[1].display());
         for format in ["docker", "podman"] {
-            assert!(prepare(&fixture, &running, format).lines().any(|other| other == line), "{line}");
+            assert!(prepare(&fixture, &running, format).lines().any(|printed| printed == line), "{line}");
         }
         let json: Value = serde_json::from_str(&prepare(&fixture, &running, "cri")).expect("JSON");
         assert_eq!(json["devices"][0]["permissions"], if docker == "r" { "r" } else { "mrw" });
@@ -79,15 +82,15 @@ fn a_block_device_is_handed_over_as_long_as_it_is_the_same_disk() {
     let mut killed = fixture.run();
     fixture.kill_both(&mut killed);
     let record = fixture.path("root/plugins/kubernetes.io~local-volume/volumeDevices/pv-1/.device");
-    let before = fs::read_to_string(&record).expect("which disk it is");
+    let before = fs::read_to_string(&record).expect("the record of the disk");
     stop(fixture.run());
     fixture.assert_nothing_left();
     let mut killed = fixture.run();
     fixture.kill_both(&mut killed);
-    // As if the disk had been unplugged, and another one had its number by now.
-    let other = before.replace("\"sequence\":", "\"sequence\":9");
-    assert_ne!(other, before);
-    fs::write(&record, other).expect("written");
+    // Another sequence number of the disk means that the disk was unplugged and that another disk has got its device number.
+    let of_other_disk = before.replace("\"sequence\":", "\"sequence\":9");
+    assert_ne!(of_other_disk, before);
+    fs::write(&record, of_other_disk).expect("written");
     let mut next = fixture.start();
     next.wait_log("is another disk than the one");
     assert!(!next.is_ready());
@@ -95,8 +98,8 @@ fn a_block_device_is_handed_over_as_long_as_it_is_the_same_disk() {
     fixture.assert_nothing_left();
 }
 
-/// Kills podfs, puts another disk in the place of the volume's, and starts podfs again. What podfs shows at `path` then is not
-/// the other disk.
+/// Kills podfs, replaces the disk of the volume by another disk with the same device number, and starts podfs again. Asserts
+/// that podfs does not use the other disk.
 fn assert_no_other_disk_is_handed_over(device: &LoopDevice, fixture: &Fixture, path: impl Fn(&Running) -> PathBuf) {
     let mut killed = fixture.run();
     let path = path(&killed);
@@ -104,13 +107,13 @@ fn assert_no_other_disk_is_handed_over(device: &LoopDevice, fixture: &Fixture, p
     assert_eq!(fs::metadata(&path).expect("the device").rdev(), number);
     fixture.kill_both(&mut killed);
     device.exchange(8);
-    assert_eq!(fs::metadata(device.path()).expect("the other device").rdev(), number, "it has the same number");
+    assert_eq!(fs::metadata(device.path()).expect("the other device").rdev(), number, "the same device number");
     let mut next = fixture.start();
     next.wait_log("is another disk than the one");
     assert!(!next.is_ready());
     stop(next);
     fixture.assert_nothing_left();
-    // A pod that is started anew has it.
+    // A pod that starts after the cleanup uses the other disk.
     stop(fixture.run());
     fixture.assert_nothing_left();
 }
@@ -128,7 +131,7 @@ fn no_other_disk_takes_the_place_of_a_host_path_while_podfs_is_away() {
     let volumes = format!("[{{name: data, hostPath: {{path: {}, type: BlockDevice}}}}]", device.text());
     let fixture = Fixture::new(&pod(&volumes));
     assert_no_other_disk_is_handed_over(&device, &fixture, |running| running.volume("data"));
-    // Nor while podfs is away and the volume's mount is still there.
+    // The same must hold if only the supervisor was killed, so that the volume is still mounted.
     let mut killed = fixture.run();
     let path = killed.volume("data");
     fixture.kill_supervisor(&mut killed);
@@ -136,7 +139,7 @@ fn no_other_disk_takes_the_place_of_a_host_path_while_podfs_is_away() {
     let next = fixture.start();
     next.wait_log("is another disk than the one");
     eventually("the volume does not show the other disk", || {
-        fs::metadata(&path).map_or(true, |found| !found.file_type().is_block_device())
+        fs::metadata(&path).map_or(true, |file| !file.file_type().is_block_device())
     });
     stop(next);
     fixture.assert_nothing_left();
@@ -152,7 +155,7 @@ fn links_of_killed_processes_are_cleaned_up() {
     fixture.assert_nothing_left();
 }
 
-/// Every so many system calls, podfs is killed once.
+/// The number of system calls between the kills of two rounds.
 const STRIDE: usize = 41;
 
 #[test]
@@ -170,10 +173,10 @@ fn at_whichever_step_podfs_is_killed_a_block_volume_is_whole_for_the_next_one_an
         let uid = || fs::read_dir(&pods).ok()?.flatten().next()?.file_name().into_string().ok();
         let leads_to_device = |link: &PathBuf| fs::read_link(link).is_ok_and(|path| path == device.path());
         let is_linked = || uid().is_some_and(|uid| links(&fixture, &uid).iter().all(leads_to_device));
-        // First while it is linked; a supervisor that comes to the end of that is killed while it ends.
+        // The kill comes while the supervisor makes the links, or later, while it ends.
         let ((), killed) = killed_at(pid, kills * STRIDE, || {
             fixture.write("objects/volume.yaml", &manifest);
-            eventually("it is linked, or podfs is killed", || is_linked() || has_ended(pid));
+            eventually("the device is linked, or podfs is killed", || is_linked() || has_ended(pid));
             if !has_ended(pid) {
                 running.signal(nix::sys::signal::Signal::SIGTERM);
                 eventually("podfs has ended", || has_ended(pid));
@@ -188,12 +191,12 @@ fn at_whichever_step_podfs_is_killed_a_block_volume_is_whole_for_the_next_one_an
         } else if killed {
             fixture.cleanup(&[]);
         }
-        // A process that is killed between its last two steps leaves the run directory, empty.
+        // A supervisor that is killed between its last two steps leaves an empty run directory.
         let _ = fs::remove_dir(fixture.path("run"));
         fixture.assert_nothing_left();
         assert!(is_free(device.path()) && device.head().starts_with(b"of the pod"), "kill {kills}");
         if !killed {
-            assert!(kills > 3, "there are that many steps: {kills}");
+            assert!(kills > 3, "too few kills: {kills}");
             break;
         }
     }
@@ -223,9 +226,9 @@ fn hp_04_a_host_path_of_type_block_device_is_shown_as_the_device() {
     let volumes = format!("[{{name: data, hostPath: {{path: {}, type: BlockDevice}}}}]", device.text());
     let fixture = Fixture::new(&pod(&volumes));
     let running = fixture.run();
-    let shown = fs::metadata(running.volume("data")).expect("the device");
-    assert!(shown.file_type().is_block_device());
-    assert_eq!(shown.rdev(), fs::metadata(device.path()).expect("the device").rdev());
+    let volume = fs::metadata(running.volume("data")).expect("the device");
+    assert!(volume.file_type().is_block_device());
+    assert_eq!(volume.rdev(), fs::metadata(device.path()).expect("the device").rdev());
     fs::write(running.volume("data"), b"written through the volume").expect("written");
     assert!(device.head().starts_with(b"written through the volume"));
     stop(running);
@@ -240,9 +243,9 @@ fn a_device_that_a_pod_sees_keeps_its_number_when_it_is_taken_from_the_node() {
     let running = fixture.run();
     device.write(b"of the pod", 0);
     device.detach();
-    // The kernel gives the first number that is free.
+    // The kernel gives a new loop device the first free number. The pod's device is still in use, so its number is not free.
     let others = [(); 3].map(|()| LoopDevice::new(8));
-    assert!(others.iter().all(|other| other.path() != device.path()), "another device has its number");
+    assert!(others.iter().all(|other| other.path() != device.path()), "another device has the pod's number");
     assert!(device.head().starts_with(b"of the pod"));
     stop(running);
     fixture.assert_nothing_left();

@@ -1,4 +1,4 @@
-//! persistentVolumeClaim and ephemeral volumes: from a claim to the directory behind it.
+//! persistentVolumeClaim and ephemeral volumes: podfs finds the PersistentVolume of a claim, and its directory.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt;
@@ -10,17 +10,19 @@ use nix::sys::signal::Signal;
 
 const BOTH: &str = "[{name: data, persistentVolumeClaim: {claimName: data}}, {name: config, configMap: {name: app}}]";
 
-/// A pod of this name with these volumes. Claims are bound, so that what is tested here does not depend on FUSE.
+/// A pod with this name and these volumes. podfs bind-mounts the claims, so that the tests do not depend on FUSE.
 fn claiming(name: &str, volumes: &str) -> String {
     let annotations = "annotations: {podfs.io/host-path.data: bind}";
     pod(volumes).replace("name: web, labels: {app: web}", &format!("name: {name}, {annotations}"))
 }
 
-fn group(manifest: &str, more: &str) -> String {
-    manifest.replace("spec:\n", &format!("spec:\n  securityContext: {{fsGroup: 4711{more}}}\n"))
+/// The manifest with an fsGroup and further fields of the security context.
+fn with_group(manifest: &str, fields: &str) -> String {
+    manifest.replace("spec:\n", &format!("spec:\n  securityContext: {{fsGroup: 4711{fields}}}\n"))
 }
 
-/// A fixture with the ConfigMap `app`, a claim `data` bound to the PersistentVolume `pv-1`, and its directory.
+/// A fixture with the ConfigMap `app` and a claim `data` that is bound to the PersistentVolume `pv-1`; and the
+/// directory of `pv-1`.
 fn fixture(volumes: &str, kind: &str) -> (Fixture, PathBuf) {
     let fixture = Fixture::new(&claiming("web", volumes));
     let source = fixture.path("source");
@@ -91,20 +93,20 @@ fn a_claim_waits_for_missing_objects_and_comes_up_when_they_appear() {
     fixture.remove("objects/claim.yaml");
     fixture.remove("objects/volume.yaml");
     let mut running = fixture.start();
-    let failed = "MountVolume.SetUp failed for volume \"data\" : error processing PVC default/data: ";
-    let told = |text: &str| running.wait_log(&format!("{failed}{text}"));
-    told("failed to fetch PVC from API server: persistentvolumeclaims \"data\" not found");
+    let prefix = "MountVolume.SetUp failed for volume \"data\" : error processing PVC default/data: ";
+    let wait_error = |text: &str| running.wait_log(&format!("{prefix}{text}"));
+    wait_error("failed to fetch PVC from API server: persistentvolumeclaims \"data\" not found");
     eventually("the other volume is up", || fixture.mounts().len() == 1);
     fixture.write("objects/claim.yaml", &claim("data", "").replace("Bound", "Pending"));
-    told("PVC is not bound");
+    wait_error("PVC is not bound");
     fixture.write("objects/claim.yaml", &claim("data", "").replace("volumeName: pv-1", ""));
-    told("PVC has empty pvc.Spec.VolumeName");
+    wait_error("PVC has empty pvc.Spec.VolumeName");
     fixture.write("objects/claim.yaml", &claim("data", ", deletionTimestamp: '2026-01-01T00:00:00Z'"));
-    told("PVC is being deleted");
+    wait_error("PVC is being deleted");
     fixture.write("objects/claim.yaml", &claim("data", ""));
-    told("failed to fetch PV pv-1 from API server: persistentvolumes \"pv-1\" not found");
+    wait_error("failed to fetch PV pv-1 from API server: persistentvolumes \"pv-1\" not found");
     fixture.write("objects/volume.yaml", &bound.replace("c-1", "c-0"));
-    told("found PV object pv-1 but its pv.Spec.ClaimRef.UID c-0 does not point to claim.UID c-1");
+    wait_error("found PV object pv-1 but its pv.Spec.ClaimRef.UID c-0 does not point to claim.UID c-1");
     assert!(!running.is_ready());
     fixture.write("objects/volume.yaml", &bound);
     running.wait_ready();
@@ -155,14 +157,14 @@ fn a_read_only_claim_is_read_only_in_the_kernel() {
     let volumes = "[{name: data, persistentVolumeClaim: {claimName: data, readOnly: true}}]";
     for kind in ["hostPath", "local"] {
         let (fixture, source) = fixture(volumes, kind);
-        fixture.write("pod.yaml", &group(&claiming("web", volumes), ""));
+        fixture.write("pod.yaml", &with_group(&claiming("web", volumes), ""));
         let running = fixture.run();
         let refused = fs::write(running.volume("data").join("file"), "2").expect_err("read-only");
         assert_eq!(refused.raw_os_error(), Some(libc::EROFS));
         assert_eq!(
             fs::metadata(source.join("file")).expect("there").gid(),
             0,
-            "FG-02: given only where it is writable"
+            "FG-02: podfs changes the group of writable volumes only"
         );
         assert_stops_clean(running, &fixture);
     }
@@ -171,19 +173,19 @@ fn a_read_only_claim_is_read_only_in_the_kernel() {
 #[test]
 fn a_local_volume_is_given_to_the_pods_group_and_a_host_path_is_not() {
     // FG-01, FG-02, HP-07
-    for (kind, given) in [("local", true), ("hostPath", false)] {
+    for (kind, is_changed) in [("local", true), ("hostPath", false)] {
         let (fixture, source) = fixture(BOTH, kind);
-        fixture.write("pod.yaml", &group(&claiming("web", BOTH), ""));
+        fixture.write("pod.yaml", &with_group(&claiming("web", BOTH), ""));
         let running = fixture.run();
-        let owned = |path: &Path| {
-            let found = fs::metadata(path).expect("there");
-            (found.mode() & 0o7777, found.gid())
+        let mode_and_group = |path: &Path| {
+            let metadata = fs::metadata(path).expect("there");
+            (metadata.mode() & 0o7777, metadata.gid())
         };
-        if given {
-            assert_eq!(owned(&source.join("file")), (0o664, 4711));
-            assert_eq!(owned(&source), (0o2775, 4711));
+        if is_changed {
+            assert_eq!(mode_and_group(&source.join("file")), (0o664, 4711));
+            assert_eq!(mode_and_group(&source), (0o2775, 4711));
         } else {
-            assert_eq!((owned(&source.join("file")).1, owned(&source).1), (0, 0));
+            assert_eq!((mode_and_group(&source.join("file")).1, mode_and_group(&source).1), (0, 0));
         }
         assert_stops_clean(running, &fixture);
     }
@@ -193,13 +195,13 @@ fn a_local_volume_is_given_to_the_pods_group_and_a_host_path_is_not() {
 fn a_volume_that_looks_given_is_not_walked_again_if_the_pod_says_so() {
     // FG-03
     let (fixture, source) = fixture(BOTH, "local");
-    fixture.write("pod.yaml", &group(&claiming("web", BOTH), ", fsGroupChangePolicy: OnRootMismatch"));
+    fixture.write("pod.yaml", &with_group(&claiming("web", BOTH), ", fsGroupChangePolicy: OnRootMismatch"));
     assert_stops_clean(fixture.run(), &fixture);
     let file = source.join("file");
     std::os::unix::fs::chown(&file, None, Some(0)).expect("owned");
     assert_stops_clean(fixture.run(), &fixture);
     assert_eq!(fs::metadata(&file).expect("there").gid(), 0);
-    fixture.write("pod.yaml", &group(&claiming("web", BOTH), ", fsGroupChangePolicy: Always"));
+    fixture.write("pod.yaml", &with_group(&claiming("web", BOTH), ", fsGroupChangePolicy: Always"));
     assert_stops_clean(fixture.run(), &fixture);
     assert_eq!(fs::metadata(&file).expect("there").gid(), 4711);
 }
@@ -209,7 +211,7 @@ fn a_local_volume_is_given_by_its_first_pod_only() {
     // LP-03
     let (fixture, source) = fixture(BOTH, "local");
     let mut first = fixture.run();
-    fixture.write("pod.yaml", &group(&claiming("db", BOTH), ""));
+    fixture.write("pod.yaml", &with_group(&claiming("db", BOTH), ""));
     let mut second = fixture.run();
     let text = "The requested fsGroup is 4711, but the volume pv-1 has GID 0. The volume may not be shareable.";
     assert!(second.log().contains(text), "{}", second.log());
@@ -313,7 +315,7 @@ fn a_claim_of_a_killed_podfs_is_taken_up_by_the_next_one() {
     let mut mounts = fixture.mounts();
     mounts.sort();
     mounts.dedup();
-    assert_eq!(mounts.len(), 2, "each covers the dead one in its place");
+    assert_eq!(mounts.len(), 2, "each volume is mounted over its dead mount");
     assert_stops_clean(running, &fixture);
 }
 
@@ -327,13 +329,13 @@ fn podfs_mount_shows_a_claim_and_names_the_objects_that_it_needs() {
         command.stdin(Stdio::null());
         command
     };
-    let named = "{name: data, persistentVolumeClaim: {claimName: data}}";
-    let needed = "the volume needs PersistentVolumeClaim data of namespace default and its PersistentVolume";
-    fixture.refused(&mut command(named)).says(2, &[needed, "--objects"]);
+    let with_claim = "{name: data, persistentVolumeClaim: {claimName: data}}";
+    let sentence = "the volume needs PersistentVolumeClaim data of namespace default and its PersistentVolume";
+    fixture.refused(&mut command(with_claim)).says(2, &[sentence, "--objects"]);
     let ephemeral = "{name: data, ephemeral: {volumeClaimTemplate: {spec: {}}}}";
     fixture.refused(&mut command(ephemeral)).says(2, &["give the pod's manifest with --pod"]);
-    // The pod's annotation holds for its volume of the same name.
-    let mut command = command(named);
+    // The pod's annotation applies to the pod's volume with the same name.
+    let mut command = command(with_claim);
     let mut running = fixture.spawn(command.arg("--pod").arg(fixture.pod()).arg("--objects").arg(fixture.objects()));
     running.wait_log("is ready");
     assert_eq!(fs::read_to_string(fixture.path("at/file")).expect("shown"), "1");

@@ -1,5 +1,5 @@
-//! Changes on the source, beside the mount: what a file holds is seen at once, names and attributes
-//! within a second. `eventually` waits longer than that only on a machine that is busy.
+//! Changes of the source by processes of the host: the mount shows changes of content at once, and changes of names and
+//! attributes within a second. `eventually` allows more, for a busy machine.
 
 use std::fs::{self, File, Permissions};
 use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt, symlink};
@@ -59,11 +59,11 @@ fn attributes_follow_the_source() {
         let mounted = Mounted::with_cache(cache);
         let (source, shown) = (mounted.source().join("file"), mounted.path().join("file"));
         fs::write(&source, "x").expect("written");
-        let told = |path: &Path| {
-            let it = fs::metadata(path).expect("a file");
-            (it.mode(), it.uid(), it.size(), it.nlink(), it.mtime_nsec())
+        let attributes = |path: &Path| {
+            let stat = fs::metadata(path).expect("a file");
+            (stat.mode(), stat.uid(), stat.size(), stat.nlink(), stat.mtime_nsec())
         };
-        assert_eq!(told(&shown), told(&source));
+        assert_eq!(attributes(&shown), attributes(&source));
         let changes: [&dyn Fn(); 4] = [
             &|| fs::set_permissions(&source, Permissions::from_mode(0o4711)).expect("set"),
             &|| std::os::unix::fs::chown(&source, Some(4711), None).expect("set"),
@@ -73,9 +73,9 @@ fn attributes_follow_the_source() {
         for (number, change) in changes.into_iter().enumerate() {
             change();
             if cache == CacheMode::None {
-                assert_eq!(told(&shown), told(&source), "change {number} is seen at once");
+                assert_eq!(attributes(&shown), attributes(&source), "change {number} is visible at once");
             }
-            eventually(&format!("{cache:?}: change {number} is seen"), || told(&shown) == told(&source));
+            eventually(&format!("{cache:?}: change {number} is visible"), || attributes(&shown) == attributes(&source));
         }
     }
 }
@@ -85,33 +85,38 @@ fn names_come_go_and_change_as_on_the_source() {
     for cache in [CacheMode::None, CacheMode::Auto] {
         let mounted = Mounted::with_cache(cache);
         let (source, shown) = (mounted.source(), mounted.path());
-        let seen = |what: &str, holds: &dyn Fn() -> bool| {
+        let assert_visible = |change: &str, is_visible: &dyn Fn() -> bool| {
             if cache == CacheMode::None {
-                assert!(holds(), "at once: {what}");
+                assert!(is_visible(), "at once: {change}");
             }
-            eventually(&format!("{cache:?}: {what}"), holds);
+            eventually(&format!("{cache:?}: {change}"), is_visible);
         };
-        assert!(!shown.join("new").exists(), "an absent name is asked for and may be remembered");
+        // After this lookup, the kernel may cache that the name is absent.
+        assert!(!shown.join("new").exists());
         fs::write(source.join("new"), "one").expect("written");
-        seen("a new file", &|| shown.join("new").exists());
+        assert_visible("a new file", &|| shown.join("new").exists());
         assert_eq!(names(shown), ["new"]);
         fs::rename(source.join("new"), source.join("renamed")).expect("renamed");
-        seen("a renamed file", &|| !shown.join("new").exists() && shown.join("renamed").exists());
+        assert_visible("a renamed file", &|| !shown.join("new").exists() && shown.join("renamed").exists());
         fs::write(source.join("next"), "two").expect("written");
         fs::rename(source.join("next"), source.join("renamed")).expect("renamed");
         wait_content(&shown.join("renamed"), "two");
         fs::remove_file(source.join("renamed")).expect("removed");
-        seen("a removed file", &|| !shown.join("renamed").exists());
+        assert_visible("a removed file", &|| !shown.join("renamed").exists());
         assert!(names(shown).is_empty());
-        // The same name, another kind.
+        // Files of other kinds get the same name.
         fs::create_dir(source.join("thing")).expect("a directory");
-        seen("a directory", &|| shown.join("thing").is_dir());
+        assert_visible("a directory", &|| shown.join("thing").is_dir());
         fs::remove_dir(source.join("thing")).expect("removed");
         symlink("elsewhere", source.join("thing")).expect("a link");
-        seen("a link", &|| fs::read_link(shown.join("thing")).is_ok_and(|target| target == Path::new("elsewhere")));
+        assert_visible("a link", &|| {
+            fs::read_link(shown.join("thing")).is_ok_and(|target| target == Path::new("elsewhere"))
+        });
         fs::remove_file(source.join("thing")).expect("removed");
         symlink("other", source.join("thing")).expect("a link");
-        seen("another link", &|| fs::read_link(shown.join("thing")).is_ok_and(|target| target == Path::new("other")));
+        assert_visible("another link", &|| {
+            fs::read_link(shown.join("thing")).is_ok_and(|target| target == Path::new("other"))
+        });
     }
 }
 
@@ -120,11 +125,11 @@ fn listings_follow_the_source() {
     let mounted = Mounted::new();
     for round in 0..20 {
         fs::write(mounted.source().join(format!("file{round}")), "").expect("written");
-        eventually("it is listed", || names(mounted.path()) == names(mounted.source()));
+        eventually("the new file is listed", || names(mounted.path()) == names(mounted.source()));
     }
     for round in 0..20 {
         fs::remove_file(mounted.source().join(format!("file{round}"))).expect("removed");
-        eventually("it is not listed", || names(mounted.path()) == names(mounted.source()));
+        eventually("the removed file is not listed", || names(mounted.path()) == names(mounted.source()));
     }
 }
 
@@ -135,7 +140,8 @@ fn an_open_file_is_the_file_that_was_opened() {
         let (source, shown) = (mounted.source().join("file"), mounted.path().join("file"));
         fs::write(&source, "old").expect("written");
         let file = File::options().read(true).write(true).open(&shown).expect("a file");
-        // Removed and made anew many times: the source uses the inode number again, and it is another file.
+        // The file is replaced many times. The file system of the source uses inode numbers again, but the new file is another
+        // file.
         for round in 0..50 {
             fs::remove_file(&source).expect("removed");
             fs::write(&source, format!("new {round}")).expect("written");
@@ -182,8 +188,8 @@ fn a_working_directory_stays_when_the_source_moves_it() {
         assert_eq!(fs::read_to_string(mounted.source().join("moved/file")).expect("a file"), "here");
         assert_eq!(names(Path::new(".")), ["file"]);
     });
-    eventually("it is seen where it is", || mounted.path().join("moved/file").exists());
-    eventually("it is not seen where it was", || !mounted.path().join("a").exists());
+    eventually("the new path exists", || mounted.path().join("moved/file").exists());
+    eventually("the old path does not exist", || !mounted.path().join("a").exists());
 }
 
 #[test]
@@ -200,9 +206,9 @@ fn a_source_that_is_removed_is_an_error_and_no_hang() {
     fs::remove_dir_all(&source).expect("removed");
 
     within_timeout("use of a mount whose source is gone", move || {
-        let is_gone = |what: &str, result: std::io::Result<()>| {
-            let error = result.expect_err(what).raw_os_error();
-            assert!([Some(libc::ENOENT), Some(libc::ESTALE)].contains(&error), "{what}: {error:?}");
+        let is_gone = |operation: &str, result: std::io::Result<()>| {
+            let error = result.expect_err(operation).raw_os_error();
+            assert!([Some(libc::ENOENT), Some(libc::ESTALE)].contains(&error), "{operation}: {error:?}");
         };
         eventually("names are gone", || !path.join("file").exists() && !path.join("sub").exists());
         is_gone("open", File::open(path.join("file")).map(drop));
@@ -216,22 +222,23 @@ fn a_source_that_is_removed_is_an_error_and_no_hang() {
         }
         let _ = fs::metadata(&path);
         let _ = rustix::fs::statvfs(&path);
-        // The caller keeps its open file.
+        // An open file stays usable.
         let mut bytes = [0; 7];
         open.read_exact_at(&mut bytes, 0).expect("read");
         assert_eq!(&bytes, b"content");
     });
-    // Another directory of that name is not the one that was mounted.
+    // The volume does not show another directory that gets the name of its source.
     fs::create_dir(&source).expect("a directory");
     fs::write(source.join("file"), "other").expect("written");
     assert!(!mounted.path().join("file").exists());
 }
 
-/// The times of a file, asked for alone: the kernel believes each attribute on its own.
+/// The mtime and the ctime of a file. statx(2) requests no other attributes, because the kernel decides for each attribute
+/// whether its cached value is valid.
 fn times(path: &Path) -> [(i64, u32); 2] {
     let mask = StatxFlags::MTIME | StatxFlags::CTIME;
-    let found = statx(CWD, path, AtFlags::empty(), mask).expect("a file");
-    [found.stx_mtime, found.stx_ctime].map(|time| (time.tv_sec, time.tv_nsec))
+    let attributes = statx(CWD, path, AtFlags::empty(), mask).expect("a file");
+    [attributes.stx_mtime, attributes.stx_ctime].map(|time| (time.tv_sec, time.tv_nsec))
 }
 
 #[test]
@@ -244,45 +251,45 @@ fn a_store_through_a_mapping_moves_the_times_of_stat() {
     for mounted in kernel_caches.iter().chain([&limited]) {
         let (shown, source) = (mounted.path().join("file"), mounted.source().join("file"));
         fs::write(&shown, vec![1; LENGTH]).expect("written");
-        let same = |when: &str| assert_eq!(times(&shown), times(&source), "{when}");
-        let long_ago = || {
+        let assert_same = |when: &str| assert_eq!(times(&shown), times(&source), "{when}");
+        let set_old_times = || {
             let then = Timespec { tv_sec: 1000, tv_nsec: 0 };
             let then = Timestamps { last_access: then, last_modification: then };
             utimensat(CWD, &shown, &then, AtFlags::empty()).expect("set");
             assert_eq!(times(&shown)[0], (1000, 0));
         };
-        long_ago();
+        set_old_times();
         let file = File::options().read(true).write(true).open(&shown).expect("a file");
         let protection = ProtFlags::READ | ProtFlags::WRITE;
         // SAFETY: a new mapping at an address of the kernel's choice.
         let at = unsafe { mmap(ptr::null_mut(), LENGTH, protection, MapFlags::SHARED, &file, 0) }.expect("a mapping");
         let store = |byte: u8| {
-            // SAFETY: within the mapping, which is there until the end of this round.
+            // SAFETY: within the mapping, which exists until the end of this round.
             unsafe {
                 at.cast::<u8>().write_volatile(byte);
                 msync(at, LENGTH, MsyncFlags::SYNC).expect("synchronised");
             }
         };
-        long_ago();
+        set_old_times();
         store(2);
         assert_ne!(times(&shown)[0], (1000, 0), "the store moves the time");
-        same("after msync");
-        long_ago();
+        assert_same("after msync");
+        set_old_times();
         store(3);
         drop(file);
-        same("after close");
-        // The mapping needs no descriptor.
-        long_ago();
+        assert_same("after close");
+        // A mapping exists without a descriptor of its file.
+        set_old_times();
         store(4);
         assert_ne!(times(&shown)[0], (1000, 0), "the store moves the time");
-        same("after a store without a descriptor");
-        long_ago();
+        assert_same("after a store without a descriptor");
+        set_old_times();
         // SAFETY: within the mapping, and exactly the mapping.
         unsafe {
             at.cast::<u8>().write_volatile(5);
             munmap(at, LENGTH).expect("unmapped");
         }
-        same("after munmap");
+        assert_same("after munmap");
     }
 }
 
@@ -296,8 +303,8 @@ fn a_file_that_was_open_for_reading_and_writing_and_is_not_mapped_is_remembered_
     let file = File::options().read(true).write(true).create_new(true).open(&shown).expect("created");
     file.write_all_at(b"content", 0).expect("written");
     drop(file);
-    // The kernel forgets the file a moment after it was closed, and looks it up again.
-    eventually("looking asks nothing", || {
+    // Soon after the close, the kernel drops the file from its caches, and looks it up again at the next stat(2).
+    eventually("stat(2) causes no request", || {
         fs::metadata(&shown).expect("a file");
         let before = mounted.requests();
         (0..100).for_each(|_| assert_eq!(fs::metadata(&shown).expect("a file").len(), 7));
@@ -306,9 +313,9 @@ fn a_file_that_was_open_for_reading_and_writing_and_is_not_mapped_is_remembered_
 }
 
 /// Reads the attributes of each file by its path.
-fn look_around(root: &Path) {
+fn stat_all(root: &Path) {
     for name in ["file", "sub", "sub/file"] {
-        fs::symlink_metadata(root.join(name)).expect("it is there");
+        fs::symlink_metadata(root.join(name)).expect("the file exists");
     }
 }
 
@@ -319,13 +326,13 @@ fn a_name_that_is_cached_for_ever_is_looked_up_once() {
     fs::write(mounted.source().join("file"), "x").expect("written");
     fs::write(mounted.source().join("sub/file"), "x").expect("written");
     undisturbed(|| {
-        look_around(mounted.path());
+        stat_all(mounted.path());
         let before = mounted.requests();
         for _ in 0..100 {
-            look_around(mounted.path());
+            stat_all(mounted.path());
         }
-        let asked = mounted.requests() - before;
-        if asked == 0 { Ok(()) } else { Err(format!("{asked} requests")) }
+        let requests = mounted.requests() - before;
+        if requests == 0 { Ok(()) } else { Err(format!("{requests} requests")) }
     });
 }
 
@@ -335,10 +342,10 @@ fn a_name_that_is_not_cached_is_looked_up_each_time() {
     fs::create_dir(mounted.source().join("sub")).expect("a directory");
     fs::write(mounted.source().join("file"), "x").expect("written");
     fs::write(mounted.source().join("sub/file"), "x").expect("written");
-    look_around(mounted.path());
+    stat_all(mounted.path());
     let before = mounted.requests();
     for _ in 0..10 {
-        look_around(mounted.path());
+        stat_all(mounted.path());
     }
-    assert!(mounted.requests() - before >= 30, "each look asks");
+    assert!(mounted.requests() - before >= 30, "each stat(2) causes a request");
 }

@@ -13,7 +13,7 @@ use crate::common::*;
 use crate::csi_driver::{DRIVER, Fault};
 use crate::csi_volume::{BOTH, Rig, STAGES};
 
-/// A pod whose container has the volume as a device, and a volume that is one.
+/// A pod whose container has the volume as a device, and a CSI driver that publishes `device`.
 fn rig(device: &LoopDevice) -> Rig {
     let mut rig = Rig::new(BOTH);
     rig.source = device.path().to_owned();
@@ -25,7 +25,7 @@ fn rig(device: &LoopDevice) -> Rig {
     rig
 }
 
-/// The link that leads to the device of the volume.
+/// The path of the link to the volume's device.
 fn link(rig: &Rig, running: &Running) -> PathBuf {
     rig.root().join("pods").join(running.uid()).join("volumeDevices/kubernetes.io~csi/pv-1")
 }
@@ -33,7 +33,7 @@ fn link(rig: &Rig, running: &Running) -> PathBuf {
 #[track_caller]
 fn assert_block(capability: Option<VolumeCapability>) {
     let access = capability.and_then(|capability| capability.access_type);
-    assert!(matches!(access, Some(AccessType::Block(_))), "a file system was asked for");
+    assert!(matches!(access, Some(AccessType::Block(_))), "podfs has requested a file system");
 }
 
 #[test]
@@ -44,9 +44,9 @@ fn cs_12_a_volume_of_mode_block_is_staged_published_and_handed_over_as_a_device(
         let driver = rig.driver(capabilities);
         let running = rig.run();
         let link = link(&rig, &running);
-        let found = fs::metadata(&link).expect("the device");
-        assert!(found.file_type().is_block_device());
-        assert_eq!(found.rdev(), fs::metadata(device.path()).expect("the device").rdev());
+        let metadata = fs::metadata(&link).expect("the device");
+        assert!(metadata.file_type().is_block_device());
+        assert_eq!(metadata.rdev(), fs::metadata(device.path()).expect("the device").rdev());
         let volume = &running.json()["volumes"][0];
         assert_eq!((&volume["mode"], &volume["path"]), (&"device".into(), &link.display().to_string().into()));
         let published = driver.published();
@@ -59,8 +59,8 @@ fn cs_12_a_volume_of_mode_block_is_staged_published_and_handed_over_as_a_device(
         }
         let mut command = rig.fixture.operator("mounts");
         command.args(["prepare", "--container", "web", "--output", "podman", "--pod", &running.uid()]);
-        let told = String::from_utf8(command.output().expect("podfs runs").stdout).expect("text");
-        assert!(told.contains(&format!("--device={}:/dev/xvda:rwm", link.display())), "{told}");
+        let output = String::from_utf8(command.output().expect("podfs runs").stdout).expect("text");
+        assert!(output.contains(&format!("--device={}:/dev/xvda:rwm", link.display())), "{output}");
         stop(&rig, running);
         assert_eq!(driver.count("NodeUnpublishVolume"), 1);
         assert_eq!(driver.count("NodeUnstageVolume"), capabilities.len());
@@ -98,17 +98,17 @@ fn cs_12_a_volume_waits_for_a_missing_device_and_refuses_other_files() {
     let mut rig = rig(&device);
     let file = rig.fixture.path("file");
     fs::write(&file, "no device").expect("written");
-    let right = std::mem::replace(&mut rig.source, file);
+    let device_path = std::mem::replace(&mut rig.source, file);
     let mut driver = rig.driver(&[]);
     driver.fail("NodePublishVolume", Fault::Fails(Code::Unavailable));
     let mut running = rig.fixture.start();
     running.wait_log(&format!("CSI driver {DRIVER}: NodePublishVolume failed (Unavailable)"));
     running.wait_log("/plugins/kubernetes.io~csi/pv-1/mount cannot be used: it is no block device");
     assert!(!running.is_ready());
-    rig.source = right;
+    rig.source = device_path;
     driver = {
         drop(driver);
-        // The driver restarts, with its earlier mounts.
+        // The earlier driver has left its mount, which the next driver would have to replace: unmount it.
         let pods = rig.root().join("pods").read_dir().expect("a directory");
         let pod = pods.flatten().next().expect("the pod").path();
         let target = pod.join("plugins/kubernetes.io~csi/pv-1/mount");
@@ -127,7 +127,7 @@ fn stop(rig: &Rig, mut running: Running) {
     assert_nothing_left(rig);
 }
 
-/// The directory for devices of all drivers stays.
+/// Asserts that nothing of the volume is left. The directory for the devices of all drivers may stay.
 #[track_caller]
 fn assert_nothing_left(rig: &Rig) {
     let staged = rig.root().join("plugins/kubernetes.io/csi/volumeDevices");

@@ -1,4 +1,4 @@
-//! csi volumes that grow, and how much their driver says they hold.
+//! csi volumes that grow, and the statistics of their driver.
 
 use std::fs;
 
@@ -15,7 +15,7 @@ use crate::csi_volume::{BOTH, Rig, assert_shown};
 
 const GROWS: &[Type] = &[Type::StageUnstageVolume, Type::ExpandVolume];
 
-/// The claim says that it has so many MiB, the PersistentVolume that it has others.
+/// Writes manifests in which the claim's status and the PersistentVolume have these capacities in MiB.
 fn write_sizes(rig: &Rig, claim: Option<u64>, volume: u64) {
     rig.write_volume("volumeHandle: h, nodeExpandSecretRef: {name: key, namespace: default}");
     let manifest = fs::read_to_string(rig.fixture.path("objects/claim.yaml")).expect("a manifest");
@@ -26,7 +26,8 @@ fn write_sizes(rig: &Rig, claim: Option<u64>, volume: u64) {
     rig.fixture.write("objects/claim.yaml", &manifest);
 }
 
-fn wanted(driver: &CsiDriver) -> i64 {
+/// The size in the last expansion request to the driver, in MiB.
+fn requested_size(driver: &CsiDriver) -> i64 {
     driver.expanded().capacity_range.expect("a range").required_bytes >> 20
 }
 
@@ -36,18 +37,19 @@ fn cs_13_a_volume_is_grown_by_its_driver_once_when_its_persistent_volume_has_gro
     write_sizes(&rig, None, 8);
     let driver = rig.driver(GROWS);
     let mut running = rig.run();
-    assert_eq!(driver.count("NodeExpandVolume"), 0, "it has the size that it had");
+    assert_eq!(driver.count("NodeExpandVolume"), 0, "the size has not changed");
     write_sizes(&rig, None, 16);
     running.wait_log("has grown volume \"data\" to 16777216 bytes");
-    let (told, published) = (driver.expanded(), driver.published());
+    let (expanded, published) = (driver.expanded(), driver.published());
     assert_eq!(
-        (told.volume_id.as_str(), told.volume_path, told.staging_target_path, wanted(&driver)),
+        (expanded.volume_id.as_str(), expanded.volume_path, expanded.staging_target_path, requested_size(&driver)),
         ("h", published.target_path, published.staging_target_path, 16)
     );
-    assert_eq!(told.secrets["password"], "hunter2");
+    assert_eq!(expanded.secrets["password"], "hunter2");
     assert!(!running.log().contains("hunter2"), "{}", running.log());
-    assert!(matches!(told.volume_capability.and_then(|can| can.access_type), Some(AccessType::Mount(_))));
-    // Another podfs of the pod knows it.
+    let access = expanded.volume_capability.and_then(|capability| capability.access_type);
+    assert!(matches!(access, Some(AccessType::Mount(_))));
+    // The next supervisor of the pod knows that the volume has grown.
     rig.fixture.kill_supervisor(&mut running);
     let running = rig.run();
     rig.fixture.write("objects/app.json", &config_map("app", &[("a", "2")]));
@@ -89,8 +91,8 @@ fn cs_13_a_volume_whose_claim_says_that_it_is_smaller_is_grown_when_it_is_mounte
         }
         let driver = rig.driver(GROWS);
         let running = rig.run();
-        assert_eq!((driver.count("NodeExpandVolume"), wanted(&driver)), (1, 16));
-        let access = driver.expanded().volume_capability.and_then(|can| can.access_type);
+        assert_eq!((driver.count("NodeExpandVolume"), requested_size(&driver)), (1, 16));
+        let access = driver.expanded().volume_capability.and_then(|capability| capability.access_type);
         assert_eq!(matches!(access, Some(AccessType::Block(_))), is_block);
         let mut running = running;
         assert_eq!(running.stop().code(), Some(0), "{}", running.log());
@@ -108,7 +110,7 @@ fn cs_13_a_volume_that_its_driver_cannot_grow_is_served_on_and_tried_again() {
     write_sizes(&rig, Some(8), 16);
     running.wait_log(&format!("CSI driver {DRIVER}: NodeExpandVolume failed (OutOfRange): as the test says"));
     assert_shown(&running);
-    eventually("its status says so", || rig.fixture.pods()[0]["volumes"][0]["state"] == "behind");
+    eventually("the status of the volume is behind", || rig.fixture.pods()[0]["volumes"][0]["state"] == "behind");
     driver.fail_always("NodeExpandVolume", None);
     running.wait_log("has grown volume \"data\" to 16777216 bytes");
     rig.assert_stops_clean(running);
@@ -126,14 +128,14 @@ fn cs_14_the_metrics_have_the_numbers_of_the_driver() {
     driver.answer_stats(answer(false, "fine"));
     let running = rig.run();
     let metrics = || {
-        let told = rig.fixture.operator("metrics").arg("--all").output().expect("podfs runs");
-        String::from_utf8(told.stdout).expect("text")
+        let output = rig.fixture.operator("metrics").arg("--all").output().expect("podfs runs");
+        String::from_utf8(output.stdout).expect("text")
     };
-    let number = |metrics: &str, family: &str| {
-        let of = |line: &&str| line.starts_with(family) && line.contains("volume=\"data\"");
-        metrics.lines().find(of).and_then(|line| line.rsplit(' ').next()).map(str::to_owned)
+    let value = |metrics: &str, family: &str| {
+        let is_of_volume = |line: &&str| line.starts_with(family) && line.contains("volume=\"data\"");
+        metrics.lines().find(is_of_volume).and_then(|line| line.rsplit(' ').next()).map(str::to_owned)
     };
-    let told = metrics();
+    let text = metrics();
     for (family, expected) in [
         ("podfs_volume_stats_capacity_bytes", "4711"),
         ("podfs_volume_stats_used_bytes", "3"),
@@ -142,16 +144,16 @@ fn cs_14_the_metrics_have_the_numbers_of_the_driver() {
         ("podfs_volume_stats_inodes_free", "812"),
         ("podfs_volume_stats_health_status_abnormal", "0"),
     ] {
-        let found = number(&told, family).unwrap_or_else(|| panic!("{family}: {told}"));
-        assert_eq!(found.parse::<f64>().expect("a number"), expected.parse::<f64>().expect("a number"), "{family}");
+        let actual = value(&text, family).unwrap_or_else(|| panic!("{family}: {text}"));
+        assert_eq!(actual.parse::<f64>().expect("a number"), expected.parse::<f64>().expect("a number"), "{family}");
     }
-    let (asked, published) = (driver.asked().expect("asked"), driver.published());
+    let (request, published) = (driver.stats_request().expect("podfs has requested statistics"), driver.published());
     assert_eq!(
-        (asked.volume_id, asked.volume_path, asked.staging_target_path),
+        (request.volume_id, request.volume_path, request.staging_target_path),
         (published.volume_id, published.target_path, published.staging_target_path)
     );
     driver.answer_stats(answer(true, "the disk is failing"));
-    assert_eq!(number(&metrics(), "podfs_volume_stats_health_status_abnormal").as_deref(), Some("1"));
+    assert_eq!(value(&metrics(), "podfs_volume_stats_health_status_abnormal").as_deref(), Some("1"));
     running.wait_log("its CSI driver reports it as abnormal: the disk is failing");
     rig.assert_stops_clean(running);
 }

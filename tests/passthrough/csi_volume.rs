@@ -1,4 +1,4 @@
-//! csi volumes, with a driver that follows the orders of a test.
+//! csi volumes, with a driver that a test controls.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt;
@@ -15,14 +15,16 @@ pub const BOTH: &str =
     "[{name: data, persistentVolumeClaim: {claimName: data}}, {name: config, configMap: {name: app}}]";
 pub const STAGES: &[Type] = &[Type::StageUnstageVolume];
 
-/// A pod, its objects, and a driver.
+/// A pod and its objects, and the directory that a CSI driver publishes.
 pub struct Rig {
     pub fixture: Fixture,
+    /// The directory or device that the driver mounts.
     pub source: PathBuf,
 }
 
 impl Rig {
-    /// A pod on node worker-1, a driver that needs no attachment, and a claim bound to its volume `pv-1`.
+    /// A pod on node worker-1, a driver that needs no attachment, and a claim that is bound to the driver's volume
+    /// `pv-1`.
     pub fn new(volumes: &str) -> Rig {
         let rig = Rig { fixture: Fixture::new(""), source: PathBuf::new() };
         let rig = Rig { source: rig.fixture.path("source"), ..rig };
@@ -70,7 +72,7 @@ impl Rig {
         self.fixture.run()
     }
 
-    /// The directories of the driver stay.
+    /// Asserts that nothing of the pod is left. The directories of the driver may stay.
     #[track_caller]
     pub fn assert_nothing_left(&self) {
         let root = self.root();
@@ -79,7 +81,7 @@ impl Rig {
         assert_eq!(staged.read_dir().into_iter().flatten().count(), 0, "something is staged");
         assert_eq!(self.fixture.mounts(), Vec::<PathBuf>::new());
         for directory in ["plugins", "plugins_registry"] {
-            fs::remove_dir_all(root.join(directory)).expect("nothing is mounted in it");
+            fs::remove_dir_all(root.join(directory)).expect("nothing is mounted in the directory");
         }
         let _ = fs::remove_dir(root);
         self.fixture.assert_nothing_left();
@@ -117,7 +119,8 @@ fn cs_01_a_volume_is_staged_published_and_served() {
     let (staged, published) = (driver.staged(), driver.published());
     let staging = PathBuf::from(&staged.staging_target_path);
     let directory = staging.parent().expect("a directory");
-    assert!(directory.parent().is_some_and(|of| of.ends_with(Path::new("plugins/kubernetes.io/csi").join(DRIVER))));
+    let of_driver = Path::new("plugins/kubernetes.io/csi").join(DRIVER);
+    assert!(directory.parent().is_some_and(|parent| parent.ends_with(of_driver)));
     assert_eq!(directory.file_name().expect("a name").len(), 64, "a handle with slashes is no path");
     assert!(staging.ends_with("globalmount"));
     let data = fs::read_to_string(directory.join("vol_data.json")).expect("written");
@@ -144,7 +147,7 @@ fn cs_01_a_volume_is_staged_published_and_served() {
 fn cs_01_a_staging_directory_that_is_a_mount_already_is_the_drivers_to_judge() {
     let rig = Rig::new(BOTH);
     let driver = rig.driver(STAGES);
-    // A kubelet of before has staged the volume here.
+    // A kubelet has staged the volume before.
     let handle = podfs::volume::csi::sha256(&["a/../b"]);
     let staging = rig.root().join("plugins/kubernetes.io/csi").join(DRIVER).join(handle).join("globalmount");
     fs::create_dir_all(&staging).expect("a directory");
@@ -171,9 +174,9 @@ fn cs_02_an_inline_volume_is_published_alone_with_its_pod_info() {
     assert_shown(&running);
     assert!(running.volume("data").ends_with("volumes/kubernetes.io~csi/data/mount"));
     assert_eq!(driver.calls(), ["NodePublishVolume"]);
-    let told = driver.published();
-    assert!(told.volume_id.starts_with("csi-") && told.volume_id.len() == 68, "{}", told.volume_id);
-    assert!(told.readonly && told.staging_target_path.is_empty());
+    let published = driver.published();
+    assert!(published.volume_id.starts_with("csi-") && published.volume_id.len() == 68, "{}", published.volume_id);
+    assert!(published.readonly && published.staging_target_path.is_empty());
     for (key, value) in [
         ("pod.name", "web"),
         ("pod.namespace", "default"),
@@ -181,9 +184,12 @@ fn cs_02_an_inline_volume_is_published_alone_with_its_pod_info() {
         ("serviceAccount.name", "default"),
         ("ephemeral", "true"),
     ] {
-        assert_eq!(told.volume_context[&format!("csi.storage.k8s.io/{key}")], value);
+        assert_eq!(published.volume_context[&format!("csi.storage.k8s.io/{key}")], value);
     }
-    assert_eq!((told.volume_context["tier"].as_str(), told.secrets["password"].as_str()), ("gold", "hunter2"));
+    assert_eq!(
+        (published.volume_context["tier"].as_str(), published.secrets["password"].as_str()),
+        ("gold", "hunter2")
+    );
     rig.assert_stops_clean(running);
 }
 
@@ -208,7 +214,7 @@ fn cs_04_a_volume_waits_until_it_is_attached_and_the_driver_gets_the_attachment(
     let mut running = rig.fixture.start();
     running.wait_log("is not attached to node \"worker-1\" yet: there is no VolumeAttachment csi-");
     let log = running.log();
-    let name = log.split("VolumeAttachment ").nth(1).and_then(|rest| rest.split([';', ' ']).next()).expect("a name");
+    let name = log.split("VolumeAttachment ").nth(1).and_then(|text| text.split([';', ' ']).next()).expect("a name");
     let attachment = |status: &str| {
         let object = format!(
             "{{apiVersion: storage.k8s.io/v1, kind: VolumeAttachment, metadata: {{name: {name}}}, status: {{{status}}}}}"
@@ -243,7 +249,7 @@ fn cs_05_two_pods_share_a_staged_volume_and_the_last_one_unstages_it() {
 
 #[test]
 fn vm_04_only_uncertain_calls_are_undone() {
-    for (method, code, undone) in [
+    for (method, code, is_undone) in [
         ("NodeStageVolume", Code::Internal, false),
         ("NodeStageVolume", Code::DeadlineExceeded, true),
         ("NodePublishVolume", Code::InvalidArgument, false),
@@ -258,7 +264,7 @@ fn vm_04_only_uncertain_calls_are_undone() {
         assert!(!running.is_ready());
         assert_eq!(running.stop().code(), Some(0), "{}", running.log());
         let undo = if method == "NodeStageVolume" { "NodeUnstageVolume" } else { "NodeUnpublishVolume" };
-        assert_eq!(driver.count(undo) > 0, undone, "{method} {code:?}: {:?}", driver.calls());
+        assert_eq!(driver.count(undo) > 0, is_undone, "{method} {code:?}: {:?}", driver.calls());
         rig.assert_nothing_left();
     }
 }
@@ -283,7 +289,7 @@ fn cs_06_a_driver_that_crashes_after_the_work_is_called_again_when_it_is_back() 
         let mut driver = rig.driver(STAGES);
         driver.fail(method, Fault::HangsAfterTheWork);
         let mut running = rig.fixture.start();
-        eventually("the driver has worked", || driver.count(method) == 1);
+        eventually("the driver has done its work", || driver.count(method) == 1);
         driver.crash();
         running.wait_log(&format!("CSI driver {DRIVER}: {method} failed ("));
         driver.listen(&rig.root());
@@ -313,7 +319,7 @@ fn cs_03_a_registration_without_a_socket_is_reported() {
     let rig = Rig::new(BOTH);
     let mut driver = rig.driver(STAGES);
     let endpoint = rig.root().join("plugins").join(DRIVER).join("own.sock");
-    fs::remove_file(&endpoint).expect("its socket");
+    fs::remove_file(&endpoint).expect("the driver's socket");
     let mut running = rig.fixture.start();
     running.wait_log(&format!("CSI driver {DRIVER} does not listen at {}", endpoint.display()));
     assert!(!running.is_ready());
@@ -352,7 +358,7 @@ fn cs_07_a_podfs_that_is_killed_while_it_ends_is_finished_by_the_next_one_or_by_
         driver.fail(method, Fault::Kills(running.pid().as_raw()));
         running.signal(Signal::SIGTERM);
         running.wait();
-        eventually("its processes have ended", || rig.fixture.processes().is_empty());
+        eventually("the pod's processes have ended", || rig.fixture.processes().is_empty());
         if !is_cleaned_up {
             let next = rig.run();
             assert_shown(&next);
@@ -374,7 +380,7 @@ fn cs_07_volumes_outlive_a_killed_podfs_and_its_driver() {
     let running = rig.run();
     assert_shown(&running);
     assert_eq!((driver.count("NodeStageVolume"), driver.count("NodePublishVolume")), (1, 1));
-    // The driver is started anew.
+    // The driver restarts.
     driver.listen(&rig.root());
     assert_shown(&running);
     rig.assert_stops_clean(running);
@@ -413,7 +419,7 @@ fn cs_09_a_driver_that_answers_ok_without_a_mount_is_reported() {
 
 #[test]
 fn cs_10_files_are_given_to_the_pods_group_as_the_driver_says() {
-    for (policy, capabilities, given) in [
+    for (policy, capabilities, is_changed) in [
         ("ReadWriteOnceWithFSType", STAGES, true),
         ("File", STAGES, true),
         ("None", STAGES, false),
@@ -426,10 +432,10 @@ fn cs_10_files_are_given_to_the_pods_group_as_the_driver_says() {
         let driver = rig.driver(capabilities);
         let running = rig.run();
         let group = fs::metadata(running.volume("data").join("file")).expect("shown").gid();
-        assert_eq!(group == 4711, given, "{policy} {capabilities:?}");
-        let told = driver.published().volume_capability.and_then(|capability| capability.access_type);
+        assert_eq!(group == 4711, is_changed, "{policy} {capabilities:?}");
+        let access = driver.published().volume_capability.and_then(|capability| capability.access_type);
         let by_driver = capabilities.contains(&Type::VolumeMountGroup);
-        let podfs::csi::v1::volume_capability::AccessType::Mount(mount) = told.expect("a mount") else {
+        let podfs::csi::v1::volume_capability::AccessType::Mount(mount) = access.expect("a mount") else {
             panic!("a mount")
         };
         assert_eq!(mount.volume_mount_group, if by_driver { "4711" } else { "" });
@@ -451,4 +457,21 @@ fn cs_11_a_driver_with_requires_republish_is_called_again_after_a_change() {
     assert_shown(&running);
     assert_eq!(driver.count("NodeUnpublishVolume"), 0, "a failed call leaves the volume as it is");
     rig.assert_stops_clean(running);
+}
+
+#[test]
+fn the_next_supervisor_keeps_the_mount_of_a_claim_by_whichever_volume_the_pod_has() {
+    let rig = Rig::new(&BOTH.replace("[", "[{name: lead, persistentVolumeClaim: {claimName: data}}, "));
+    let driver = rig.driver(STAGES);
+    let mut running = rig.run();
+    let volume = running.volume("data");
+    rig.write_pod("pod.yaml", "web", BOTH);
+    running.signal(Signal::SIGKILL);
+    running.wait();
+    let mut running = rig.run();
+    assert_eq!(fs::read_to_string(volume.join("file")).expect("shown"), "1");
+    assert!(running.stop().success(), "{}", running.log());
+    assert!(!running.log().contains("the pod goes on without it"), "{}", running.log());
+    assert_eq!((driver.count("NodePublishVolume"), driver.count("NodeUnpublishVolume")), (1, 1));
+    rig.assert_nothing_left();
 }

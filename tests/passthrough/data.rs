@@ -1,5 +1,5 @@
-//! The content of files: each way to read, write, resize and map a file through a mount has the same results, and leaves the
-//! same bytes, as on the disk.
+//! The content of files: each way to read, write, resize and map a file has the same results, and leaves the same bytes,
+//! through a mount as on the disk.
 
 use std::ffi::c_void;
 use std::fs::{self, File};
@@ -24,7 +24,7 @@ fn create(path: &Path) -> File {
     File::options().read(true).write(true).create_new(true).open(path).expect("created")
 }
 
-/// A file of `blocks` blocks of 4 KiB, each full of its own letter.
+/// A file of `blocks` blocks of 4 KiB, each filled with another letter.
 fn lettered(path: &Path, blocks: u8) -> File {
     let file = create(path);
     for block in 0..blocks {
@@ -35,21 +35,21 @@ fn lettered(path: &Path, blocks: u8) -> File {
 
 /// The offsets at which data and holes begin.
 fn holes(file: &File) -> Vec<Result<u64, rustix::io::Errno>> {
-    // Data that is not written back yet has no place on the disk.
+    // Until the kernel writes data back, the file system may not have allocated blocks for it.
     file.sync_all().expect("synced");
     let seek = |from| rustix::fs::seek(file, from);
-    let mut found = vec![seek(rustix::fs::SeekFrom::Hole(0)), seek(rustix::fs::SeekFrom::Data(0))];
-    while let Some(Ok(at)) = found.last().copied() {
-        found.push(if found.len() % 2 == 0 {
-            seek(rustix::fs::SeekFrom::Hole(at))
+    let mut offsets = vec![seek(rustix::fs::SeekFrom::Hole(0)), seek(rustix::fs::SeekFrom::Data(0))];
+    while let Some(Ok(offset)) = offsets.last().copied() {
+        offsets.push(if offsets.len() % 2 == 0 {
+            seek(rustix::fs::SeekFrom::Hole(offset))
         } else {
-            seek(rustix::fs::SeekFrom::Data(at))
+            seek(rustix::fs::SeekFrom::Data(offset))
         });
-        if found.len() > 32 {
+        if offsets.len() > 32 {
             break;
         }
     }
-    found
+    offsets
 }
 
 #[test]
@@ -68,9 +68,9 @@ fn fallocate_reserves_punches_and_zeroes_as_on_the_disk() {
             ("zero over the end and keep the size", zero | keep, 12, 20),
             ("nothing", FallocateFlags::empty(), 0, 0),
         ];
-        for (number, (what, mode, offset, length)) in cases.into_iter().enumerate() {
+        for (number, (case, mode, offset, length)) in cases.into_iter().enumerate() {
             let file = lettered(&root.join(format!("file{number}")), 4);
-            answers.note(what, fallocate(&file, mode, offset * KIB, length * KIB));
+            answers.note(case, fallocate(&file, mode, offset * KIB, length * KIB));
             answers.note("odd bytes", fallocate(&file, mode, offset * KIB + 100, 3000));
             answers.see("size, blocks", file.metadata().map(|metadata| (metadata.len(), metadata.blocks())).ok());
             answers.see("holes", holes(&file));
@@ -161,7 +161,7 @@ fn truncation_cuts_and_grows_with_zeroes() {
         answers.note("for reading only", File::open(&path).expect("a file").set_len(5));
         answers.note("when opened", File::create(&path).map(drop));
         see(answers);
-        // Another descriptor writes where its own position is.
+        // Truncation does not change the position of this descriptor, which is still zero.
         (&file).write_all(b"position zero").expect("written");
         see(answers);
     });
@@ -178,7 +178,7 @@ fn appends_ignore_the_position() {
         answers.note("two", (&two).write(b"two "));
         answers.note("one again, elsewhere", one.write_at(b"one ", 0));
         answers.note("plain", (&plain).write(b"ONE"));
-        // O_APPEND can be had later.
+        // fcntl(2) can set O_APPEND later.
         answers.note("from now on", rustix::fs::fcntl_setfl(&plain, OFlags::APPEND));
         answers.note("plain", (&plain).write(b"end "));
         answers.note("everything", fs::read_to_string(&path));
@@ -188,7 +188,8 @@ fn appends_ignore_the_position() {
 
 #[test]
 fn a_file_opened_for_appending_is_appended_to_until_it_is_closed() {
-    // On the disk F_SETFL takes O_APPEND back. The kernel's own file behind the mount keeps its open flags.
+    // On the disk, F_SETFL removes O_APPEND. If the kernel itself reads and writes the source, its file of the source keeps the
+    // flags with which it was opened.
     let mounted = Mounted::new();
     let path = mounted.path().join("file");
     fs::write(&path, "one two").expect("written");
@@ -205,10 +206,10 @@ fn vectors_pipes_and_sockets_move_bytes_as_on_the_disk() {
         let mut file = create(&root.join("file"));
         answers.note("write", file.write_vectored(&[IoSlice::new(b"one "), IoSlice::new(b""), IoSlice::new(b"two ")]));
         answers.note("at", rustix::io::pwritev(&file, &[IoSlice::new(b"three "), IoSlice::new(b"four")], 8));
-        let (mut start, mut rest) = ([0; 4], [0; 64]);
-        let mut buffers = [IoSliceMut::new(&mut start), IoSliceMut::new(&mut rest)];
+        let (mut first, mut second) = ([0; 4], [0; 64]);
+        let mut buffers = [IoSliceMut::new(&mut first), IoSliceMut::new(&mut second)];
         answers.note("read", rustix::io::preadv(&file, &mut buffers, 0));
-        answers.see("bytes", (start, rest));
+        answers.see("bytes", (first, second));
         answers.note("at the end", file.read(&mut [0; 8]));
         answers.note("beyond it", file.read_at(&mut [0; 8], GIB));
 
@@ -220,9 +221,9 @@ fn vectors_pipes_and_sockets_move_bytes_as_on_the_disk() {
         };
         let mut at = 8;
         answers.note("splice", splice(&file, &writer, Some(&mut at), 5));
-        let mut came = [0; 14];
-        answers.note("came", reader.read_exact(&mut came));
-        answers.see("bytes", came);
+        let mut received = [0; 14];
+        answers.note("received", reader.read_exact(&mut received));
+        answers.see("bytes", received);
         let target = create(&root.join("target"));
         (&writer).write_all(b"through a pipe").expect("written");
         answers.note("splice", splice(&reader, &target, None, 14));
@@ -261,7 +262,7 @@ fn copies_inside_the_kernel_have_every_byte() {
     });
 }
 
-/// A buffer that starts at a page.
+/// A buffer that starts at a page boundary.
 #[repr(align(4096))]
 struct Page([u8; 8192]);
 
@@ -279,7 +280,7 @@ fn direct_reads_and_writes_ask_for_alignment_and_bypass_caches() {
         answers.note("odd buffer", file.write_at(&page.0[1..4097], 4096));
         answers.note("beyond the end", file.write_at(&page.0[..4096], 64 * KIB));
         let mut byte = [0; 2];
-        answers.note("seen by others", buffered.read_at(&mut byte, 4096));
+        answers.note("read with buffers", buffered.read_at(&mut byte, 4096));
         answers.see("bytes", byte);
         buffered.write_all_at(b"buffered", 8192).expect("written");
         answers.note("read", file.read_at(&mut page.0, 8192));
@@ -290,7 +291,7 @@ fn direct_reads_and_writes_ask_for_alignment_and_bypass_caches() {
     });
 }
 
-/// A mapping, unmapped at the end.
+/// A mapping. Dropping it unmaps it.
 struct Mapped(NonNull<c_void>, usize);
 
 impl Mapped {
@@ -355,7 +356,7 @@ fn mappings_share_stores_with_the_file_or_keep_them() {
         answers.note("private needs none", refused(MapFlags::PRIVATE));
         let looking = Mapped::new(&read_only, 4096, ProtFlags::READ, MapFlags::SHARED).expect("a mapping");
         answers.note("the right cannot be had later", looking.protect(MprotectFlags::READ | MprotectFlags::WRITE));
-        // A mapping outlives its descriptor, and the name.
+        // A mapping stays after its descriptor is closed and the file is removed.
         drop((file, read_only));
         fs::remove_file(&path).expect("removed");
         shared.store(0, b"late");
@@ -383,9 +384,9 @@ fn a_full_disk_is_enospc_and_loses_nothing() {
     let mounted = Mounted::of(disk.path());
     fs::write(mounted.path().join("kept"), "kept").expect("written");
     let mut file = create(&mounted.path().join("file"));
-    let full = (0..100).find_map(|_| file.write_all(&[1; 16384]).err()).expect("it gets full");
+    let full = (0..100).find_map(|_| file.write_all(&[1; 16384]).err()).expect("the disk gets full");
     assert_eq!(full.raw_os_error(), Some(libc::ENOSPC));
-    let reserve = fallocate(&file, FallocateFlags::empty(), 0, GIB).expect_err("it is full");
+    let reserve = fallocate(&file, FallocateFlags::empty(), 0, GIB).expect_err("the disk is full");
     assert_eq!(reserve, rustix::io::Errno::NOSPC);
     assert_eq!(rustix::fs::statvfs(mounted.path()).expect("figures").f_bavail, 0);
 
@@ -402,8 +403,8 @@ fn missing_inodes_are_enospc() {
     let disk = Scratch::tmpfs("nr_inodes=20");
     let mounted = Mounted::of(disk.path());
     let full = (0..30).find_map(|number| fs::create_dir(mounted.path().join(format!("{number}"))).err());
-    assert_eq!(full.expect("it gets full").raw_os_error(), Some(libc::ENOSPC));
-    let file = File::create(mounted.path().join("file")).expect_err("it is full");
+    assert_eq!(full.expect("the disk gets full").raw_os_error(), Some(libc::ENOSPC));
+    let file = File::create(mounted.path().join("file")).expect_err("the disk is full");
     assert_eq!(file.raw_os_error(), Some(libc::ENOSPC));
     assert_eq!(rustix::fs::statvfs(mounted.path()).expect("figures").f_ffree, 0);
 }

@@ -1,4 +1,5 @@
-//! The cost of a volume for its server: descriptors and memory for files that the kernel knows, until the kernel forgets them.
+//! The cost of a volume for its server: descriptors and memory for the files in the kernel's caches, until the kernel drops
+//! them.
 
 use std::fs::{self, File};
 use std::os::unix::fs::MetadataExt;
@@ -12,10 +13,10 @@ use crate::common::passthrough::Mounted;
 
 const DIRECTORIES: usize = 100;
 const FILES: usize = 500;
-/// A descriptor for each file of the tree would be many times this.
+/// A limit that is far below the number of files in the tree.
 const FEW_DESCRIPTORS: usize = 3000;
 
-/// 50 000 files.
+/// Creates 50 000 files.
 fn grow(root: &Path) {
     for directory in 0..DIRECTORIES {
         let directory = root.join(format!("directory-{directory}"));
@@ -26,7 +27,7 @@ fn grow(root: &Path) {
     }
 }
 
-/// Looks at every file, as `find` does; gives their number.
+/// Reads the attributes of every file, as `find` does. Returns the number of files.
 fn walk(root: &Path) -> usize {
     let directories = fs::read_dir(root).expect("a listing");
     let files = directories.flat_map(|directory| fs::read_dir(directory.expect("an entry").path()).expect("a listing"));
@@ -37,7 +38,8 @@ fn descriptors(server: u32) -> usize {
     fs::read_dir(format!("/proc/{server}/fd")).expect("a process").count()
 }
 
-/// KiB of memory that the server has and programs of other pods do not: its own, and the volume's state.
+/// The server's memory in KiB that it does not share with the servers of other pods: anonymous memory, and the state of the
+/// volume in shared memory.
 fn memory(server: u32) -> u64 {
     let status = fs::read_to_string(format!("/proc/{server}/status")).expect("a process");
     let figure = |name: &str| {
@@ -55,15 +57,15 @@ fn a_walk_over_many_files_needs_few_descriptors() {
     assert_eq!(walk(mounted.path()), DIRECTORIES * FILES);
     let most = descriptors(mounted.server());
     assert!(most < FEW_DESCRIPTORS, "{most} descriptors");
-    // Open files and directories have descriptors; they go when they are closed.
+    // The server has descriptors for open files and directories, until they are closed.
     let open: Vec<_> = (0..500).map(|file| mounted.path().join(format!("directory-0/file-{file}"))).collect();
     let open: Vec<_> = open.iter().map(|path| File::open(path).expect("a file")).collect();
     assert!(descriptors(mounted.server()) < most + 2 * open.len() + 100);
     drop(open);
-    // Another test may have had the kernel forget directories when `most` was counted.
-    eventually("they are closed", || descriptors(mounted.server()) <= most + 50);
+    // When the test counted `most`, the kernel may have dropped directories because of another test's use of memory.
+    eventually("the descriptors are closed", || descriptors(mounted.server()) <= most + 50);
     forget_unused(mounted.path());
-    eventually("what is forgotten is closed", || {
+    eventually("the descriptors of dropped directories are closed", || {
         forget_unused(mounted.path());
         descriptors(mounted.server()) <= idle + 50
     });
@@ -82,8 +84,8 @@ fn a_known_file_takes_at_most_200_bytes_and_is_given_back() {
     // Threads, listings and tables of directories take at most 1 MiB more.
     let most = (DIRECTORIES * FILES * 200) as u64 / 1024 + 1024;
     assert!(known < most, "{known} KiB for 50 000 files");
-    // The last 8192 files that were forgotten stay, for file handles: a tenth of all.
-    eventually("memory of what is forgotten is given back", || {
+    // The server keeps the last 8192 files that the kernel has dropped, for file handles.
+    eventually("the server has released the memory of dropped files", || {
         forget_unused(mounted.path());
         memory(mounted.server()) < idle + 5120
     });
@@ -93,15 +95,15 @@ fn a_known_file_takes_at_most_200_bytes_and_is_given_back() {
 fn forgotten_nodes_take_no_memory() {
     let mounted = Mounted::new();
     grow(mounted.source());
-    let mut after = Vec::new();
+    let mut sizes = Vec::new();
     for _ in 0..4 {
         assert_eq!(walk(mounted.path()), DIRECTORIES * FILES);
         forget_unused(mounted.path());
-        after.push(memory(mounted.server()));
+        sizes.push(memory(mounted.server()));
     }
-    // The first walks fill caches that the later ones use. 50 000 nodes that stay would be megabytes each time.
-    let (early, late) = (after[1], after[3]);
-    assert!(late < early + 4096, "KiB after each walk: {after:?}");
+    // The first walks fill caches that later walks use. 50 000 nodes that stay would take megabytes after each walk.
+    let (early, late) = (sizes[1], sizes[3]);
+    assert!(late < early + 4096, "KiB after each walk: {sizes:?}");
 }
 
 #[test]
@@ -127,16 +129,16 @@ fn a_server_without_descriptors_logs_it_and_continues_when_it_has_some() {
     }
     let server = Pid::from_raw(mounted.server().cast_signed());
     let few = Some(descriptors(mounted.server()) as u64 + 20);
-    // The server has the hard limit of this process, which started it.
+    // The server has inherited the hard limit of this process, and keeps it.
     let few = Rlimit { current: few, ..getrlimit(Resource::Nofile) };
-    let plenty = prlimit(server, Resource::Nofile, few).expect("root may");
+    let previous = prlimit(server, Resource::Nofile, few).expect("root may");
     let open = |file| File::open(mounted.path().join(format!("file-{file}")));
     let opened: Vec<_> = (0..100).map(open).collect();
     let refused = opened.iter().filter_map(|file| file.as_ref().err()?.raw_os_error()).collect::<Vec<_>>();
     assert!(!refused.is_empty() && refused.iter().all(|error| *error == libc::EMFILE), "{refused:?}");
-    assert!(opened.iter().any(Result::is_ok), "it had some");
+    assert!(opened.iter().any(Result::is_ok), "the server had some descriptors");
     drop(opened);
     eventually("there are descriptors again", || (0..100).all(|file| open(file).is_ok()));
-    prlimit(server, Resource::Nofile, plenty).expect("root may");
+    prlimit(server, Resource::Nofile, previous).expect("root may");
     assert_eq!(fs::read_to_string(mounted.path().join("file-99")).expect("a file"), "content");
 }

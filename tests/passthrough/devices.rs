@@ -1,4 +1,5 @@
-//! Local PersistentVolumes on block devices: formatted, checked, mounted once, shared, grown; and the state after kills.
+//! Local PersistentVolumes on block devices: podfs formats, checks, mounts once, shares and grows their file systems, also when
+//! its processes are killed.
 
 use std::fs;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
@@ -16,23 +17,26 @@ use crate::common::*;
 
 pub const DATA: &str = "[{name: data, persistentVolumeClaim: {claimName: data}}]";
 
-/// A pod with the claim `data`, bound to the PersistentVolume `pv-1` on a device.
+/// A pod with the claim `data`, which is bound to the PersistentVolume `pv-1` on a device.
 pub fn fixture(device: &LoopDevice, local: &str, spec: &str) -> Fixture {
     let fixture = Fixture::new(&pod(DATA));
     fixture.write("objects/claim.yaml", &claim("data", ""));
-    describe(&fixture, device, local, spec);
+    write_volume(&fixture, device, local, spec);
     fixture
 }
 
-fn describe(fixture: &Fixture, device: &LoopDevice, local: &str, spec: &str) {
+/// Writes the manifest of `pv-1`, with further fields of its `local` source and of its spec.
+fn write_volume(fixture: &Fixture, device: &LoopDevice, local: &str, spec: &str) {
     let manifest = volume("data", &format!("local: {{path: {}{local}}}{spec}", device.text()));
     fixture.write("objects/volume.yaml", &manifest);
 }
 
-pub fn place(fixture: &Fixture) -> PathBuf {
+/// The path at which podfs mounts the device for all pods of the node.
+pub fn global_mount(fixture: &Fixture) -> PathBuf {
     fixture.path("root/plugins/kubernetes.io/local-volume/mounts/pv-1")
 }
 
+/// The file that exists while podfs formats the device.
 pub fn marker(fixture: &Fixture) -> PathBuf {
     fixture.path("root/plugins/podfs/formatting/pv-1")
 }
@@ -50,7 +54,8 @@ pub fn assert_refused(fixture: &Fixture, sentence: &str) {
     fixture.assert_nothing_left();
 }
 
-/// A program of this name, in front of the real one in the PATH of what the command starts.
+/// Installs a script with the name of a program, and puts its directory at the beginning of the command's PATH. In the script,
+/// `real` is the path of the real program, and `here` the directory of the fixture.
 fn wrap(fixture: &Fixture, command: &mut Command, name: &str, script: &str) {
     let directory = fixture.path("bin");
     fs::create_dir_all(&directory).expect("a directory");
@@ -73,9 +78,9 @@ fn lp_05_a_blank_device_is_formatted_once_and_keeps_its_data() {
         let running = fixture.run();
         assert!(running.log().contains(&format!("was blank and has a new file system ({kind})")), "{}", running.log());
         let data = running.volume("data");
-        assert_eq!(fs::metadata(&data).expect("its root").gid(), 4711);
+        assert_eq!(fs::metadata(&data).expect("the root of the volume").gid(), 4711);
         fs::write(data.join("file"), "1").expect("written");
-        assert!(place(&fixture).join("file").exists(), "it is mounted where the kubelet mounts it");
+        assert!(global_mount(&fixture).join("file").exists(), "the device is mounted at the kubelet's path");
         stop(running);
         fixture.assert_nothing_left();
         let running = fixture.run();
@@ -95,20 +100,20 @@ fn the_pods_of_a_node_share_one_mount_and_the_last_one_unmounts_it() {
     fixture.write("pod.yaml", &pod(DATA).replace("name: web,", "name: db,"));
     let second = fixture.run();
     assert_eq!(fs::read_to_string(second.volume("data").join("file")).expect("shared"), "1");
-    let at_place = || fixture.mounts().into_iter().filter(|at| at.ends_with("mounts/pv-1")).count();
-    assert_eq!(at_place(), 1);
+    let global_mounts = || fixture.mounts().into_iter().filter(|path| path.ends_with("mounts/pv-1")).count();
+    assert_eq!(global_mounts(), 1);
     let table = fs::read_to_string("/proc/self/mountinfo").expect("a table");
-    let line_of = |at: &Path| table.lines().find(|line| line.contains(&at.display().to_string())).expect("mounted");
-    let line = line_of(&place(&fixture));
+    let line_of = |path: &Path| table.lines().find(|line| line.contains(&path.display().to_string())).expect("mounted");
+    let line = line_of(&global_mount(&fixture));
     assert!(line.contains("noatime") && line.contains("nosuid"), "{line}");
     let line = line_of(&first.volume("data"));
-    assert!(line.contains("nosuid"), "the volume of a pod denies what its source denies: {line}");
+    assert!(line.contains("nosuid"), "the volume of a pod has the restrictions of its source: {line}");
     stop(first);
-    assert_eq!(at_place(), 1);
+    assert_eq!(global_mounts(), 1);
     assert_eq!(fs::read_to_string(second.volume("data").join("file")).expect("still there"), "1");
     stop(second);
     assert_eq!((fixture.mounts(), fixture.processes()), (vec![], vec![]));
-    // The root directory was made by the first pod, and stays for the second.
+    // The first pod has made the root directory, so the second one does not remove it.
     assert!(!fixture.path("root/plugins").exists());
     assert!(is_free(device.path()));
 }
@@ -118,7 +123,7 @@ fn a_device_that_is_not_blank_is_never_formatted() {
     let mut table = vec![0; 512];
     table[446..462].copy_from_slice(&[0, 1, 1, 0, 0x83, 1, 1, 1, 0, 8, 0, 0, 0, 8, 0, 0]);
     table[510..].copy_from_slice(&[0x55, 0xaa]);
-    let of = |bytes: &[u8], offset: u64| {
+    let device_with = |bytes: &[u8], offset: u64| {
         let device = LoopDevice::new(64);
         device.write(bytes, offset);
         device
@@ -126,10 +131,13 @@ fn a_device_that_is_not_blank_is_never_formatted() {
     let swap = LoopDevice::new(64);
     swap.run("mkswap", &[]);
     for (device, sentence) in [
-        (of(&table, 0), "has a partition table (dos), and podfs formats blank devices only"),
+        (device_with(&table, 0), "has a partition table (dos), and podfs formats blank devices only"),
         (swap, "holds swap, which is no file system"),
-        (of(b"a database that writes to the device", 8192), "has no signature of a file system but is not blank"),
-        (of(b"a copy at the end", (64 << 20) - 4096), "has no signature of a file system but is not blank"),
+        (
+            device_with(b"a database that writes to the device", 8192),
+            "has no signature of a file system but is not blank",
+        ),
+        (device_with(b"a copy at the end", (64 << 20) - 4096), "has no signature of a file system but is not blank"),
     ] {
         let before = device.head();
         let fixture = fixture(&device, "", "");
@@ -154,11 +162,11 @@ fn a_file_system_that_is_another_or_damaged_is_reported_and_not_mounted() {
     assert_refused(&fixture(&device, "", ""), "'fsck' found errors on device");
     let device = LoopDevice::new(320);
     device.run("mkfs.xfs", &["-q"]);
-    // Its root directory is among the first inodes, in the block of this offset. fsck does not look at xfs.
+    // The root directory of an xfs is among the first inodes, in the block at this offset. fsck does not check xfs.
     device.write(&[0xa5; 4096], 16 * 4096);
     let before = device.head();
     assert_refused(&fixture(&device, "", ""), "its xfs file system is damaged");
-    // The kernel may note in the superblock that it has tried.
+    // The kernel may have written to the superblock when it tried to mount the file system.
     assert!(device.head()[4096..16 * 4096 + 4096] == before[4096..16 * 4096 + 4096], "nothing was written");
 }
 
@@ -166,16 +174,16 @@ fn a_file_system_that_is_another_or_damaged_is_reported_and_not_mounted() {
 fn a_place_where_another_file_system_is_mounted_is_left_alone() {
     let device = LoopDevice::new(64);
     let fixture = fixture(&device, "", "");
-    fs::create_dir_all(place(&fixture)).expect("a directory");
+    fs::create_dir_all(global_mount(&fixture)).expect("a directory");
     let (none, flags) = (None::<&str>, nix::mount::MsFlags::empty());
-    nix::mount::mount(Some("mine"), &place(&fixture), Some("tmpfs"), flags, none).expect("a tmpfs");
-    fs::write(place(&fixture).join("file"), "mine").expect("written");
+    nix::mount::mount(Some("mine"), &global_mount(&fixture), Some("tmpfs"), flags, none).expect("a tmpfs");
+    fs::write(global_mount(&fixture).join("file"), "mine").expect("written");
     let running = fixture.start();
     running.wait_log(&format!("and the volume's path leads to {} now", device.text()));
     assert!(is_free(device.path()));
-    assert_eq!(device.head(), vec![0; 1 << 20], "it is not formatted");
-    assert_eq!(fs::read_to_string(place(&fixture).join("file")).expect("still there"), "mine");
-    nix::mount::umount(&place(&fixture)).expect("unmounted");
+    assert_eq!(device.head(), vec![0; 1 << 20], "the device is not formatted");
+    assert_eq!(fs::read_to_string(global_mount(&fixture).join("file")).expect("still there"), "mine");
+    nix::mount::umount(&global_mount(&fixture)).expect("unmounted");
     stop(running);
 }
 
@@ -207,7 +215,7 @@ fn a_file_system_grows_with_its_volume_while_a_pod_uses_it() {
         let blocks = || nix::sys::statvfs::statvfs(&data).expect("its size").blocks();
         let before = blocks();
         device.grow(2 * from);
-        describe(&fixture, &device, local, &capacity(2 * from));
+        write_volume(&fixture, &device, local, &capacity(2 * from));
         if local.is_empty() && !may_resize() {
             running.wait_log("cannot grow the file system of");
             assert!(running.log().contains("the volume keeps its size"), "{}", running.log());
@@ -231,7 +239,7 @@ fn the_next_supervisor_waits_for_the_mkfs_of_a_killed_one() {
     let device = LoopDevice::new(64);
     let fixture = fixture(&device, "", "");
     let mut command = fixture.command();
-    // It goes on when the test makes the file `go`, and podfs's death does not end it.
+    // The script goes on when the test creates the file `go`; the end of podfs does not end it.
     let script = "echo $$ >$here/started; until [ -e $here/go ]; do :; done; exec $real \"$@\"";
     wrap(&fixture, &mut command, "mkfs.ext4", script);
     let mut killed = fixture.start_command(command);
@@ -240,7 +248,7 @@ fn the_next_supervisor_waits_for_the_mkfs_of_a_killed_one() {
     fixture.kill_all();
     killed.wait();
     let mut next = fixture.start();
-    // Its server is there, and its volume waits for the lock.
+    // The next podfs has a server, but the volume waits for the lock, which mkfs still has.
     eventually("the next podfs serves the pod", || !next.servers().is_empty());
     assert!(!next.is_ready());
     fixture.write("go", "");
@@ -257,23 +265,23 @@ fn the_next_supervisor_waits_for_the_mkfs_of_a_killed_one() {
 
 #[test]
 fn a_device_of_a_killed_mkfs_is_formatted_again_and_never_mounted() {
-    for left in [
-        // Nothing was written yet.
+    for write in [
+        // mkfs has written nothing yet.
         "",
-        // Tables without a superblock.
+        // mkfs has written tables, but no superblock.
         "for last in \"$@\"; do :; done; yes table | dd of=$last bs=4096 seek=1 count=64 conv=notrunc,fsync 2>/dev/null",
-        // A superblock, and nothing that it leads to.
+        // mkfs has written a superblock, but not the root directory.
         "for last in \"$@\"; do :; done; $real \"$@\" >/dev/null 2>&1; debugfs -w -R 'clri <2>' $last 2>/dev/null",
     ] {
         let device = LoopDevice::new(64);
         let fixture = fixture(&device, "", "");
         let mut command = fixture.command();
         let script = format!(
-            "PATH=$PATH:/usr/sbin\n{left}\necho $$ >$here/.pid; mv $here/.pid $here/started; while :; do :; done"
+            "PATH=$PATH:/usr/sbin\n{write}\necho $$ >$here/.pid; mv $here/.pid $here/started; while :; do :; done"
         );
         wrap(&fixture, &mut command, "mkfs.ext4", &script);
         let mut killed = fixture.start_command(command);
-        eventually("mkfs has come that far", || fixture.path("started").exists());
+        eventually("mkfs has written", || fixture.path("started").exists());
         let mkfs: i32 = fs::read_to_string(fixture.path("started")).expect("a pid").trim().parse().expect("a number");
         fixture.kill_all();
         killed.wait();
@@ -292,12 +300,12 @@ fn a_marker_of_another_device_lets_no_data_be_formatted_over() {
     let device = LoopDevice::new(64);
     device.run("mkfs.ext4", &["-q"]);
     let fixture = fixture(&device, "", "");
-    fs::create_dir_all(marker(&fixture).parent().expect("a directory")).expect("made");
+    fs::create_dir_all(marker(&fixture).parent().expect("a directory")).expect("created");
     let text = format!(r#"{{"device": "{}", "size": {}, "kind": "ext4", "uuid": "u-1"}}"#, device.text(), 64 << 20);
     fs::write(marker(&fixture), text).expect("written");
     let before = device.head()[1024 + 0x68..1024 + 0x78].to_vec();
     stop(fixture.run());
-    assert_eq!(device.head()[1024 + 0x68..1024 + 0x78], before, "it has the UUID that it had");
+    assert_eq!(device.head()[1024 + 0x68..1024 + 0x78], before, "the UUID has not changed");
     assert!(!marker(&fixture).exists());
 }
 
@@ -327,12 +335,12 @@ fn podfs_node_mounts_a_device_once_for_its_pods_and_unmounts_it_after_the_last()
     let node = Node::new();
     node.put("claim.yaml", &claim("data", ""));
     node.put("volume.yaml", &volume("data", &format!("local: {{path: {}}}", device.text())));
-    let mounting = |name: &str| {
+    let put_pod = |name: &str| {
         let pod = pod(DATA).replace("image: web}", "image: web, volumeMounts: [{name: data, mountPath: /data}]}");
         node.put(&format!("{name}.yaml"), &pod.replace("name: web,", &format!("name: {name},")));
     };
-    mounting("one");
-    mounting("two");
+    put_pod("one");
+    put_pod("two");
     let _daemon = node.start();
     for pod in ["default/one", "default/two"] {
         node.expect(&["wait", pod]);
@@ -348,7 +356,7 @@ fn podfs_node_mounts_a_device_once_for_its_pods_and_unmounts_it_after_the_last()
     }
 }
 
-/// Every so many system calls, podfs is killed once.
+/// The number of system calls between the kills of two rounds.
 const STRIDE: usize = 83;
 
 #[test]
@@ -364,10 +372,10 @@ fn at_whichever_step_of_a_mount_podfs_is_killed_the_next_one_mounts_a_whole_file
         let is_mounted = || fixture.mounts().iter().any(|at| at.ends_with("volumes/kubernetes.io~local-volume/pv-1"));
         let ((), killed) = killed_at(pid, kills * STRIDE, || {
             fixture.write("objects/volume.yaml", &manifest);
-            eventually("it is mounted, or podfs is killed", || is_mounted() || has_ended(pid));
+            eventually("the volume is mounted, or podfs is killed", || is_mounted() || has_ended(pid));
         });
         if !killed {
-            assert!(kills > 5, "there are that many steps: {kills}");
+            assert!(kills > 5, "too few kills: {kills}");
             running.wait_ready();
             stop(running);
             break;
@@ -392,7 +400,7 @@ fn at_whichever_step_of_an_unmount_podfs_is_killed_nothing_is_lost_or_left() {
         let fixture = fixture(&device, "", "");
         let mut running = fixture.run();
         let file = running.volume("data").join("file");
-        assert_eq!(file.exists(), kills > 0, "what was written stays");
+        assert_eq!(file.exists(), kills > 0, "the file of the round before stays");
         fs::write(&file, "1").expect("written");
         let pid = running.pid();
         let ((), killed) = killed_at(pid, kills * STRIDE, || {
@@ -401,28 +409,29 @@ fn at_whichever_step_of_an_unmount_podfs_is_killed_nothing_is_lost_or_left() {
         });
         running.was_reaped();
         fixture.kill_all();
-        // In half of the cases, the next podfs of the pod takes the rest over; in the others, a cleanup removes it.
+        // In half of the rounds, the next podfs of the pod unmounts the volume; in the others, a cleanup does.
         if killed && kills % 2 == 0 {
             stop(fixture.run());
         } else if killed {
             fixture.cleanup(&[]);
         }
-        // A process that is killed between its last two steps leaves the run directory, empty: the record said that it made it.
+        // A supervisor that is killed between its last two steps leaves an empty run directory, because it has already removed
+        // the record that it has made this directory.
         let _ = fs::remove_dir(fixture.path("run"));
         fixture.assert_nothing_left();
         assert!(is_free(device.path()));
         if !killed {
-            assert!(kills > 2, "there are that many steps: {kills}");
+            assert!(kills > 2, "too few kills: {kills}");
             break;
         }
     }
     device.run("e2fsck", &["-n", "-f"]);
 }
 
-/// Whether a process has ended, though its parent may not know yet.
+/// Whether a process has ended. It may still be a zombie.
 pub fn has_ended(pid: Pid) -> bool {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-    stat.rsplit_once(") ").is_none_or(|(_, rest)| rest.starts_with(['Z', 'X']))
+    stat.rsplit_once(") ").is_none_or(|(_, state)| state.starts_with(['Z', 'X']))
 }
 
 /// Whether no file system of the device is mounted.

@@ -1,4 +1,4 @@
-//! Directories: listings through a mount, also while the directory changes.
+//! Listings of directories through a mount, also while the directory changes.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::{CStr, CString, OsString};
@@ -15,7 +15,7 @@ use crate::common::twins::{names, the_mount_does_as_the_disk};
 
 const MANY: usize = 10_000;
 
-/// A directory as the C library reads it, with positions to come back to.
+/// A directory stream of the C library, which has positions.
 struct Directory(*mut libc::DIR);
 
 impl Directory {
@@ -37,7 +37,8 @@ impl Directory {
         }
     }
 
-    fn rest(&mut self) -> Vec<OsString> {
+    /// The remaining names, without `.` and `..`.
+    fn remaining(&mut self) -> Vec<OsString> {
         std::iter::from_fn(|| self.next()).filter(|name| name != "." && name != "..").collect()
     }
 
@@ -47,7 +48,7 @@ impl Directory {
     }
 
     fn seek(&mut self, position: libc::c_long) {
-        // SAFETY: the stream is open, and the position is one of its own.
+        // SAFETY: the stream is open, and the position is from this stream.
         unsafe { libc::seekdir(self.0, position) }
     }
 
@@ -69,7 +70,7 @@ fn fill(directory: &Path, count: usize) -> BTreeSet<OsString> {
     names.inspect(|name| drop(File::create_new(directory.join(name)).expect("created"))).collect()
 }
 
-/// A hostPath, and a private emptyDir, whose directories the kernel opens without OPENDIR.
+/// A hostPath volume, and a private emptyDir, whose directories the kernel opens without OPENDIR.
 fn both() -> [Mounted; 2] {
     [Mounted::new(), Mounted::alone()]
 }
@@ -79,7 +80,7 @@ fn ten_thousand_entries_are_listed_once_each() {
     for mounted in both() {
         let expected = fill(mounted.path(), MANY);
         for _ in 0..2 {
-            let listed = Directory::open(mounted.path()).rest();
+            let listed = Directory::open(mounted.path()).remaining();
             assert_eq!(listed.len(), MANY);
             assert_eq!(listed.into_iter().collect::<BTreeSet<_>>(), expected);
         }
@@ -90,7 +91,7 @@ fn ten_thousand_entries_are_listed_once_each() {
 #[test]
 fn a_listing_has_each_lasting_name_once_while_others_change() {
     let mounted = Mounted::new();
-    // The same disturbance from inside and from the host.
+    // One thread changes the directory through the mount, the other on the host.
     listings_have_each_lasting_name_once(&mounted, [mounted.path(), mounted.source()]);
 }
 
@@ -100,10 +101,11 @@ fn a_listing_of_a_private_empty_dir_has_each_lasting_name_once_while_others_chan
     listings_have_each_lasting_name_once(&mounted, [mounted.path(), mounted.path()]);
 }
 
-fn listings_have_each_lasting_name_once(mounted: &Mounted, disturbed: [&Path; 2]) {
-    let stays = fill(disturbed[1], MANY);
+/// Lists the directory while two threads change it, each through one of `paths`.
+fn listings_have_each_lasting_name_once(mounted: &Mounted, paths: [&Path; 2]) {
+    let stays = fill(paths[1], MANY);
     let ended = AtomicBool::new(false);
-    let disturb = |directory: &Path, prefix: &str| {
+    let change = |directory: &Path, prefix: &str| {
         for number in (0..).take_while(|_| !ended.load(Ordering::Relaxed)) {
             let path = directory.join(format!("{prefix}-{}", number % 500));
             fs::write(&path, "").expect("written");
@@ -115,13 +117,13 @@ fn listings_have_each_lasting_name_once(mounted: &Mounted, disturbed: [&Path; 2]
         }
     };
     thread::scope(|scope| {
-        scope.spawn(|| disturb(disturbed[0], "one"));
-        scope.spawn(|| disturb(disturbed[1], "other"));
+        scope.spawn(|| change(paths[0], "one"));
+        scope.spawn(|| change(paths[1], "other"));
         let listings = scope.spawn(|| {
             for _ in 0..10 {
                 let mut counts = BTreeMap::<OsString, usize>::new();
                 Directory::open(mounted.path())
-                    .rest()
+                    .remaining()
                     .into_iter()
                     .for_each(|name| *counts.entry(name).or_default() += 1);
                 let missing = stays.iter().filter(|name| !counts.contains_key(*name)).count();
@@ -143,7 +145,7 @@ fn a_directory_is_emptied_while_it_is_listed() {
         let mut removed = 0;
         while let Some(name) = directory.next() {
             if name != "." && name != ".." {
-                fs::remove_file(mounted.path().join(name)).expect("it was not removed before");
+                fs::remove_file(mounted.path().join(name)).expect("each name is listed once");
                 removed += 1;
             }
         }
@@ -157,23 +159,24 @@ fn positions_stay_good_while_entries_go() {
     for mounted in both() {
         fill(mounted.path(), 2000);
         let mut directory = Directory::open(mounted.path());
-        let mut seen = Vec::new();
+        let mut entries = Vec::new();
         loop {
             let position = directory.position();
             let Some(name) = directory.next() else { break };
-            seen.push((position, name));
+            entries.push((position, name));
         }
-        // Every third entry goes; the others follow where they followed before.
-        let goes = |name: &OsString| name.as_bytes().starts_with(b"entry") && name.as_bytes().ends_with(b"3");
-        for (_, name) in seen.iter().filter(|(_, name)| goes(name)) {
+        // One of ten entries is removed. From each position, the other entries follow in the same order as before.
+        let is_removed = |name: &OsString| name.as_bytes().starts_with(b"entry") && name.as_bytes().ends_with(b"3");
+        for (_, name) in entries.iter().filter(|(_, name)| is_removed(name)) {
             fs::remove_file(mounted.path().join(name)).expect("removed");
         }
-        for index in (0..seen.len()).step_by(97) {
-            directory.seek(seen[index].0);
+        for index in (0..entries.len()).step_by(97) {
+            directory.seek(entries[index].0);
             let expected: Vec<_> =
-                seen[index..].iter().map(|(_, name)| name).filter(|name| !goes(name)).take(20).collect();
-            let came: Vec<_> = std::iter::from_fn(|| directory.next()).filter(|name| !goes(name)).take(20).collect();
-            assert_eq!(came.iter().collect::<Vec<_>>(), expected, "from entry {index}");
+                entries[index..].iter().map(|(_, name)| name).filter(|name| !is_removed(name)).take(20).collect();
+            let actual: Vec<_> =
+                std::iter::from_fn(|| directory.next()).filter(|name| !is_removed(name)).take(20).collect();
+            assert_eq!(actual.iter().collect::<Vec<_>>(), expected, "from entry {index}");
         }
     }
 }
@@ -183,11 +186,11 @@ fn a_rewound_listing_shows_new_names() {
     for mounted in both() {
         fill(mounted.path(), 10);
         let mut directory = Directory::open(mounted.path());
-        assert_eq!(directory.rest().len(), 10);
+        assert_eq!(directory.remaining().len(), 10);
         fs::write(mounted.path().join("new"), "").expect("written");
-        assert!(directory.rest().is_empty());
+        assert!(directory.remaining().is_empty());
         directory.rewind();
-        let again = directory.rest();
+        let again = directory.remaining();
         assert_eq!(again.len(), 11);
         assert!(again.iter().any(|name| name == "new"));
     }
@@ -201,9 +204,10 @@ fn two_readers_of_a_directory_have_their_own_positions() {
         for _ in 0..100 {
             one.next().expect("an entry");
         }
-        assert_eq!(two.rest().len(), 1000);
-        let left = one.rest().len();
-        assert!((900..=902).contains(&left), "{left} left of 1000 after 100, the dots among them or not");
+        assert_eq!(two.remaining().len(), 1000);
+        let remaining = one.remaining().len();
+        // The hundred entries may include `.` and `..`, which `remaining` does not count.
+        assert!((900..=902).contains(&remaining), "{remaining} of 1000 remain after 100");
     }
 }
 
@@ -258,6 +262,6 @@ fn a_directory_that_is_gone_lists_as_empty() {
         let mut open = Directory::open(&path);
         fs::remove_dir_all(&path).expect("removed");
         open.rewind();
-        assert_eq!(open.rest(), Vec::<OsString>::new());
+        assert_eq!(open.remaining(), Vec::<OsString>::new());
     }
 }

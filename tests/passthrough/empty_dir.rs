@@ -1,4 +1,5 @@
-//! emptyDir volumes: made with the pod, bounded, kept over a crash, and deleted with the pod.
+//! emptyDir volumes: podfs creates them with the pod, limits their size, keeps their content after a crash, and deletes
+//! them with the pod.
 
 use std::fs;
 use std::io::ErrorKind;
@@ -16,18 +17,18 @@ fn fixture(source: &str) -> Fixture {
     Fixture::new(&pod(&format!("[{{name: scratch, emptyDir: {source}}}]")))
 }
 
-/// A pod with more in its spec.
+/// Replaces the pod's containers by these fields of its spec.
 fn with_spec(fixture: &Fixture, spec: &str) {
     let manifest = fs::read_to_string(fixture.pod()).expect("a manifest");
     fixture.write("pod.yaml", &manifest.replace("containers: [{name: web, image: web}]", spec));
 }
 
-fn owned(path: &Path) -> (u32, u32) {
-    let found = fs::metadata(path).expect("a file");
-    (found.mode() & 0o7777, found.gid())
+fn mode_and_group(path: &Path) -> (u32, u32) {
+    let metadata = fs::metadata(path).expect("a file");
+    (metadata.mode() & 0o7777, metadata.gid())
 }
 
-/// The directory with the content.
+/// The directory with the content of the volume `scratch`.
 fn content(volume: &Path) -> PathBuf {
     let pod = volume.ancestors().nth(3).expect("the pod's directory");
     pod.join("plugins/kubernetes.io~empty-dir/scratch/content")
@@ -47,7 +48,7 @@ fn it_is_open_to_all_and_gone_with_the_pod() {
         let running = fixture.run();
         let volume = running.volume("scratch");
         assert!(volume.ends_with("volumes/kubernetes.io~empty-dir/scratch"), "{}", volume.display());
-        assert_eq!(owned(&volume), (mode, 0), "{source}");
+        assert_eq!(mode_and_group(&volume), (mode, 0), "{source}");
         assert_eq!(fs::read_dir(&volume).expect("a listing").count(), 0);
         fs::create_dir_all(volume.join("a/b")).expect("directories");
         fs::write(volume.join("a/b/file"), "1").expect("written");
@@ -64,11 +65,11 @@ fn new_files_get_the_pods_group() {
         with_spec(&fixture, "securityContext: {fsGroup: 4711}\n  containers: []");
         let running = fixture.run();
         let volume = running.volume("scratch");
-        assert_eq!(owned(&volume), (mode, 4711));
+        assert_eq!(mode_and_group(&volume), (mode, 4711));
         fs::write(volume.join("file"), "").expect("written");
         fs::create_dir(volume.join("dir")).expect("a directory");
-        assert_eq!(owned(&volume.join("file")).1, 4711);
-        assert_eq!(owned(&volume.join("dir")).1, 4711);
+        assert_eq!(mode_and_group(&volume.join("file")).1, 4711);
+        assert_eq!(mode_and_group(&volume.join("dir")).1, 4711);
         assert_stops_clean(running, &fixture);
     }
 }
@@ -115,7 +116,8 @@ fn content_survives_a_podfs_that_was_killed() {
 
 #[test]
 fn the_kernel_keeps_locks_on_new_content_and_the_source_has_those_on_content_that_was_there() {
-    // Containers may have files of earlier content open, through the mount of a podfs that is gone.
+    // After podfs was killed, containers may still have files of the content open through its mount, and hold locks
+    // there. So the next podfs must take locks on this content at the source.
     const LOCK: &str = "lock f flock exclusive";
     let fixture = fixture("{}");
     let mut killed = fixture.run();
@@ -169,10 +171,10 @@ fn content_that_is_gone_is_made_anew() {
         }
         fs::remove_dir_all(content(&volume)).expect("removed");
         let next = fixture.run();
-        eventually("it is made anew", || next.log().contains("is gone; podfs makes it anew"));
-        eventually("it can be used", || fs::write(volume.join("file"), "1").is_ok());
+        eventually("podfs makes the content again", || next.log().contains("is gone; podfs makes it anew"));
+        eventually("the volume can be used", || fs::write(volume.join("file"), "1").is_ok());
         assert_eq!(fs::read_to_string(content(&volume).join("file")).expect("the content"), "1");
-        assert_eq!(owned(&volume), (0o777, 0));
+        assert_eq!(mode_and_group(&volume), (0o777, 0));
         assert_stops_clean(next, &fixture);
     }
 }
@@ -189,14 +191,14 @@ fn nothing_is_deleted_through_a_foreign_mount() {
     let volume = running.volume("scratch");
     fs::create_dir(volume.join("mnt")).expect("a directory");
     fs::write(volume.join("mine"), "").expect("written");
-    let at = content(&volume).join("mnt");
-    mount(Some(&outside), &at, None::<&str>, MsFlags::MS_BIND, None::<&str>).expect("mounted");
+    let mount_point = content(&volume).join("mnt");
+    mount(Some(&outside), &mount_point, None::<&str>, MsFlags::MS_BIND, None::<&str>).expect("mounted");
     assert_eq!(running.stop().code(), Some(0));
     assert!(running.log().contains("podfs leaves of its content 1 entry: mnt is a mount point"), "{}", running.log());
     assert!(outside.join("keep").exists());
     assert!(!content(&volume).join("mine").exists());
-    umount2(&at, MntFlags::MNT_DETACH).expect("unmounted");
-    // The next podfs of the pod starts anew and cleans up.
+    umount2(&mount_point, MntFlags::MNT_DETACH).expect("unmounted");
+    // The next podfs of the pod begins with an empty volume, and deletes the rest at its end.
     let running = fixture.run();
     assert_eq!(fs::read_dir(running.volume("scratch")).expect("a listing").count(), 0);
     assert_stops_clean(running, &fixture);
@@ -231,9 +233,9 @@ fn huge_pages_are_bound_in_the_size_the_pod_asks_for() {
     with_spec(&fixture, "containers: [{name: web, resources: {limits: {hugepages-2Mi: 4Mi}}}]");
     let running = fixture.run();
     assert_eq!(running.json()["volumes"][0]["mode"], "bind");
-    let found = statfs(&running.volume("scratch")).expect("a file system");
-    assert_eq!((found.filesystem_type(), found.block_size()), (HUGETLBFS_MAGIC, 2 << 20));
-    assert_eq!(owned(&running.volume("scratch")), (0o777, 0));
+    let statfs = statfs(&running.volume("scratch")).expect("a file system");
+    assert_eq!((statfs.filesystem_type(), statfs.block_size()), (HUGETLBFS_MAGIC, 2 << 20));
+    assert_eq!(mode_and_group(&running.volume("scratch")), (0o777, 0));
     assert_stops_clean(running, &fixture);
 }
 
@@ -249,7 +251,7 @@ fn podfs_mount_keeps_the_content_in_a_private_directory_and_removes_it() {
     running.wait_log("is ready");
     fs::write(fixture.path("at/file"), "1").expect("written");
     let home = fs::read_dir(&temp).expect("a listing").next().expect("a home").expect("an entry").path();
-    assert_eq!(owned(&home).0, 0o700);
+    assert_eq!(mode_and_group(&home).0, 0o700);
     assert!(home.join("content/file").exists());
     running.signal(Signal::SIGINT);
     assert_eq!(running.wait().code(), Some(0), "{}", running.log());

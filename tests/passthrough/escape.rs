@@ -1,9 +1,9 @@
-//! Containment: whatever happens to names on the source during a lookup, no process reads or changes anything
-//! outside of it through the mount.
+//! Containment: through the mount, no process reads or changes anything outside of the source, whatever happens to
+//! names of the source during a lookup.
 //!
-//! The callers live in a mount namespace in which the place outside is covered by an empty directory. A link
-//! that the *caller* follows leads there, as it does in a container; only a server that follows it, or loses
-//! its way, can meet the canary.
+//! The callers are in a mount namespace in which an empty tmpfs covers the directory `outside`. When the kernel follows
+//! a symbolic link for a caller, the link leads to this tmpfs, as in a container. Only a server that follows the link
+//! itself, or that looks up a name in a wrong directory, can reach the canary.
 
 use std::fs::{self, File, Permissions};
 use std::io::{Read, Write};
@@ -68,7 +68,7 @@ impl Trap {
         self.base.path().join("outside")
     }
 
-    /// A place for callers, from which the canary cannot be seen.
+    /// A mount namespace for callers, from which the canary cannot be reached.
     fn container(&self) -> Container {
         let container = Container::new(Propagation::Private);
         let outside = self.outside();
@@ -77,7 +77,7 @@ impl Trap {
     }
 }
 
-/// The directories in which names are swapped, held open: the swapping itself must not follow a link.
+/// The open directories in which the test exchanges names. They are open so that the exchange follows no symbolic link.
 struct Directories {
     root: OwnedFd,
     a: OwnedFd,
@@ -95,19 +95,21 @@ impl Directories {
     }
 }
 
-fn swap(directory: &OwnedFd, name: &str, other_directory: &OwnedFd, other: &str) {
-    let _ = renameat_with(directory, name, other_directory, other, RenameFlags::EXCHANGE);
+fn swap(directory: &OwnedFd, name: &str, other_directory: &OwnedFd, other_name: &str) {
+    let _ = renameat_with(directory, name, other_directory, other_name, RenameFlags::EXCHANGE);
 }
 
-/// The observations of all callers.
+/// The number of reads of all callers, by the file that they have read.
 #[derive(Default)]
-struct Seen {
+struct Reads {
+    /// Reads of files in the source.
     inside: AtomicUsize,
+    /// Reads of the canary.
     escaped: AtomicUsize,
 }
 
-impl Seen {
-    fn content(&self, content: &str) {
+impl Reads {
+    fn count(&self, content: &str) {
         let counter = if content.contains(CANARY) { &self.escaped } else { &self.inside };
         counter.fetch_add(1, Ordering::Relaxed);
     }
@@ -115,17 +117,17 @@ impl Seen {
     fn file(&self, path: &Path) {
         let mut content = String::new();
         if File::open(path).and_then(|mut file| file.read_to_string(&mut content)).is_ok() {
-            self.content(&content);
+            self.count(&content);
         }
     }
 }
 
-/// Everything a caller can do with the names that are swapped.
-fn try_everything(root: &Path, caller: usize, seen: &Seen) {
+/// Makes every operation of a caller on the names that the test exchanges.
+fn try_everything(root: &Path, caller: usize, reads: &Reads) {
     let own = format!("by-{caller}");
     for round in 0..TRIES {
         for path in ["a/b/victim", "a/victim", "evil/b/victim", "evil/victim", "relative/victim", "evil-file"] {
-            seen.file(&root.join(path));
+            reads.file(&root.join(path));
         }
         for directory in ["a", "a/b", "evil", "relative", "a/b/../../evil"] {
             let at = |name: &str| root.join(directory).join(name);
@@ -142,32 +144,32 @@ fn try_everything(root: &Path, caller: usize, seen: &Seen) {
             }
             let _ = fs::read_dir(root.join(directory)).map(Iterator::count);
         }
-        seen.file(&root.join(&own));
-        climb(root, seen);
+        reads.file(&root.join(&own));
+        climb(root, reads);
     }
 }
 
-/// Opens a directory by descriptors, and walks up and down from it while it moves.
-fn climb(root: &Path, seen: &Seen) {
+/// Opens a directory, and looks up paths with `..` from it while the directory moves.
+fn climb(root: &Path, reads: &Reads) {
     let flags = OFlags::DIRECTORY | OFlags::RDONLY;
     let Ok(directory) = openat(CWD, root.join("a/b"), flags, Mode::empty()) else { return };
     for path in ["victim", "../b/victim", "../../a/b/victim", "../../c/b/victim", "../../evil/victim"] {
         if let Ok(file) = openat(&directory, path, OFlags::RDONLY | OFlags::NONBLOCK, Mode::empty()) {
             let mut content = String::new();
             if File::from(file).read_to_string(&mut content).is_ok() {
-                seen.content(&content);
+                reads.count(&content);
             }
         }
     }
 }
 
 #[track_caller]
-fn nobody_escapes(cache: CacheMode) {
+fn assert_no_caller_escapes(cache: CacheMode) {
     let trap = Trap::set(cache);
     let before = snapshot(&trap.outside());
-    let (seen, ended) = (Arc::new(Seen::default()), AtomicBool::new(false));
+    let (reads, ended) = (Arc::new(Reads::default()), AtomicBool::new(false));
     let shown = trap.mounted.path().to_owned();
-    // Directories become links and come back, on the source and through the mount; parents move.
+    // Directories are exchanged with links, on the source and through the mount, and their parents move.
     let (source, through) = (Directories::of(&trap.source()), Directories::of(&shown));
     let swaps: [&(dyn Fn() + Sync); 5] = [
         &|| swap(&source.root, "a", &source.root, "evil"),
@@ -189,27 +191,27 @@ fn nobody_escapes(cache: CacheMode) {
             .iter()
             .enumerate()
             .map(|(number, container)| {
-                let (root, seen) = (shown.clone(), Arc::clone(&seen));
-                scope.spawn(move || container.run(move || try_everything(&root, number, &seen)))
+                let (root, reads) = (shown.clone(), Arc::clone(&reads));
+                scope.spawn(move || container.run(move || try_everything(&root, number, &reads)))
             })
             .collect();
         let outcomes: Vec<_> = callers.into_iter().map(|caller| caller.join()).collect();
         ended.store(true, Ordering::Relaxed);
-        outcomes.into_iter().for_each(|outcome| outcome.expect("a caller tries to its end"));
+        outcomes.into_iter().for_each(|outcome| outcome.expect("a caller makes all its attempts"));
     });
-    assert_eq!(seen.escaped.load(Ordering::Relaxed), 0, "the canary was read");
-    assert!(seen.inside.load(Ordering::Relaxed) > TRIES, "the callers hardly ever met a file");
+    assert_eq!(reads.escaped.load(Ordering::Relaxed), 0, "the canary was read");
+    assert!(reads.inside.load(Ordering::Relaxed) > TRIES, "the callers have hardly ever read a file");
     assert_eq!(snapshot(&trap.outside()), before, "something outside was changed");
 }
 
 #[test]
 fn nothing_outside_is_reached_while_names_are_swapped() {
-    nobody_escapes(CacheMode::Auto);
+    assert_no_caller_escapes(CacheMode::Auto);
 }
 
 #[test]
 fn nothing_outside_is_reached_while_names_are_swapped_and_nothing_is_remembered() {
-    nobody_escapes(CacheMode::None);
+    assert_no_caller_escapes(CacheMode::None);
 }
 
 #[test]
@@ -220,13 +222,13 @@ fn a_link_to_outside_leads_where_the_caller_is() {
     let shown = root.clone();
     trap.container().run(move || {
         for path in ["evil/victim", "evil-file", "relative/victim", "evil/../outside/victim"] {
-            File::open(shown.join(path)).expect_err("the caller's own place outside is empty");
+            File::open(shown.join(path)).expect_err("the caller's directory `outside` is empty");
         }
         // A file that is created through the link is created at its target.
         fs::write(shown.join("evil/new"), "x").expect("written");
     });
     assert_eq!(names(&trap.outside()), ["b", "victim"]);
-    // The host itself is not in a container.
+    // A process of the host, outside of the container, follows the link to the canary.
     assert_eq!(fs::read_to_string(root.join("evil/victim")).expect("a file"), CANARY);
 }
 
@@ -235,8 +237,8 @@ fn hard_links_and_renames_end_at_the_mount() {
     let trap = Trap::set(CacheMode::Auto);
     let root = trap.mounted.path();
     let outside = trap.outside().join("victim");
-    let refused = |what: &str, result: std::io::Result<()>| {
-        assert_eq!(result.expect_err(what).raw_os_error(), Some(libc::EXDEV), "{what}");
+    let refused = |operation: &str, result: std::io::Result<()>| {
+        assert_eq!(result.expect_err(operation).raw_os_error(), Some(libc::EXDEV), "{operation}");
     };
     refused("link in", fs::hard_link(&outside, root.join("stolen")));
     refused("link out", fs::hard_link(root.join("a/b/victim"), trap.outside().join("given")));
@@ -244,8 +246,8 @@ fn hard_links_and_renames_end_at_the_mount() {
     refused("rename out", fs::rename(root.join("a/b/victim"), trap.outside().join("given")));
     let follow = linkat(CWD, root.join("evil-file"), CWD, root.join("stolen"), AtFlags::SYMLINK_FOLLOW);
     refused("link through a link", follow.map_err(Into::into));
-    // The parent of the root is that of the mount point.
-    let identity = |path: &Path| fs::metadata(path).map(|found| (found.dev(), found.ino())).expect("a directory");
+    // The parent of the volume's root is the parent of the mount point.
+    let identity = |path: &Path| fs::metadata(path).map(|stat| (stat.dev(), stat.ino())).expect("a directory");
     assert_eq!(identity(&root.join("..")), identity(root.parent().expect("a parent")));
     assert!(!root.join("../outside").exists());
 }

@@ -1,5 +1,5 @@
-//! Local PersistentVolumes on disks that fail: I/O errors of the kernel, from loop devices whose files cannot be read or hold no
-//! more.
+//! Local PersistentVolumes on disks that fail. The kernel returns I/O errors for loop devices whose files cannot be read or are
+//! on a full file system.
 
 use std::fs::{self, File};
 use std::io::Write;
@@ -25,7 +25,7 @@ fn lp_05_a_disk_that_fails_while_it_is_formatted_is_not_mounted_before_it_was_fo
     running.wait_log(&format!("cannot format {}: mkfs.ext4 ended with code 1", device.text()));
     assert!(!running.is_ready());
     assert!(is_free(device.path()) && marker(&fixture).exists());
-    // It is repaired.
+    // The disk works again.
     device.allow(64 << 10);
     running.wait_ready();
     assert!(!marker(&fixture).exists());
@@ -46,7 +46,7 @@ fn a_disk_that_fails_under_a_pod_fails_the_calls_on_its_volume_only() {
     let running = fixture.run();
     fs::write(running.volume("data").join("file"), "1").expect("written");
     device.wear_out();
-    let mut file = File::create(running.volume("data").join("large")).expect("made");
+    let mut file = File::create(running.volume("data").join("large")).expect("created");
     let written = file.write_all(&vec![1; 32 << 20]).and_then(|()| file.sync_all());
     let errno = written.expect_err("the disk fails").raw_os_error();
     assert!([libc::EIO, libc::ENOSPC, libc::EROFS].map(Some).contains(&errno), "{errno:?}");

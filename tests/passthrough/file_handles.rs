@@ -1,5 +1,5 @@
-//! File handles of programs (`open_by_handle_at(2)`), as backup tools and NFS servers use them: they lead to their file also
-//! after the kernel has forgotten it.
+//! File handles (`open_by_handle_at(2)`), which backup tools and NFS servers use: a handle opens its file also after the kernel
+//! has dropped the file from its caches.
 
 use std::fs::{self, File, Permissions};
 use std::io::read_to_string;
@@ -14,7 +14,7 @@ use crate::common::passthrough::{Mounted, disk_directory};
 
 const DIRECTORY: libc::c_int = libc::O_RDONLY | libc::O_DIRECTORY;
 
-/// A tree with the files `file`, `above/file` and `above/below/file`, which hold their names.
+/// A tree with the files `file`, `above/file` and `above/below/file`. The content of each file is its path.
 fn mounted_tree() -> Mounted {
     let mounted = Mounted::new();
     fs::create_dir_all(mounted.path().join("above/below")).expect("directories");
@@ -25,7 +25,7 @@ fn mounted_tree() -> Mounted {
 }
 
 /// The path of an open file in `/proc/self/fd`.
-fn opened(file: &File) -> PathBuf {
+fn proc_path(file: &File) -> PathBuf {
     format!("/proc/self/fd/{}", file.as_raw_fd()).into()
 }
 
@@ -57,9 +57,9 @@ fn a_handle_leads_to_a_file_that_the_kernel_has_forgotten() {
         for (name, handle) in &directories {
             let directory = handle.open(mounted.path(), DIRECTORY).expect(name);
             assert_eq!(directory.metadata().expect("attributes").ino(), number(name), "{name}");
-            assert!(names(&opened(&directory)).contains(&"file".to_owned()));
+            assert!(names(&proc_path(&directory)).contains(&"file".to_owned()));
             assert_eq!(
-                fs::read_to_string(opened(&directory).join("../file")).expect("read"),
+                fs::read_to_string(proc_path(&directory).join("../file")).expect("read"),
                 match *name {
                     "above" => "file",
                     _ => "above/file",
@@ -67,9 +67,12 @@ fn a_handle_leads_to_a_file_that_the_kernel_has_forgotten() {
             );
         }
         forget_unused(mounted.path());
-        let found = link.open(mounted.path(), libc::O_PATH | libc::O_NOFOLLOW).expect("a link");
-        assert_eq!(found.metadata().expect("attributes").ino(), number("link"));
-        assert_eq!(names(&opened(&root.open(mounted.path(), DIRECTORY).expect("the root"))), ["above", "file", "link"]);
+        let link = link.open(mounted.path(), libc::O_PATH | libc::O_NOFOLLOW).expect("a link");
+        assert_eq!(link.metadata().expect("attributes").ino(), number("link"));
+        assert_eq!(
+            names(&proc_path(&root.open(mounted.path(), DIRECTORY).expect("the root"))),
+            ["above", "file", "link"]
+        );
     }
     // Changes through a handle reach the source.
     forget_unused(mounted.path());
@@ -88,15 +91,15 @@ fn a_handle_leads_to_a_file_that_was_renamed() {
     fs::rename(at("above/below/file"), at("above/below/other")).expect("renamed");
     fs::rename(at("above/below"), at("moved")).expect("moved");
     forget_unused(mounted.path());
-    // A process of the host may do so, too, without a request to the volume.
-    fs::create_dir(mounted.source().join("new")).expect("made");
+    // A process of the host renames files, too. The volume gets no request for this.
+    fs::create_dir(mounted.source().join("new")).expect("created");
     fs::rename(mounted.source().join("moved"), mounted.source().join("new/place")).expect("moved");
     forget_unused(mounted.path());
     let file = file.open(mounted.path(), libc::O_RDONLY).expect("the file");
     assert_eq!(read_to_string(file).expect("read"), "above/below/file");
     let directory = directory.open(mounted.path(), DIRECTORY).expect("the directory");
-    assert_eq!(names(&opened(&directory)), ["other"]);
-    assert_eq!(names(&opened(&directory).join("..")), ["place"]);
+    assert_eq!(names(&proc_path(&directory)), ["other"]);
+    assert_eq!(names(&proc_path(&directory).join("..")), ["place"]);
 }
 
 #[test]
@@ -110,21 +113,21 @@ fn a_handle_of_a_removed_file_is_stale_once_nothing_has_it_open() {
     fs::remove_file(at("above/below/file")).expect("removed");
     fs::remove_dir(at("above/below")).expect("removed");
     assert_eq!(
-        read_to_string(handles[0].open(mounted.path(), libc::O_RDONLY).expect("it is open")).expect("read"),
+        read_to_string(handles[0].open(mounted.path(), libc::O_RDONLY).expect("the file is open")).expect("read"),
         "file"
     );
     drop(open);
     for handle in &handles {
-        eventually("it is gone", || handle.refused(mounted.path()) == Some(libc::ESTALE));
+        eventually("the handle is stale", || handle.refused(mounted.path()) == Some(libc::ESTALE));
     }
-    // Files that come later are others, also where they get the numbers of those that are gone.
+    // The handles do not open later files, even if these have the inode numbers of the removed files.
     ["file", "other"].iter().for_each(|name| fs::write(at(name), "new").expect("written"));
     forget_unused(mounted.path());
     handles.iter().for_each(|handle| assert_eq!(handle.refused(mounted.path()), Some(libc::ESTALE)));
-    // Removed on the host, without a word to the volume.
+    // A process of the host removes a file. The volume gets no request for this.
     let handle = FileHandle::of(&at("above/file"));
     fs::remove_file(mounted.source().join("above/file")).expect("removed");
-    eventually("it is gone", || {
+    eventually("the handle is stale", || {
         forget_unused(mounted.path());
         handle.refused(mounted.path()) == Some(libc::ESTALE)
     });
@@ -138,10 +141,10 @@ fn a_handle_of_another_volume_is_stale() {
     let names = ["file", "above", "above/file", "above/below", "above/below/file"];
     let handles = volumes.map(|volume| names.map(|name| FileHandle::of(&volume.path().join(name))));
     for _ in 0..2 {
-        for (one, volume) in volumes.iter().enumerate() {
-            for (another, handles) in handles.iter().enumerate().filter(|(another, _)| *another != one) {
+        for (number, volume) in volumes.iter().enumerate() {
+            for (owner, handles) in handles.iter().enumerate().filter(|(owner, _)| *owner != number) {
                 let refused = handles.each_ref().map(|handle| handle.refused(volume.path()));
-                assert_eq!(refused, [Some(libc::ESTALE); 5], "handles of volume {another} in volume {one}");
+                assert_eq!(refused, [Some(libc::ESTALE); 5], "handles of volume {owner} in volume {number}");
             }
         }
         volumes.iter().for_each(|volume| drop(fs::metadata(volume.path().join("above/file"))));
@@ -153,17 +156,17 @@ fn a_handle_of_another_volume_is_stale() {
 fn a_handle_of_a_directory_that_left_the_source_leads_to_nothing_outside() {
     let base = disk_directory();
     let (source, outside) = (base.path().join("source"), base.path().join("outside"));
-    [&source, &outside].iter().for_each(|at| fs::create_dir(at).expect("made"));
+    [&source, &outside].iter().for_each(|path| fs::create_dir(path).expect("created"));
     fs::create_dir_all(source.join("above/below")).expect("directories");
     fs::write(outside.join("secret"), "secret").expect("written");
     let mounted = Mounted::of(&source);
     let handle = FileHandle::of(&mounted.path().join("above/below"));
     fs::rename(source.join("above/below"), outside.join("below")).expect("moved");
-    eventually("there is no way to it", || {
+    eventually("the handle is stale", || {
         forget_unused(mounted.path());
         handle.refused(mounted.path()) == Some(libc::ESTALE)
     });
     fs::rename(outside.join("below"), source.join("back")).expect("moved back");
-    let back = handle.open(mounted.path(), DIRECTORY).expect("there is a way again");
-    assert_eq!(names(&opened(&back).join("..")), ["above", "back"]);
+    let back = handle.open(mounted.path(), DIRECTORY).expect("the directory is in the source again");
+    assert_eq!(names(&proc_path(&back).join("..")), ["above", "back"]);
 }

@@ -1,4 +1,4 @@
-//! flexVolume volumes, with a driver in shell.
+//! flexVolume volumes, with a driver that is a shell script.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -9,8 +9,9 @@ use crate::common::*;
 const VOLUMES: &str = "[{name: data, flexVolume: {driver: acme/disk, fsType: ext4, secretRef: {name: key}, \
                        options: {source: SOURCE}}}, {name: config, configMap: {name: app}}]";
 
-/// Each call goes to `calls`. The driver bind-mounts the option `source`. Files beside the driver say how it
-/// behaves: `capabilities`, and `COMMAND.do` with what a command does first.
+/// The driver. It writes each call to the file `calls`, and bind-mounts the directory in the option `source`. Files in
+/// the driver's directory control it: `capabilities` has its capabilities, and `COMMAND.do` is a script that the
+/// command COMMAND runs first.
 const DRIVER: &str = r#"#!/bin/sh
 here=$(dirname "$(readlink -f "$0")")
 command=$1; shift
@@ -35,7 +36,8 @@ detach) success ;;
 esac
 "#;
 
-/// Scripts with which a command of the driver kills the supervisor, its parent, once: before its work, and after it.
+/// Scripts with which a command of the driver kills the supervisor, which is its parent, once: before and after the
+/// command's work.
 const KILL_BEFORE: &str = r#"rm "$here/$command.do"; kill -9 $PPID; exit 1"#;
 const KILL_AFTER: &str =
     r#"mv "$here/$command.do" "$here/done"; sh "$0" "$command" "$@"; rm "$here/done"; kill -9 $PPID; exit 0"#;
@@ -64,6 +66,7 @@ impl Rig {
         self.fixture.path("drivers/acme~disk")
     }
 
+    /// Writes a file in the driver's directory.
     fn put(&self, name: &str, text: &str) {
         fs::create_dir_all(self.driver()).expect("a directory");
         fs::write(self.driver().join(name), text).expect("written");
@@ -88,7 +91,7 @@ impl Rig {
         running
     }
 
-    /// The commands that were called, in order, with their arguments.
+    /// The calls of the driver, in order: commands with their arguments.
     fn calls(&self) -> Vec<String> {
         let calls = fs::read_to_string(self.driver().join("calls")).unwrap_or_default();
         calls.lines().map(str::to_owned).collect()
@@ -104,7 +107,7 @@ impl Rig {
         self.assert_only_the_drivers_directory_is_left();
     }
 
-    /// The directories that all volumes of a driver share stay.
+    /// Asserts that nothing of the pod is left. The directories of the driver may stay.
     #[track_caller]
     fn assert_only_the_drivers_directory_is_left(&self) {
         let root = self.fixture.path("root");
@@ -129,7 +132,7 @@ fn fx_01_a_driver_mounts_a_volume_for_a_pod_and_podfs_serves_it() {
     let mode = &running.json()["volumes"][0]["mode"];
     assert!(mode == "passthrough" || mode == "read-write", "{mode}");
     assert_eq!(rig.commands(), ["init", "mount"]);
-    let told = rig.calls().pop().expect("mount");
+    let call = rig.calls().pop().expect("mount");
     for part in [
         r#""kubernetes.io/fsType":"ext4""#,
         r#""kubernetes.io/readwrite":"rw""#,
@@ -139,7 +142,7 @@ fn fx_01_a_driver_mounts_a_volume_for_a_pod_and_podfs_serves_it() {
         r#""kubernetes.io/serviceAccount.name":"default""#,
         r#""kubernetes.io/secret/password":"aHVudGVyMg==""#,
     ] {
-        assert!(told.contains(part), "{part}: {told}");
+        assert!(call.contains(part), "{part}: {call}");
     }
     assert!(!running.log().contains("hunter2") && !running.log().contains("aHVudGVyMg"), "{}", running.log());
     rig.assert_stops_clean(running);
@@ -152,14 +155,62 @@ fn fx_01_a_volume_that_is_attached_is_mounted_once_for_the_node() {
     let rig = Rig::new("{}");
     let running = rig.run();
     assert_eq!(fs::read_to_string(running.volume("data").join("file")).expect("shown"), "1");
-    let up = ["init", "getvolumename", "attach", "waitforattach", "isattached", "mountdevice", "mount"];
-    assert_eq!(rig.commands(), up);
+    let setup = ["init", "getvolumename", "attach", "waitforattach", "isattached", "mountdevice", "mount"];
+    assert_eq!(rig.commands(), setup);
     let secret = rig.calls().iter().any(|call| !call.starts_with("mount ") && call.contains("secret"));
     assert!(!secret, "only mount gets secrets");
     rig.assert_stops_clean(running);
-    assert_eq!(rig.commands()[up.len()..], ["unmountdevice", "detach"]);
+    assert_eq!(rig.commands()[setup.len()..], ["unmountdevice", "detach"]);
     let node = rustix::system::uname().nodename().to_string_lossy().into_owned();
     assert_eq!(rig.calls().pop(), Some(format!("detach disk-7 {node}")));
+}
+
+#[test]
+fn fx_01_volumes_of_the_same_name_in_two_pods_are_two_volumes() {
+    for getvolumename in
+        [r#"success ", \"volumeName\": \"$(source_of "$1")\""; "#, r#"echo '{"status": "Not supported"}'; exit 1"#]
+    {
+        let rig = Rig::new("{}");
+        rig.put("getvolumename.do", getvolumename);
+        let other = rig.fixture.path("other");
+        fs::create_dir(&other).expect("a directory");
+        fs::write(other.join("file"), "2").expect("written");
+        let running = rig.run();
+        let manifest = pod(&VOLUMES.replace("SOURCE", &other.display().to_string()));
+        rig.fixture.write("pod.yaml", &manifest.replacen("name: web", "name: other", 1));
+        let running_other = rig.run();
+        assert_eq!(fs::read_to_string(running_other.volume("data").join("file")).expect("shown"), "2");
+        assert_eq!(fs::read_to_string(running.volume("data").join("file")).expect("shown"), "1");
+        // The first pod has made the directories of all pods, and removes them at its end.
+        let mut second = running_other;
+        assert_eq!(second.stop().code(), Some(0), "{}", second.log());
+        assert_eq!(fs::read_to_string(running.volume("data").join("file")).expect("shown"), "1");
+        rig.assert_stops_clean(running);
+        assert_eq!(rig.commands().iter().filter(|command| *command == "detach").count(), 2);
+    }
+}
+
+#[test]
+fn fx_02_a_volume_that_a_driver_has_mounted_before_it_failed_is_unmounted() {
+    let rig = Rig::new(r#"{"attach": false}"#);
+    rig.put("mount.do", r#"mount --bind "$(source_of "$2")" "$1"; failure late"#);
+    let running = rig.start();
+    running.wait_log("reason: late");
+    rig.assert_stops_clean(running);
+    assert_eq!(rig.commands().last().map(String::as_str), Some("unmount"));
+}
+
+#[test]
+fn fx_03_podfs_unmounts_the_volumes_of_a_driver_that_is_not_installed_any_more() {
+    for capabilities in [r#"{"attach": false}"#, "{}"] {
+        let rig = Rig::new(capabilities);
+        let mut running = rig.run();
+        fs::remove_file(rig.driver().join("disk")).expect("removed");
+        assert_eq!(running.stop().code(), Some(0), "{}", running.log());
+        let is_attached = running.log().contains("may still be attached to node");
+        assert_eq!(is_attached, capabilities == "{}", "{}", running.log());
+        rig.assert_only_the_drivers_directory_is_left();
+    }
 }
 
 #[test]
@@ -177,7 +228,7 @@ fn fx_03_a_driver_may_be_installed_later_and_the_volume_waits_by_its_name() {
 
 #[test]
 fn fx_02_failures_of_a_driver_are_reported_and_delay_no_other_volume() {
-    for (script, told) in [
+    for (script, sentence) in [
         ("echo certainly; exit 0", "mount ended with code 0, and its output of 10 bytes is no JSON object"),
         ("failure 'no such disk'", "mount failed, status: \"Failure\", reason: no such disk"),
         ("echo '{\"status\": \"Not supported\"}'; exit 1", " mounts nothing"),
@@ -185,7 +236,7 @@ fn fx_02_failures_of_a_driver_are_reported_and_delay_no_other_volume() {
         let rig = Rig::new(r#"{"attach": false}"#);
         rig.put("mount.do", script);
         let mut running = rig.start();
-        running.wait_log(told);
+        running.wait_log(sentence);
         eventually("the other volume is up", || rig.fixture.mounts().len() == 1);
         assert!(!running.is_ready());
         fs::remove_file(rig.driver().join("mount.do")).expect("removed");
@@ -222,22 +273,26 @@ fn fx_04_the_next_podfs_unmounts_the_volumes_of_a_killed_one() {
         assert_eq!(fs::read_to_string(running.volume("data").join("file")).expect("shown"), "1");
         let mounting = if capabilities == "{}" { "mountdevice" } else { "mount" };
         let times = rig.commands().iter().filter(|command| *command == mounting).count();
-        assert_eq!(times, 1, "it is mounted still: {:?}", rig.commands());
+        assert_eq!(times, 1, "the driver is not called again: {:?}", rig.commands());
         rig.assert_stops_clean(running);
     }
 }
 
 #[test]
 fn fx_04_a_podfs_that_is_killed_between_two_calls_leaves_nothing() {
-    for at in ["init", "attach", "waitforattach", "mountdevice", "mount"] {
-        let rig = Rig::new(if at == "mount" { r#"{"attach": false}"# } else { "{}" });
+    for command in ["init", "attach", "waitforattach", "mountdevice", "mount"] {
+        let rig = Rig::new(if command == "mount" { r#"{"attach": false}"# } else { "{}" });
         for kill in [KILL_BEFORE, KILL_AFTER] {
-            rig.put(&format!("{at}.do"), kill);
+            rig.put(&format!("{command}.do"), kill);
             let mut running = rig.start();
-            eventually("the supervisor is killed", || !rig.driver().join(format!("{at}.do")).exists());
+            eventually("the supervisor is killed", || !rig.driver().join(format!("{command}.do")).exists());
             running.wait();
             let running = rig.run();
-            assert_eq!(fs::read_to_string(running.volume("data").join("file")).expect("shown"), "1", "killed at {at}");
+            assert_eq!(
+                fs::read_to_string(running.volume("data").join("file")).expect("shown"),
+                "1",
+                "killed at {command}"
+            );
             rig.assert_stops_clean(running);
         }
     }
@@ -245,27 +300,27 @@ fn fx_04_a_podfs_that_is_killed_between_two_calls_leaves_nothing() {
 
 #[test]
 fn fx_04_a_podfs_that_is_killed_between_two_calls_of_an_unmount_is_finished_by_the_next_one_or_by_cleanup() {
-    for at in ["unmountdevice", "detach", "unmount"] {
-        let rig = Rig::new(if at == "unmount" { r#"{"attach": false}"# } else { "{}" });
+    for command in ["unmountdevice", "detach", "unmount"] {
+        let rig = Rig::new(if command == "unmount" { r#"{"attach": false}"# } else { "{}" });
         for (kill, is_cleaned_up) in
             [KILL_BEFORE, KILL_AFTER].into_iter().flat_map(|kill| [(kill, false), (kill, true)])
         {
             let mut running = rig.run();
-            rig.put(&format!("{at}.do"), kill);
+            rig.put(&format!("{command}.do"), kill);
             running.signal(nix::sys::signal::Signal::SIGTERM);
-            eventually("the supervisor is killed", || !rig.driver().join(format!("{at}.do")).exists());
+            eventually("the supervisor is killed", || !rig.driver().join(format!("{command}.do")).exists());
             running.wait();
             rig.fixture.kill_all();
             if is_cleaned_up {
                 let outcome = rig.fixture.cleanup(&[]);
-                assert_eq!(outcome.code, Some(0), "{at}: {} {}", outcome.stdout, outcome.stderr);
+                assert_eq!(outcome.code, Some(0), "{command}: {} {}", outcome.stdout, outcome.stderr);
                 let pods = rig.fixture.path("root/pods");
-                assert!(!pods.exists(), "killed at {at}, {kill}: {} {}", outcome.stdout, outcome.stderr);
+                assert!(!pods.exists(), "killed at {command}, {kill}: {} {}", outcome.stdout, outcome.stderr);
                 rig.assert_only_the_drivers_directory_is_left();
             } else {
                 let next = rig.run();
                 let shown = fs::read_to_string(next.volume("data").join("file"));
-                assert!(shown.is_ok_and(|text| text == "1"), "killed at {at}, {kill}: {:?}", rig.commands());
+                assert!(shown.is_ok_and(|text| text == "1"), "killed at {command}, {kill}: {:?}", rig.commands());
                 rig.assert_stops_clean(next);
             }
         }

@@ -1,8 +1,8 @@
-//! The features that the crate `fuser` lacks for passthrough volumes. Because of them, podfs has its own FUSE session
-//! (docs/design/sessions.md). A test that fails here shows that a newer `fuser` closes a gap; then reconsider the decision.
+//! The features that the crate `fuser` lacks for passthrough volumes. Because `fuser` lacks them, podfs has its own FUSE
+//! session (docs/design/sessions.md). If a test fails here, a newer `fuser` may have one of them; then reconsider the decision.
 //!
-//! `fuser` reads requests from a socket, on which the tests write what a kernel would. So each request is exactly the one that is
-//! meant. They do not show how a kernel goes on after the answer.
+//! `fuser` reads requests from a socket, to which the tests write the requests of a kernel. So a test controls each byte of a
+//! request. The tests do not cover what a kernel does after the answer.
 
 use std::ffi::OsStr;
 use std::fs;
@@ -30,30 +30,39 @@ const INTERRUPT: u32 = 36;
 const LK_FLOCK: u32 = 1;
 const SETXATTR_EXT: u32 = 1 << 29;
 const INIT_EXT: u32 = 1 << 30;
-/// The number of a request.
+/// The number of a request (the field `unique`).
 const UNIQUE: u64 = 7;
 /// The offsets of `nodeid` and `attr.ino` in a `fuse_entry_out`.
 const NODE_ID: usize = 0;
 const INODE: usize = 40;
 
-/// A request, as `fuser` passes it to the file system.
+/// A call of `fuser` to the file system.
 #[derive(Debug, PartialEq)]
-enum Asked {
-    Lock { start: u64, end: u64, kind: i32, waits: bool },
-    Attribute { name: String },
-    MostBytes(u32),
+enum Call {
+    Lock {
+        start: u64,
+        end: u64,
+        kind: i32,
+        waits: bool,
+    },
+    Attribute {
+        name: String,
+    },
+    /// INIT: the greatest number of bytes of a write that `fuser` allows.
+    MaxWrite(u32),
 }
 
+/// A file system that sends its calls to the test.
 struct Recorder {
-    asked: Sender<Asked>,
+    calls: Sender<Call>,
     wanted: InitFlags,
 }
 
 impl Filesystem for Recorder {
     fn init(&mut self, _: &Request, config: &mut KernelConfig) -> io::Result<()> {
-        let most = config.set_max_write(u32::MAX).expect_err("there is a limit");
-        self.asked.send(Asked::MostBytes(most)).expect("the test listens");
-        config.add_capabilities(self.wanted).expect("the kernel offers it");
+        let limit = config.set_max_write(u32::MAX).expect_err("there is a limit");
+        self.calls.send(Call::MaxWrite(limit)).expect("the test receives");
+        config.add_capabilities(self.wanted).expect("the kernel has the features");
         Ok(())
     }
 
@@ -74,13 +83,13 @@ impl Filesystem for Recorder {
         waits: bool,
         reply: ReplyEmpty,
     ) {
-        self.asked.send(Asked::Lock { start, end, kind, waits }).expect("the test listens");
-        // It says nothing of whether the kernel has taken the answer.
+        self.calls.send(Call::Lock { start, end, kind, waits }).expect("the test receives");
+        // `ok` does not return whether the kernel has received the answer.
         let () = reply.ok();
     }
 
     fn setxattr(&self, _: &Request, _: INodeNo, name: &OsStr, _: &[u8], _: i32, _: u32, reply: ReplyEmpty) {
-        self.asked.send(Asked::Attribute { name: name.to_string_lossy().into_owned() }).expect("the test listens");
+        self.calls.send(Call::Attribute { name: name.to_string_lossy().into_owned() }).expect("the test receives");
         reply.error(Errno::EPERM);
     }
 }
@@ -108,30 +117,30 @@ fn attributes(number: u64) -> FileAttr {
 /// The kernel's side of a session of `fuser`.
 struct Kernel {
     socket: OwnedFd,
-    asked: Receiver<Asked>,
+    calls: Receiver<Call>,
     session: JoinHandle<io::Result<()>>,
 }
 
 impl Kernel {
-    /// Begins a session that asks for these features, which this kernel has.
+    /// Begins a session of a file system that requests these features, which this kernel has.
     fn with(wanted: InitFlags) -> Kernel {
         let (socket, device) = pair();
-        let (asked, hears) = channel();
-        let session = thread::spawn(move || session(device, Recorder { asked, wanted })?.run());
-        let kernel = Kernel { socket, asked: hears, session };
+        let (call_sender, calls) = channel();
+        let session = thread::spawn(move || session(device, Recorder { calls: call_sender, wanted })?.run());
+        let kernel = Kernel { socket, calls, session };
         kernel.send(INIT, &init());
         let (error, _) = kernel.answer();
         assert_eq!(error, 0, "INIT is answered");
         assert_eq!(
-            kernel.asked.recv(),
-            Ok(Asked::MostBytes(16 << 20)),
-            "writes of up to 16 MiB fit into its only buffer"
+            kernel.calls.recv(),
+            Ok(Call::MaxWrite(16 << 20)),
+            "writes of up to 16 MiB fit into the only buffer of fuser"
         );
         kernel
     }
 
     fn send(&self, operation: u32, body: &[u8]) {
-        send(self.socket.as_raw_fd(), &request(operation, body), MsgFlags::empty()).expect("it is taken whole");
+        send(self.socket.as_raw_fd(), &request(operation, body), MsgFlags::empty()).expect("the whole request is sent");
     }
 
     /// The error of the next answer, and its body.
@@ -146,7 +155,7 @@ impl Kernel {
     /// Closes the kernel's end, and returns the result of the session.
     fn end(self) -> io::Result<()> {
         drop(self.socket);
-        self.session.join().expect("it does not panic in this thread")
+        self.session.join().expect("the thread does not panic")
     }
 }
 
@@ -158,7 +167,7 @@ fn session(device: OwnedFd, filesystem: Recorder) -> io::Result<Session<Recorder
     Session::from_fd(filesystem, device, SessionACL::All, Config::default())
 }
 
-/// The body of `fuse_init_in`: version 7.45, and all features of the first word but that of a second one.
+/// The body of `fuse_init_in`: version 7.45, and all features of the first word of flags, except the flag for a second word.
 fn init() -> Vec<u8> {
     let mut body = Vec::new();
     for word in [7, 45, 1 << 17, !INIT_EXT] {
@@ -168,10 +177,10 @@ fn init() -> Vec<u8> {
     body
 }
 
-/// A request about node 1: its `fuse_in_header`, and what follows.
+/// A request for node 1: its `fuse_in_header` and its body.
 fn request(operation: u32, body: &[u8]) -> Vec<u8> {
     let mut bytes = Vec::new();
-    bytes.extend(u32::to_ne_bytes(40 + u32::try_from(body.len()).expect("a few")));
+    bytes.extend(u32::to_ne_bytes(40 + u32::try_from(body.len()).expect("a short body")));
     bytes.extend(u32::to_ne_bytes(operation));
     bytes.extend(u64::to_ne_bytes(UNIQUE));
     bytes.extend(u64::to_ne_bytes(1));
@@ -202,14 +211,14 @@ fn fuser_answers_an_interrupt_with_enosys_after_which_a_kernel_sends_none() {
 #[test]
 fn fuser_does_not_distinguish_locks_of_flock_from_those_of_fcntl() {
     let kernel = Kernel::with(InitFlags::empty());
-    let asked = [LK_FLOCK, 0].map(|flags| {
+    let calls = [LK_FLOCK, 0].map(|flags| {
         kernel.send(SETLKW, &lock(flags));
         assert_eq!(kernel.answer().0, 0);
-        kernel.asked.recv().expect("it is asked")
+        kernel.calls.recv().expect("fuser calls the file system")
     });
-    assert_eq!(asked[0], asked[1]);
+    assert_eq!(calls[0], calls[1]);
     let end = i64::MAX as u64;
-    assert_eq!(asked[0], Asked::Lock { start: 0, end, kind: i32::from(libc::F_WRLCK as i16), waits: true });
+    assert_eq!(calls[0], Call::Lock { start: 0, end, kind: i32::from(libc::F_WRLCK as i16), waits: true });
 }
 
 #[test]
@@ -218,7 +227,7 @@ fn fuser_takes_the_number_of_an_inode_for_that_of_its_node() {
     kernel.send(LOOKUP, b"name\0");
     let (error, entry) = kernel.answer();
     assert_eq!(error, 0);
-    let number = |at: usize| u64::from_ne_bytes(entry[at..at + 8].try_into().expect("eight bytes"));
+    let number = |offset: usize| u64::from_ne_bytes(entry[offset..offset + 8].try_into().expect("eight bytes"));
     assert_eq!((number(NODE_ID), number(INODE)), (42, 42));
 }
 
@@ -237,34 +246,35 @@ fn fuser_panics_at_a_setxattr_of_the_form_that_it_can_ask_for() {
 fn fuser_asks_a_device_that_does_not_block_again_and_again() {
     let (kernel, device) = pair();
     fcntl(&device, FcntlArg::F_SETFL(OFlag::O_NONBLOCK)).expect("set");
-    let (tell, told) = channel();
+    let (id_sender, id) = channel();
     let waiting = thread::spawn(move || {
-        tell.send(rustix::thread::gettid()).expect("the test listens");
-        session(device, Recorder { asked: channel().0, wanted: InitFlags::empty() }).map(drop)
+        id_sender.send(rustix::thread::gettid()).expect("the test receives");
+        session(device, Recorder { calls: channel().0, wanted: InitFlags::empty() }).map(drop)
     });
-    let thread = told.recv().expect("its number").as_raw_nonzero();
-    // The first number is how long it has run, in nanoseconds.
-    let ran = || {
-        let text = fs::read_to_string(format!("/proc/self/task/{thread}/schedstat")).expect("it runs");
-        text.split(' ').next().and_then(|ran| ran.parse::<u64>().ok()).expect("a number")
+    let thread = id.recv().expect("the id of the thread").as_raw_nonzero();
+    // The first number in schedstat is the CPU time of the thread in nanoseconds.
+    let cpu_time = || {
+        let text = fs::read_to_string(format!("/proc/self/task/{thread}/schedstat")).expect("the thread runs");
+        text.split(' ').next().and_then(|time| time.parse::<u64>().ok()).expect("a number")
     };
-    let start = ran();
-    eventually("it computes while it waits", || ran() > start + 20_000_000);
+    let start = cpu_time();
+    eventually("the thread uses CPU time while it waits", || cpu_time() > start + 20_000_000);
     drop(kernel);
-    let _how_it_ends = waiting.join().expect("it does not panic");
+    let _outcome = waiting.join().expect("the thread does not panic");
 }
 
 #[test]
 fn fuser_continues_after_an_answer_that_it_could_not_deliver() {
     let (socket, device) = pair();
-    let (asked, hears) = channel();
-    let served = thread::spawn(move || session(device, Recorder { asked, wanted: InitFlags::empty() })?.run());
+    let (call_sender, calls) = channel();
+    let recorder = Recorder { calls: call_sender, wanted: InitFlags::empty() };
+    let served = thread::spawn(move || session(device, recorder)?.run());
     send(socket.as_raw_fd(), &request(INIT, &init()), MsgFlags::empty()).expect("sent");
     send(socket.as_raw_fd(), &request(SETLKW, &lock(0)), MsgFlags::empty()).expect("sent");
-    // From here on, no answer can be delivered; fuser does not report that to the file system.
+    // From here on, fuser cannot deliver an answer, but it does not report that to the file system.
     shutdown(socket.as_raw_fd(), Shutdown::Read).expect("shut down");
-    assert!(matches!(hears.recv(), Ok(Asked::MostBytes(_))));
-    assert!(matches!(hears.recv(), Ok(Asked::Lock { .. })));
+    assert!(matches!(calls.recv(), Ok(Call::MaxWrite(_))));
+    assert!(matches!(calls.recv(), Ok(Call::Lock { .. })));
     drop(socket);
-    let _how_it_ends = served.join().expect("it does not panic");
+    let _outcome = served.join().expect("the thread does not panic");
 }

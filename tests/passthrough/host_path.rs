@@ -1,4 +1,4 @@
-//! hostPath volumes: found, checked, made, and served by podfs or by a bind mount.
+//! hostPath volumes: podfs finds, checks and creates the source, and serves it through FUSE or bind-mounts it.
 
 use std::fs;
 use std::io::{Read, Write};
@@ -19,7 +19,7 @@ fn annotated(annotations: &str, volumes: &str) -> String {
     pod(volumes).replace("labels: {app: web}", &format!("annotations: {{{annotations}}}"))
 }
 
-/// A pod with one volume `host`, and the directory `source` beside its manifest.
+/// A pod with one volume `host`, and the volume's source: the directory `source` of the fixture.
 fn fixture(annotations: &str, kind: &str) -> (Fixture, PathBuf) {
     let fixture = Fixture::new("");
     let source = fixture.path("source");
@@ -95,13 +95,13 @@ fn the_types_with_or_create_make_a_missing_source() {
     }
     let mut running = fixture.start_command(command);
     running.wait_ready();
-    let found = |path: &Path| {
-        let found = fs::metadata(path).expect("made");
-        (found.mode() & 0o7777, found.uid(), found.gid())
+    let mode_and_owner = |path: &Path| {
+        let metadata = fs::metadata(path).expect("created");
+        (metadata.mode() & 0o7777, metadata.uid(), metadata.gid())
     };
-    assert_eq!((found(&directory), found(&file)), ((0o755, 0, 0), (0o644, 0, 0)));
+    assert_eq!((mode_and_owner(&directory), mode_and_owner(&file)), ((0o755, 0, 0), (0o644, 0, 0)));
     assert_stops_clean(running, &fixture);
-    assert!(directory.exists() && file.exists(), "they are the user's now");
+    assert!(directory.exists() && file.exists(), "podfs does not remove the sources that it has created");
 }
 
 #[test]
@@ -131,14 +131,14 @@ fn a_source_of_the_wrong_type_is_reported_in_the_kubelets_words_and_delays_no_ot
     ];
     let path = |name: &str| if name.is_empty() { base.clone() } else { base.join(name) };
     let volumes =
-        rows.iter().enumerate().map(|(place, (name, kind, ..))| host(&format!("v{place}"), &path(name), kind));
+        rows.iter().enumerate().map(|(index, (name, kind, ..))| host(&format!("v{index}"), &path(name), kind));
     let volumes: Vec<_> = volumes.chain(["{name: config, configMap: {name: app}}".to_owned()]).collect();
     fixture.write("pod.yaml", &pod(&format!("[{}]", volumes.join(", "))));
     fixture.write("objects/app.json", &config_map("app", &[("a", "1")]));
     let mut running = fixture.start();
-    for (place, (name, _, before, after)) in rows.iter().enumerate() {
+    for (index, (name, _, before, after)) in rows.iter().enumerate() {
         let reason = format!("{before}{}{after}", path(name).display());
-        running.wait_log(&format!("MountVolume.SetUp failed for volume \"v{place}\" : {reason}"));
+        running.wait_log(&format!("MountVolume.SetUp failed for volume \"v{index}\" : {reason}"));
     }
     eventually("the other volume is up", || fixture.mounts().len() == 1);
     assert!(!running.is_ready());
@@ -171,9 +171,9 @@ fn a_socket_works_through_its_volume() {
     let mut client = UnixStream::connect(&volume).expect("connected through the volume");
     client.write_all(b"hello").expect("sent");
     drop(client);
-    let mut heard = String::new();
-    listener.accept().expect("a client").0.read_to_string(&mut heard).expect("received");
-    assert_eq!(heard, "hello");
+    let mut received = String::new();
+    listener.accept().expect("a client").0.read_to_string(&mut received).expect("received");
+    assert_eq!(received, "hello");
     assert_stops_clean(running, &fixture);
     assert!(source.exists());
 }
@@ -184,15 +184,16 @@ fn a_socket_met_through_fuse_is_warned_of_once_with_the_way_out() {
     let _listeners = ["first", "second"].map(|name| UnixListener::bind(source.join(name)).expect("a socket"));
     let running = fixture.run();
     let volume = running.volume("host");
-    // A socket of the pod itself works, and podfs does not warn of it. The path of a socket must be short.
-    let inside = fs::File::open(&volume).expect("the volume");
-    let own = PathBuf::from(format!("/proc/self/fd/{}/own", inside.as_raw_fd()));
+    // A socket that the pod itself creates in the volume works, and podfs does not warn of it. The path of a socket
+    // must be short, so it goes through `/proc/self/fd`.
+    let directory = fs::File::open(&volume).expect("the volume");
+    let own = PathBuf::from(format!("/proc/self/fd/{}/own", directory.as_raw_fd()));
     let _own = UnixListener::bind(&own).expect("a socket");
     UnixStream::connect(&own).expect("connected through the volume");
     let advice = "to reach it, give the pod the annotation podfs.io/host-path.host: bind";
     assert!(!running.log().contains(advice), "{}", running.log());
     for name in ["first", "second"] {
-        assert!(fs::symlink_metadata(volume.join(name)).expect("it is shown").file_type().is_socket());
+        assert!(fs::symlink_metadata(volume.join(name)).expect("the volume shows it").file_type().is_socket());
     }
     running.wait_log(advice);
     assert_eq!(running.log().matches(advice).count(), 1, "{}", running.log());
@@ -269,7 +270,7 @@ fn annotations_that_make_no_sense_are_refused() {
 #[test]
 fn paths_and_types_that_the_kubelet_refuses_are_refused() {
     // HP-06
-    for (source, place, sentence) in [
+    for (source, field, sentence) in [
         ("path: /srv/../etc", "path", "invalid HostPath `/srv/../etc`: must not contain '..'"),
         ("path: srv", "path", "must be absolute"),
         ("path: ''", "path", "is required"),
@@ -277,7 +278,7 @@ fn paths_and_types_that_the_kubelet_refuses_are_refused() {
     ] {
         let fixture = Fixture::new(&pod(&format!("[{{name: host, hostPath: {{{source}}}}}]")));
         let outcome = fixture.refused(&mut fixture.command());
-        outcome.says(2, &[&format!("spec.volumes[0].hostPath.{place}: volume \"host\": {sentence}")]);
+        outcome.says(2, &[&format!("spec.volumes[0].hostPath.{field}: volume \"host\": {sentence}")]);
         fixture.assert_nothing_left();
     }
 }
@@ -303,8 +304,8 @@ fn bind_mounts_of_a_killed_podfs_stay_and_are_the_next_ones() {
     let inside = fs::File::open(killed.volume("host")).expect("a directory");
     let file = |running: &Running| {
         let path = running.volume("host").join("kept");
-        let found = fs::metadata(&path).expect("attributes");
-        (found.dev(), found.ino(), fs::read_to_string(&path).expect("content"))
+        let metadata = fs::metadata(&path).expect("attributes");
+        (metadata.dev(), metadata.ino(), fs::read_to_string(&path).expect("content"))
     };
     let before = file(&killed);
     fixture.kill_all();
@@ -321,7 +322,7 @@ fn bind_mounts_of_a_killed_podfs_stay_and_are_the_next_ones() {
     assert_eq!(
         mount(&now).expect("an id").stx_mnt_id,
         mount(&inside).expect("an id").stx_mnt_id,
-        "it is the same mount"
+        "the next podfs uses the same mount"
     );
     drop((inside, now));
     assert_stops_clean(running, &fixture);
@@ -362,7 +363,7 @@ fn podfs_mount_shows_a_directory_or_file_of_the_host() {
         assert_eq!(fs::read_to_string(fixture.path(shown)).expect("shown"), content);
         running.signal(Signal::SIGINT);
         assert_eq!(running.wait().code(), Some(0), "{}", running.log());
-        assert!(!fixture.path("at").exists(), "podfs made it, and takes it away");
+        assert!(!fixture.path("at").exists(), "podfs removes the mount point that it has created");
         assert!(source.exists());
     }
 }
@@ -379,14 +380,15 @@ fn podfs_mount_refuses_a_cache_where_there_is_no_choice() {
 fn a_volume_names_its_taken_mount_point_and_waits() {
     let (fixture, _) = fixture(BIND, "");
     let running = fixture.run();
-    let at = running.volume("host");
+    let mount_point = running.volume("host");
     assert_stops_clean(running, &fixture);
-    fs::create_dir_all(&at).expect("a directory");
-    fs::write(at.join("foreign"), "").expect("a file");
+    fs::create_dir_all(&mount_point).expect("a directory");
+    fs::write(mount_point.join("foreign"), "").expect("a file");
     let mut running = fixture.start();
     running.wait_log("is not empty; a volume would hide its content");
-    fs::remove_file(at.join("foreign")).expect("removed");
+    fs::remove_file(mount_point.join("foreign")).expect("removed");
     running.wait_ready();
     assert_eq!(running.stop().code(), Some(0));
-    assert_eq!(fs::metadata(&at).expect("it was there before").permissions().mode() & 0o777, 0o755);
+    let metadata = fs::metadata(&mount_point).expect("podfs does not remove an existing mount point");
+    assert_eq!(metadata.permissions().mode() & 0o777, 0o755);
 }

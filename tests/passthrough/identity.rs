@@ -1,5 +1,5 @@
-//! Callers of a mount: files belong to the caller, and the caller may do what modes, groups and
-//! ACLs allow. Through a read-only mount, no caller changes anything.
+//! Identities of callers: new files belong to the caller, and modes, groups and ACLs decide what the caller may do.
+//! Through a read-only mount, no caller changes anything.
 
 use std::fs::{self, File, Permissions};
 use std::io;
@@ -32,7 +32,7 @@ fn directory(root: &Path, name: &str, mode: u32, uid: u32, gid: u32) {
     allow(&path, mode);
 }
 
-/// Makes one of everything.
+/// Creates one file of each type.
 fn create_all(answers: &mut Answers, directory: &str) {
     let directory = Path::new(directory);
     let file = File::options().write(true).create_new(true).mode(0o6777).open(directory.join("file"));
@@ -52,7 +52,7 @@ fn a_new_file_belongs_to_the_caller() {
         for (name, mode) in [("plain", 0o777), ("setgid", 0o2777), ("sticky", 0o1777)] {
             for (number, caller) in [OWNER, MEMBER, STRANGER].into_iter().enumerate() {
                 let name = format!("{name}{number}");
-                // Group 300 is one that only the member is in.
+                // Of the callers, only the member is in group 300.
                 directory(root, &name, mode, 0, 300);
                 caller.run(root, || create_all(answers, &name));
             }
@@ -144,10 +144,10 @@ fn acls_let_in_and_keep_out() {
     });
 }
 
-/// Copies a program in a process of its own. A process that another test starts just then would inherit the descriptor
-/// for a moment, and a file that is open for writing cannot be run.
+/// Copies a program with cp(1). If the test program itself wrote the copy, a child of another test could inherit the
+/// descriptor for a moment, and the kernel does not execute a file that is open for writing.
 #[track_caller]
-fn place(program: &Path, to: &Path) {
+fn copy_program(program: &Path, to: &Path) {
     assert!(Command::new("cp").arg(program).arg(to).status().expect("cp runs").success());
 }
 
@@ -157,7 +157,7 @@ fn programs_run_as_on_the_disk() {
     fs::write(script.path(), "#!/bin/sh\necho \"run by $(id -u)\"\n").expect("written");
     the_mount_does_as_the_disk(|root, answers| {
         for (name, mode) in [("all", 0o755), ("owner", 0o744), ("nobody", 0o644)] {
-            place(script.path(), &root.join(name));
+            copy_program(script.path(), &root.join(name));
             allow(&root.join(name), mode);
             for caller in [OWNER, Caller::new(0)] {
                 caller.run(root, || {
@@ -166,21 +166,21 @@ fn programs_run_as_on_the_disk() {
                 });
             }
         }
-        place(Path::new("/usr/bin/id"), &root.join("setuid"));
+        copy_program(Path::new("/usr/bin/id"), &root.join("setuid"));
         chown(root.join("setuid"), Some(4713), Some(300)).expect("root may");
         allow(&root.join("setuid"), 0o6755);
         OWNER.run(root, || {
             let output = Command::new("./setuid").arg("-u").output();
             answers.note("setuid", output.map(|output| String::from_utf8_lossy(&output.stdout).into_owned()));
         });
-        place(Path::new("/bin/true"), &root.join("true"));
+        copy_program(Path::new("/bin/true"), &root.join("true"));
         answers.note("a binary", Command::new(root.join("true")).status().map(|status| status.success()));
     });
 }
 
 #[test]
 fn a_mount_for_looking_refuses_every_change() {
-    // The kernel refuses root too.
+    // The kernel also refuses changes by root.
     let writable = Mounted::new();
     fs::create_dir(writable.source().join("directory")).expect("a directory");
     fs::write(writable.source().join("file"), "content").expect("written");
@@ -207,44 +207,44 @@ fn a_mount_for_looking_refuses_every_change() {
         ("attribute", lsetxattr(path("file"), "user.a", b"b", XattrFlags::empty()).map_err(Into::into)),
         ("fifo", mkfifo(&path("new"), Mode::S_IRWXU).map_err(Into::into)),
     ];
-    for (what, result) in changes {
-        assert_eq!(result.expect_err(what).raw_os_error(), Some(libc::EROFS), "{what}");
+    for (operation, result) in changes {
+        assert_eq!(result.expect_err(operation).raw_os_error(), Some(libc::EROFS), "{operation}");
     }
     let file = File::open(path("file")).expect("a file");
     assert!(file.write_at(b"x", 0).is_err());
     assert!(fallocate(&file, FallocateFlags::empty(), 0, 9000).is_err());
     let through_proc = format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(&file));
-    let reopened = File::options().write(true).open(through_proc).expect_err("still for looking");
+    let reopened = File::options().write(true).open(through_proc).expect_err("the mount is read-only");
     assert_eq!(reopened.raw_os_error(), Some(libc::EROFS));
     assert_eq!(fs::read_to_string(path("link")).expect("a file"), "content");
     assert_eq!(names(mounted.path()), ["directory", "file", "link"]);
     assert_eq!(snapshot(writable.source()), before);
-    // The volume ignores the other mount of the same directory.
+    // Another mount of the same directory can still be written to.
     fs::write(writable.path().join("new"), "").expect("written");
     assert!(fs::metadata(writable.source().join("new")).expect("a file").is_file());
 }
 
 #[test]
 fn a_pod_with_ids_of_its_own_creates_files_with_the_ids_of_the_source() {
-    // FU-04: what a runtime does for a pod with `hostUsers: false`.
+    // FU-04: a container runtime makes such an ID-mapped clone for a pod with `hostUsers: false`.
     let mounted = Mounted::new();
     fs::set_permissions(mounted.source(), Permissions::from_mode(0o777)).expect("the mode is set");
     let clone = id_mapped_clone(mounted.path());
     let inside = PathBuf::from(format!("/proc/self/fd/{}", clone.as_raw_fd()));
-    // Root of the pod, and its user 1000.
+    // Root of the pod, and the pod's user 1000.
     for id in [0, 1000] {
         let name = format!("of-{id}");
         Caller::new(FIRST_ID + id).run(&inside, || {
-            fs::create_dir(&name).expect("made");
+            fs::create_dir(&name).expect("created");
             fs::write(format!("{name}/file"), "text").expect("written");
             symlink("file", format!("{name}/link")).expect("a link");
-            let seen = fs::metadata(format!("{name}/file")).expect("attributes");
-            assert_eq!((seen.uid(), seen.gid()), (FIRST_ID + id, FIRST_ID + id));
+            let metadata = fs::metadata(format!("{name}/file")).expect("attributes");
+            assert_eq!((metadata.uid(), metadata.gid()), (FIRST_ID + id, FIRST_ID + id));
             assert_eq!(fs::read_to_string(format!("{name}/link")).expect("read"), "text");
         });
         for entry in [name.clone(), format!("{name}/file"), format!("{name}/link")] {
-            let behind = fs::symlink_metadata(mounted.source().join(&entry)).expect("it is there");
-            assert_eq!((behind.uid(), behind.gid()), (id, id), "{entry}");
+            let in_source = fs::symlink_metadata(mounted.source().join(&entry)).expect("the entry exists");
+            assert_eq!((in_source.uid(), in_source.gid()), (id, id), "{entry}");
         }
     }
 }

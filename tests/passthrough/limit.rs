@@ -1,4 +1,4 @@
-//! A volume with a limit: data that does not fit is refused at once, and removed files make room.
+//! A volume with a size limit: podfs refuses data beyond the limit at once, and removed files make room.
 
 use std::fs::{self, File};
 use std::io::{self, ErrorKind, Write};
@@ -15,7 +15,7 @@ use crate::common::passthrough::{Mounted, disk_directory};
 const KIB: u64 = 1024;
 const LIMIT: u64 = 1024 * KIB;
 
-/// Writes until nothing fits any more; gives the number of bytes.
+/// Writes until the volume is full. Returns the number of written bytes.
 #[track_caller]
 fn fill(file: &mut File) -> u64 {
     let mut written = 0;
@@ -27,7 +27,7 @@ fn fill(file: &mut File) -> u64 {
                 return written;
             }
         }
-        assert!(written <= 2 * LIMIT, "it never gets full");
+        assert!(written <= 2 * LIMIT, "the volume never gets full");
     }
 }
 
@@ -35,7 +35,7 @@ fn is_full(result: io::Result<()>) -> bool {
     result.is_err_and(|error| error.kind() == ErrorKind::StorageFull)
 }
 
-/// Checks what everything in a directory takes on the disk.
+/// Asserts that the files of a directory use no more disk space than the limit.
 #[track_caller]
 fn assert_within_limit(directory: &Path) {
     let entries = fs::read_dir(directory).expect("a listing").map(|entry| entry.expect("an entry"));
@@ -64,15 +64,15 @@ fn a_full_volume_can_be_read_overwritten_and_emptied() {
     let mut file = File::options().read(true).write(true).create_new(true).open(&path).expect("created");
     let written = fill(&mut file);
     for offset in (0..written).step_by(4096) {
-        file.write_all_at(&[8; 4096], offset).expect("what is there is overwritten");
+        file.write_all_at(&[8; 4096], offset).expect("existing data can be overwritten");
     }
     file.set_len(written / 2).expect("cut");
     let mut half = File::create(mounted.path().join("half")).expect("created");
     let fits = fill(&mut half);
-    assert!(fits + 64 * KIB >= LIMIT / 2, "{fits} bytes fit into half of it");
+    assert!(fits + 64 * KIB >= LIMIT / 2, "{fits} bytes fit into half of the volume");
     drop(half);
     fs::remove_file(mounted.path().join("half")).expect("removed");
-    // An open file keeps its room, with or without a name.
+    // An open file uses space also after its name is removed.
     fs::remove_file(&path).expect("removed");
     let kept = fill(&mut File::create(mounted.path().join("beside")).expect("created"));
     assert!(kept <= LIMIT - written / 2, "{kept} bytes fit beside a file that is open");
@@ -98,7 +98,7 @@ fn every_way_to_grow_is_refused_when_it_does_not_fit() {
     assert!(full(fallocate(&file, FallocateFlags::KEEP_SIZE, 0, 2 * LIMIT)));
     assert!(full(fallocate(&file, FallocateFlags::ZERO_RANGE, 0, 2 * LIMIT)));
     assert_within_limit(mounted.source());
-    // A hole takes nothing.
+    // A hole uses no space.
     file.set_len(100 * LIMIT).expect("a hole");
     file.write_all_at(b"end", 100 * LIMIT).expect("written");
 
@@ -115,10 +115,10 @@ fn every_way_to_grow_is_refused_when_it_does_not_fit() {
 fn many_small_files_are_counted_by_their_blocks() {
     let mounted = Mounted::with_limit(LIMIT);
     let full = (0..1000).find(|number| is_full(fs::write(mounted.path().join(format!("file{number}")), "x")));
-    let count = full.expect("it gets full");
+    let count = full.expect("the volume gets full");
     assert!((200..=256).contains(&count), "{count} files of one block fit");
     assert!(is_full(fs::create_dir(mounted.path().join("directory"))), "a directory takes a block");
-    // Names of one file are one file.
+    // A file with several names counts once.
     for number in 0..100 {
         fs::remove_file(mounted.path().join(format!("file{number}"))).expect("removed");
     }
@@ -128,19 +128,19 @@ fn many_small_files_are_counted_by_their_blocks() {
     fs::write(mounted.path().join("one more"), "x").expect("there is room");
 }
 
-/// Bytes that a directory, and all that is in it, takes on the disk, as `du(1)` counts them.
-fn taken_in_all(directory: &Path) -> u64 {
+/// The number of bytes that a directory and everything in it use on the disk, as `du(1)` counts them.
+fn disk_usage(directory: &Path) -> u64 {
     let entries = fs::read_dir(directory).expect("a listing").map(|entry| entry.expect("an entry"));
     let below: u64 = entries
         .map(|entry| match entry.metadata().expect("attributes") {
-            found if found.is_dir() => taken_in_all(&entry.path()),
-            found => found.blocks() * 512,
+            metadata if metadata.is_dir() => disk_usage(&entry.path()),
+            metadata => metadata.blocks() * 512,
         })
         .sum();
     below + fs::metadata(directory).expect("attributes").blocks() * 512
 }
 
-/// Checks that as much can be written as into a new volume.
+/// Asserts that as much data fits into the volume as into a new one.
 #[track_caller]
 fn assert_everything_fits(mounted: &Mounted) {
     let path = mounted.path().join("everything");
@@ -154,17 +154,17 @@ fn extended_attributes_ask_for_room() {
     let mounted = Mounted::with_limit(LIMIT);
     let flood = |directory: &Path| {
         (0..2000u32).find(|number| {
-            // File systems share blocks of attributes that are the same.
-            let value: Vec<u8> = (0..3000u32).map(|at| (at.wrapping_mul(31) ^ number) as u8).collect();
+            // Each value is different, because file systems let files with equal attributes share a block.
+            let value: Vec<u8> = (0..3000u32).map(|index| (index.wrapping_mul(31) ^ number) as u8).collect();
             let path = directory.join(number.to_string());
-            let made = File::create_new(&path);
+            let created = File::create_new(&path);
             let set = |_: File| Ok(setxattr(&path, c"user.flood", &value, XattrFlags::empty())?);
-            is_full(made.and_then(set))
+            is_full(created.and_then(set))
         })
     };
-    let full = flood(mounted.path()).expect("it gets full");
+    let full = flood(mounted.path()).expect("the volume gets full");
     assert!((200..=260).contains(&full), "{full} attributes of one block fit");
-    let taken = taken_in_all(mounted.source());
+    let taken = disk_usage(mounted.source());
     assert!(taken <= LIMIT + 16 * KIB, "{taken} bytes are taken of {LIMIT}");
     let first = mounted.path().join("0");
     setxattr(&first, c"user.flood", b"less", XattrFlags::empty()).expect("a shorter value needs no room");
@@ -173,10 +173,11 @@ fn extended_attributes_ask_for_room() {
     }
     assert_everything_fits(&mounted);
 
-    // A directory keeps the blocks that names took in it, on the disk and in the account, until it is removed.
+    // A directory keeps the blocks for its removed names until the directory itself is removed; podfs counts them until
+    // then.
     let below = mounted.path().join("below");
     fs::create_dir(&below).expect("a directory");
-    flood(&below).expect("it gets full");
+    flood(&below).expect("the volume gets full");
     fs::remove_dir_all(&below).expect("removed");
     assert_everything_fits(&mounted);
 }
@@ -186,11 +187,11 @@ fn empty_files_with_long_names_ask_for_room_and_give_it_back() {
     let mounted = Mounted::with_limit(LIMIT);
     let name = |round: u32, number: u32| mounted.path().join(format!("{round}{number:0>200}"));
     for round in 0..3 {
-        let made = (0..15_000).take_while(|number| File::create_new(name(round, *number)).is_ok()).count();
-        let taken = taken_in_all(mounted.source());
+        let created = (0..15_000).take_while(|number| File::create_new(name(round, *number)).is_ok()).count();
+        let taken = disk_usage(mounted.source());
         assert!(taken <= 2 * LIMIT + 64 * KIB, "{taken} bytes are taken of {LIMIT} in round {round}");
-        assert!(made > 1000, "{made} files were made in round {round}");
-        (0..made).for_each(|number| fs::remove_file(name(round, number as u32)).expect("removed"));
+        assert!(created > 1000, "{created} files were created in round {round}");
+        (0..created).for_each(|number| fs::remove_file(name(round, number as u32)).expect("removed"));
         assert_everything_fits(&mounted);
     }
 }
@@ -218,7 +219,7 @@ fn stores_through_a_mapping_are_counted_too() {
     let file = File::options().read(true).write(true).create_new(true).open(path).expect("created");
     let length = usize::try_from(4 * LIMIT).expect("a size");
     file.set_len(4 * LIMIT).expect("a hole");
-    // SAFETY: a new mapping, as long as the file, used as bytes and unmapped below.
+    // SAFETY: the new mapping is as long as the file; it is used as bytes, and unmapped below.
     let failed = unsafe {
         let protection = ProtFlags::READ | ProtFlags::WRITE;
         let at = mmap(ptr::null_mut(), length, protection, MapFlags::SHARED, &file, 0).expect("a mapping");
@@ -249,9 +250,9 @@ fn df_shows_the_limit() {
 fn content_from_before_the_mount_counts() {
     let source = disk_directory();
     fs::create_dir(source.path().join("directory")).expect("a directory");
-    let there = File::create(source.path().join("directory/there")).expect("created");
-    there.write_all_at(&vec![1; 512 * 1024], 0).expect("written");
-    there.sync_all().expect("synced");
+    let file = File::create(source.path().join("directory/there")).expect("created");
+    file.write_all_at(&vec![1; 512 * 1024], 0).expect("written");
+    file.sync_all().expect("synced");
     let mounted = Mounted::of_with_limit(source.path(), LIMIT);
     let fits = fill(&mut File::create(mounted.path().join("file")).expect("created"));
     assert!((LIMIT / 2 - 64 * KIB..=LIMIT / 2).contains(&fits), "{fits} bytes fit");

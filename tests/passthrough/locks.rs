@@ -1,5 +1,5 @@
-//! Locks: flock, POSIX and OFD locks taken through one mount meet those taken through another mount of
-//! the same directory and those of the host (HP-10).
+//! Locks: flock, POSIX and OFD locks through one mount conflict with locks through another mount of the same directory, and
+//! with locks of the host (HP-10).
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -14,7 +14,7 @@ const PLACES: [&str; 3] = ["the first mount", "the second mount", "the host"];
 
 const ALL: &[&str] = &["flock", "posix", "ofd"];
 
-/// Two mounts of one directory, and the directory itself, with a file in it.
+/// Two mounts of one directory, which has a file. The directory itself is the third place.
 struct Places {
     first: Mounted,
     second: Mounted,
@@ -32,12 +32,13 @@ impl Places {
         [self.first.path(), self.second.path(), self.first.source()]
     }
 
-    /// The file in each place.
+    /// The path of the file in each place.
     fn files(&self) -> [PathBuf; 3] {
         self.directories().map(|place| place.join("file"))
     }
 
-    /// A place to hold a lock, and a place to meet it, also from another process in the same place.
+    /// A process that can hold a lock and a process that can conflict with it, for each pair of places, also with both
+    /// processes in the same place.
     fn pairs(&self) -> impl Iterator<Item = (Locker, Locker, String)> {
         let files = self.files();
         let indexes = (0..3).flat_map(|one| (0..3).map(move |other| (one, other)));
@@ -48,7 +49,7 @@ impl Places {
     }
 }
 
-/// Runs a scenario for each kind of lock, with each two of the places, on a file of its own.
+/// Runs a scenario for each kind of lock and each pair of places, each time with a new file.
 #[track_caller]
 fn in_all_places(kinds: &[&str], scenario: impl Fn(&str, &mut Locker, &mut Locker)) {
     let places = Places::new();
@@ -108,11 +109,11 @@ fn ranges_are_locked_byte_by_byte() {
         other.does(&format!("lock f {kind} shared 14 2"));
         other.is_refused(&format!("lock f {kind} shared 13 1"));
         other.is_refused(&format!("lock f {kind} shared 16 1"));
-        // Its owner may change it from one kind to the other, and no further than others let it.
+        // The owner may change the lock from exclusive to shared, and back only if no other lock conflicts.
         holder.does(&format!("lock f {kind} shared 10 4"));
         other.does(&format!("lock f {kind} shared 12 1"));
         holder.is_refused(&format!("lock f {kind} exclusive 10 4"));
-        // Beyond the end, and to wherever it will be.
+        // Locks may be beyond the end of the file, and length 0 means to any future end.
         holder.is_refused(&format!("lock f {kind} exclusive 5000000000 1"));
         other.does(&format!("lock f {kind} none 20 0"));
         holder.does(&format!("lock f {kind} exclusive 5000000000 1"));
@@ -163,7 +164,7 @@ fn a_waiting_lock_is_had_when_the_other_one_goes() {
     });
 }
 
-/// Everything that needs an answer of the server.
+/// Makes operations that need answers of the server.
 fn use_the_mount(root: &Path) {
     let directory = root.join("new");
     fs::create_dir(&directory).expect("a directory");
@@ -186,7 +187,7 @@ fn many_waiting_locks_delay_no_other_request() {
         }
         let root = places.first.path().to_owned();
         within_timeout("use of a mount in which locks wait", move || use_the_mount(&root));
-        // Another lock in the same file as well.
+        // The server also answers a request for another lock of the same file.
         let mut other = Locker::with(&file);
         if *kind != "flock" {
             other.is_refused(&format!("lock f {kind} shared 0 1"));
@@ -205,7 +206,7 @@ fn a_signal_interrupts_a_waiting_lock() {
         other.waits_in(&format!("lock f {kind} exclusive wait"));
         other.signal(Signal::SIGUSR1);
         assert_eq!(other.answer(), "EINTR");
-        // It does not come later.
+        // The interrupted process does not get the lock later.
         holder.does(&format!("lock f {kind} none"));
         holder.does(&format!("lock f {kind} exclusive"));
         // The lock can be requested again.
@@ -225,7 +226,8 @@ fn a_killed_process_does_not_wait_any_more_and_has_nothing() {
             other.waits_in(&format!("lock f {kind} exclusive wait"));
             other.dies();
             holder.does(&format!("lock f {kind} none"));
-            // No other process got it in the meantime; the waiting one gets it even while the kernel still cleans up the other.
+            // The killed process has not got the lock. `wait` allows for the moment in which the kernel still cleans up that
+            // process.
             holder.does(&format!("lock f {kind} exclusive wait"));
         }
     }
@@ -250,7 +252,7 @@ fn flock_and_ofd_locks_stay_until_the_last_descriptor_is_closed() {
     in_all_places(&["flock", "ofd"], |kind, holder, other| {
         holder.does("dup f g");
         holder.does(&format!("lock f {kind} exclusive"));
-        // Through the duplicate it is the same lock.
+        // The duplicate of a descriptor has the same lock.
         holder.does(&format!("lock g {kind} exclusive"));
         holder.does("close f");
         other.is_refused(&format!("lock f {kind} shared"));
@@ -270,7 +272,7 @@ fn flock_and_ofd_locks_are_a_childs_too() {
             holder.does("close f");
             other.is_refused(&format!("lock f {kind} shared"));
             other.waits_in(&format!("lock f {kind} shared wait"));
-            kill(Pid::from_raw(child), Signal::SIGKILL).expect("it is there");
+            kill(Pid::from_raw(child), Signal::SIGKILL).expect("the child runs");
             assert_eq!(other.answer(), "ok");
         }
     }
@@ -284,7 +286,7 @@ fn posix_locks_are_not_a_childs() {
         holder.does("lock f posix exclusive");
         holder.ask("fork").parse::<i32>().expect("a process");
         other.waits_in("lock f posix exclusive wait");
-        // The child lives until its pipe of orders is closed.
+        // The child runs on until its pipe of orders is closed, but it does not have the lock.
         holder.signal(Signal::SIGKILL);
         assert_eq!(other.answer(), "ok");
     }

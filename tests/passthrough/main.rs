@@ -1,4 +1,4 @@
-//! Passthrough volumes: files of the host, seen and changed through a mount.
+//! Passthrough volumes: pods read and change files of the host through a mount.
 
 mod attributes;
 mod bind_mounts;

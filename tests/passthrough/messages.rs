@@ -1,4 +1,5 @@
-//! Messages that the kernel does not send, counted by operation: because it knows the answer, or keeps a lock by itself.
+//! Requests that the kernel does not send, because it has the answer in its caches or handles a lock itself. The tests count
+//! the requests by operation.
 
 use std::fs::{self, File};
 use std::io::{self, IsTerminal, Write};
@@ -20,13 +21,13 @@ fn isatty_is_one_message_each_time() {
     for mounted in [Mounted::new(), Mounted::alone(), Mounted::with_limit(1 << 30)] {
         fs::write(mounted.path().join("file"), "x").expect("written");
         let file = File::open(mounted.path().join("file")).expect("a file");
-        let asked = mounted.requests_during(|| {
+        let requests = mounted.requests_during(|| {
             for _ in 0..10 {
                 assert!(!file.is_terminal());
                 assert_eq!(io::Error::last_os_error().raw_os_error(), Some(libc::ENOTTY));
             }
         });
-        assert_eq!(asked.get("IOCTL"), Some(&10), "{asked:?}");
+        assert_eq!(requests.get("IOCTL"), Some(&10), "{requests:?}");
     }
 }
 
@@ -36,8 +37,8 @@ fn an_absent_name_is_looked_up_once_in_a_private_empty_dir() {
     let absent = mounted.path().join("absent");
     undisturbed(|| {
         assert!(!absent.exists());
-        let asked = mounted.requests_during(|| (0..100).for_each(|_| assert!(!absent.exists())));
-        if asked.contains_key("LOOKUP") { Err(format!("{asked:?}")) } else { Ok(()) }
+        let requests = mounted.requests_during(|| (0..100).for_each(|_| assert!(!absent.exists())));
+        if requests.contains_key("LOOKUP") { Err(format!("{requests:?}")) } else { Ok(()) }
     });
 }
 
@@ -45,10 +46,10 @@ fn an_absent_name_is_looked_up_once_in_a_private_empty_dir() {
 fn an_absent_name_is_looked_up_each_time_if_the_source_may_change() {
     let mounted = Mounted::new();
     let absent = mounted.path().join("absent");
-    let asked = mounted.requests_during(|| (0..100).for_each(|_| assert!(!absent.exists())));
-    assert_eq!(asked.get("LOOKUP"), Some(&100), "{asked:?}");
+    let requests = mounted.requests_during(|| (0..100).for_each(|_| assert!(!absent.exists())));
+    assert_eq!(requests.get("LOOKUP"), Some(&100), "{requests:?}");
     fs::write(mounted.source().join("absent"), "").expect("written");
-    assert!(absent.exists(), "a name that was absent is seen at once");
+    assert!(absent.exists(), "the new file is visible at once");
 }
 
 #[test]
@@ -56,12 +57,12 @@ fn a_new_file_is_visible_although_its_absence_was_cached() {
     let mounted = Mounted::alone();
     let root = mounted.path();
     let other = root.join("other");
-    type Way<'a> = (&'a str, &'a dyn Fn(&Path));
-    let ways: [Way<'_>; 8] = [
+    type Creation<'a> = (&'a str, &'a dyn Fn(&Path));
+    let creations: [Creation<'_>; 8] = [
         ("create", &|new| drop(File::create_new(new).expect("created"))),
-        ("mkdir", &|new| fs::create_dir(new).expect("made")),
+        ("mkdir", &|new| fs::create_dir(new).expect("created")),
         ("symlink", &|new| symlink("file", new).expect("a link")),
-        ("mknod", &|new| mknodat(CWD, new, FileType::Fifo, Mode::RUSR, 0).expect("made")),
+        ("mknod", &|new| mknodat(CWD, new, FileType::Fifo, Mode::RUSR, 0).expect("created")),
         ("link", &|new| fs::hard_link(&other, new).expect("linked")),
         ("rename", &|new| {
             fs::rename(&other, new).expect("renamed");
@@ -76,16 +77,16 @@ fn a_new_file_is_visible_although_its_absence_was_cached() {
             linkat(&nameless, c"", CWD, new, AtFlags::EMPTY_PATH).expect("linked");
         }),
     ];
-    for (way, make) in ways {
+    for (name, create) in creations {
         for round in 0..3 {
-            let new = root.join(way);
+            let new = root.join(name);
             File::create(&other).expect("created");
-            (0..2).for_each(|_| assert!(!new.exists(), "{way} {round}"));
-            make(&new);
-            let found = fs::symlink_metadata(&new).unwrap_or_else(|error| panic!("{way} {round}: {error}"));
-            assert!(fs::read_dir(root).expect("a listing").flatten().any(|entry| entry.file_name() == way), "{way}");
-            if found.is_dir() { fs::remove_dir(&new) } else { fs::remove_file(&new) }.expect("removed");
-            assert!(fs::symlink_metadata(&new).is_err(), "{way} {round}");
+            (0..2).for_each(|_| assert!(!new.exists(), "{name} {round}"));
+            create(&new);
+            let metadata = fs::symlink_metadata(&new).unwrap_or_else(|error| panic!("{name} {round}: {error}"));
+            assert!(fs::read_dir(root).expect("a listing").flatten().any(|entry| entry.file_name() == name), "{name}");
+            if metadata.is_dir() { fs::remove_dir(&new) } else { fs::remove_file(&new) }.expect("removed");
+            assert!(fs::symlink_metadata(&new).is_err(), "{name} {round}");
         }
     }
 }
@@ -101,7 +102,7 @@ const LOCKS: [(&str, &str); 3] = [
 fn the_kernel_keeps_locks_by_itself_where_nothing_else_uses_the_source() {
     let mounted = Mounted::alone();
     let file = mounted.path().join("file");
-    let asked = mounted.requests_during(|| {
+    let requests = mounted.requests_during(|| {
         for (lock, unlock) in LOCKS {
             let (mut owner, mut other) = (Locker::with(&file), Locker::with(&file));
             owner.does(lock);
@@ -114,7 +115,7 @@ fn the_kernel_keeps_locks_by_itself_where_nothing_else_uses_the_source() {
             other.dies();
             owner.does(lock);
         }
-        // A POSIX lock ends when its process closes any descriptor of the file, also one that only reads.
+        // A POSIX lock ends when its process closes any descriptor of the file, also a read-only one.
         let (mut owner, mut other) = (Locker::with(&file), Locker::with(&file));
         owner.does("lock f posix exclusive 0 10");
         owner.does(&format!("open reader {} read", file.display()));
@@ -122,22 +123,24 @@ fn the_kernel_keeps_locks_by_itself_where_nothing_else_uses_the_source() {
         owner.does("close reader");
         other.does("lock f posix exclusive 0 10");
     });
-    let of_locks: Vec<_> =
-        ["SETLK", "SETLKW", "GETLK", "FLUSH"].into_iter().filter(|it| asked.contains_key(it)).collect();
-    assert!(of_locks.is_empty(), "{asked:?}");
+    let lock_requests: Vec<_> = ["SETLK", "SETLKW", "GETLK", "FLUSH"]
+        .into_iter()
+        .filter(|operation| requests.contains_key(operation))
+        .collect();
+    assert!(lock_requests.is_empty(), "{requests:?}");
 }
 
 #[test]
 fn a_close_is_a_message_only_where_it_may_end_a_lock_that_the_server_has_taken() {
-    for (mounted, asks) in [(Mounted::alone(), false), (Mounted::new(), true)] {
-        let asked = mounted.requests_during(|| {
+    for (mounted, flushes) in [(Mounted::alone(), false), (Mounted::new(), true)] {
+        let requests = mounted.requests_during(|| {
             for number in 0..10 {
                 let mut file = File::create_new(mounted.path().join(number.to_string())).expect("created");
                 file.write_all(b"content").expect("written");
             }
         });
-        assert_eq!(asked.get("CREATE"), Some(&10), "{asked:?}");
-        assert_eq!(asked.contains_key("FLUSH"), asks, "{asked:?}");
+        assert_eq!(requests.get("CREATE"), Some(&10), "{requests:?}");
+        assert_eq!(requests.contains_key("FLUSH"), flushes, "{requests:?}");
     }
 }
 
@@ -152,13 +155,13 @@ fn directories_of_a_private_empty_dir_are_opened_synced_and_listed_again_with_fe
     list();
     undisturbed(|| {
         list();
-        let asked = mounted.requests_during(|| (0..100).for_each(|_| list()));
-        if asked.is_empty() { Ok(()) } else { Err(format!("{asked:?}")) }
+        let requests = mounted.requests_during(|| (0..100).for_each(|_| list()));
+        if requests.is_empty() { Ok(()) } else { Err(format!("{requests:?}")) }
     });
-    let asked = mounted.requests_during(|| {
+    let requests = mounted.requests_during(|| {
         (0..10).for_each(|_| File::open(&directory).and_then(|opened| opened.sync_all()).expect("synced"));
     });
-    assert_eq!(asked.into_iter().collect::<Vec<_>>(), [("FSYNCDIR", 10)]);
+    assert_eq!(requests.into_iter().collect::<Vec<_>>(), [("FSYNCDIR", 10)]);
 }
 
 #[test]
@@ -167,16 +170,17 @@ fn listings_of_a_host_path_that_does_not_change_are_read_once() {
     let directory = mounted.path().join("directory");
     fs::create_dir(&directory).expect("a directory");
     (0..10).for_each(|number| fs::write(directory.join(number.to_string()), "").expect("written"));
-    // So long, another change could have the same time.
+    // The server lets the kernel cache a listing only some time after the last change: a directory that has just changed could
+    // change again with the same mtime.
     thread::sleep(Duration::from_millis(200));
     let list = || assert_eq!(fs::read_dir(&directory).expect("a listing").count(), 10);
     undisturbed(|| {
         list();
-        let asked = mounted.requests_during(|| (0..100).for_each(|_| list()));
-        if asked.contains_key("READDIR") || asked.contains_key("READDIRPLUS") {
-            return Err(format!("{asked:?}"));
+        let requests = mounted.requests_during(|| (0..100).for_each(|_| list()));
+        if requests.contains_key("READDIR") || requests.contains_key("READDIRPLUS") {
+            return Err(format!("{requests:?}"));
         }
-        assert_eq!(asked.get("OPENDIR"), Some(&100), "{asked:?}");
+        assert_eq!(requests.get("OPENDIR"), Some(&100), "{requests:?}");
         Ok(())
     });
 }
@@ -197,8 +201,8 @@ fn attributes_come_with_the_names_of_a_host_path_again_after_their_names_were_ca
         look();
     }
     thread::sleep(Duration::from_millis(1100));
-    let asked = mounted.requests_during(look);
-    assert!(asked.get("LOOKUP").is_none_or(|lookups| *lookups < 20), "{asked:?}");
+    let requests = mounted.requests_during(look);
+    assert!(requests.get("LOOKUP").is_none_or(|lookups| *lookups < 20), "{requests:?}");
 }
 
 #[test]
@@ -211,7 +215,7 @@ fn a_listing_of_a_host_path_shows_each_change_of_the_host_to_the_next_caller_at_
         names
     };
     for round in 0..60 {
-        // Some changes follow soon after a listing, and some when it is cached.
+        // In some rounds, a change follows a listing at once; in the others, the kernel has cached the listing before.
         let pause = || {
             if round % 3 == 0 {
                 thread::sleep(Duration::from_millis(120))
@@ -236,7 +240,7 @@ fn a_caller_that_keeps_a_directory_of_a_host_path_open_sees_changes_of_the_host_
     fs::write(mounted.source().join("first"), "").expect("written");
     thread::sleep(Duration::from_millis(200));
     assert_eq!(fs::read_dir(mounted.path()).expect("a listing").count(), 1);
-    // The same stream of entries, from its beginning each time.
+    // Each listing uses the same open directory, from its beginning.
     let mut open = Dir::read_from(File::open(mounted.path()).expect("a directory")).expect("a directory");
     let mut names = || {
         open.rewind();
@@ -246,7 +250,7 @@ fn a_caller_that_keeps_a_directory_of_a_host_path_open_sees_changes_of_the_host_
     for count in 2..5 {
         thread::sleep(Duration::from_millis(200));
         fs::write(mounted.source().join(count.to_string()), "").expect("written");
-        eventually("the change is seen", || names() == count);
+        eventually("the change is visible", || names() == count);
     }
 }
 

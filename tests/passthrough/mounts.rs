@@ -1,4 +1,4 @@
-//! Mounts below the source of a passthrough volume, and sources of other kinds.
+//! Mounts below the source of a passthrough volume, and sources that are files.
 
 use std::collections::HashSet;
 use std::fs;
@@ -18,27 +18,27 @@ use podfs_fuse::mount::enclosed::SourceWithMounts;
 use rustix::fs::{XattrFlags, getxattr, listxattr, setxattr};
 use tempfile::TempDir;
 
-/// A mount that goes when the test ends.
+/// A mount below the source. Dropping it unmounts it.
 struct Below(PathBuf);
 
 impl Below {
-    fn tmpfs(at: &Path) -> Self {
-        Self::tmpfs_with(at, MsFlags::empty())
+    fn tmpfs(path: &Path) -> Self {
+        Self::tmpfs_with(path, MsFlags::empty())
     }
 
-    fn tmpfs_with(at: &Path, flags: MsFlags) -> Self {
-        mount(Some("tmpfs"), at, Some("tmpfs"), flags, None::<&str>).expect("a tmpfs");
-        Self(at.to_owned())
+    fn tmpfs_with(path: &Path, flags: MsFlags) -> Self {
+        mount(Some("tmpfs"), path, Some("tmpfs"), flags, None::<&str>).expect("a tmpfs");
+        Self(path.to_owned())
     }
 
-    fn bind(source: &Path, at: &Path, flags: MsFlags) -> Self {
+    fn bind(source: &Path, path: &Path, flags: MsFlags) -> Self {
         let nothing = None::<&str>;
-        mount(Some(source), at, nothing, MsFlags::MS_BIND, nothing).expect("a bind mount");
+        mount(Some(source), path, nothing, MsFlags::MS_BIND, nothing).expect("a bind mount");
         if !flags.is_empty() {
             let remount = MsFlags::MS_BIND | MsFlags::MS_REMOUNT | flags;
-            mount(nothing, at, nothing, remount, nothing).expect("its flags");
+            mount(nothing, path, nothing, remount, nothing).expect("the flags are set");
         }
-        Self(at.to_owned())
+        Self(path.to_owned())
     }
 }
 
@@ -97,7 +97,8 @@ fn hp_09_mounts_come_and_go_on_a_host_that_shares_them() {
         crate::common::eventually("the later mount is shown", || shown.join("later/there").exists());
         fs::write(shown.join("later/new"), "through").expect("written");
         assert_eq!(fs::read_to_string(later.join("new")).expect("read"), "through");
-        // A mount that the host unmounts leaves the volume, too; lazily, if the volume has files of it open.
+        // A mount that the host unmounts also disappears from the volume. If the volume has open files of the mount,
+        // the unmount is lazy there.
         drop((first, second));
         for name in ["below", "later"] {
             crate::common::eventually("the mount is gone", || !shown.join(name).join("there").exists());
@@ -112,7 +113,7 @@ fn a_mount_that_the_volume_knows_nothing_of_can_be_unmounted_by_the_host() {
         let _below = Below::tmpfs(&below);
         let mounted = Mounted::of(source.path());
         assert_eq!(fs::read_dir(mounted.path()).expect("a listing").count(), 1);
-        crate::common::eventually("it is not busy", || umount2(&below, MntFlags::empty()).is_ok());
+        crate::common::eventually("the mount is not busy", || umount2(&below, MntFlags::empty()).is_ok());
         assert_eq!(fs::read_dir(mounted.path().join("below")).expect("a listing").count(), 0);
     });
 }
@@ -153,7 +154,7 @@ fn a_mount_below_the_source_that_is_read_only_stays_so() {
 /// A directory that all users may enter, with a directory for each of `names`.
 fn open_source(names: &[&str]) -> TempDir {
     let source = disk_directory();
-    fs::set_permissions(source.path(), Permissions::from_mode(0o755)).expect("its mode");
+    fs::set_permissions(source.path(), Permissions::from_mode(0o755)).expect("the mode is set");
     names.iter().for_each(|name| fs::create_dir(source.path().join(name)).expect("a directory"));
     source
 }
@@ -162,7 +163,7 @@ fn open_source(names: &[&str]) -> TempDir {
 fn setuid_program(directory: &Path) {
     let program = directory.join("id");
     fs::copy("/usr/bin/id", &program).expect("a copy");
-    fs::set_permissions(program, Permissions::from_mode(0o6755)).expect("its mode");
+    fs::set_permissions(program, Permissions::from_mode(0o6755)).expect("the mode is set");
 }
 
 /// The effective user id of a program that an ordinary user starts.
@@ -174,14 +175,14 @@ fn effective_user(program: &Path) -> std::io::Result<String> {
 #[test]
 fn a_setuid_program_has_no_effect_on_a_mount_below_the_source_that_is_nosuid() {
     let source = open_source(&["plain", "nosuid", "later"]);
-    let place = |name: &str| source.path().join(name);
-    let _plain = Below::tmpfs(&place("plain"));
-    let _nosuid = Below::tmpfs_with(&place("nosuid"), MsFlags::MS_NOSUID);
+    let in_source = |name: &str| source.path().join(name);
+    let _plain = Below::tmpfs(&in_source("plain"));
+    let _nosuid = Below::tmpfs_with(&in_source("nosuid"), MsFlags::MS_NOSUID);
     let mounted = Mounted::of(source.path());
     assert!(mounted.path().join("later").is_dir());
-    let _later = Below::tmpfs_with(&place("later"), MsFlags::MS_NOSUID);
-    ["plain", "nosuid", "later"].into_iter().for_each(|name| setuid_program(&place(name)));
-    let user = |name: &str| effective_user(&mounted.path().join(name).join("id")).expect("it runs");
+    let _later = Below::tmpfs_with(&in_source("later"), MsFlags::MS_NOSUID);
+    ["plain", "nosuid", "later"].into_iter().for_each(|name| setuid_program(&in_source(name)));
+    let user = |name: &str| effective_user(&mounted.path().join(name).join("id")).expect("the program runs");
     assert_eq!(user("plain"), "0", "a mount without the flag lets setuid work, as a bind mount does");
     assert_eq!(user("nosuid"), "65534");
     crate::common::eventually("the later mount is shown", || mounted.path().join("later/id").exists());
@@ -191,7 +192,7 @@ fn a_setuid_program_has_no_effect_on_a_mount_below_the_source_that_is_nosuid() {
 
     // Writing to a program removes its setuid bit, though the volume does not show the bit.
     fs::OpenOptions::new().append(true).open(mounted.path().join("nosuid/id")).expect("opened");
-    let mode = fs::metadata(place("nosuid").join("id")).expect("attributes").mode();
+    let mode = fs::metadata(in_source("nosuid").join("id")).expect("attributes").mode();
     assert_eq!(mode & 0o7777, 0o755);
 }
 
@@ -204,13 +205,13 @@ fn a_program_has_no_capabilities_on_a_mount_below_the_source_that_is_nosuid() {
     let _nosuid = Below::tmpfs_with(&source.path().join("nosuid"), MsFlags::MS_NOSUID);
     let mounted = Mounted::of(source.path());
     for (name, visible) in [("plain", true), ("nosuid", false)] {
-        let (there, here) = (source.path().join(name).join("file"), mounted.path().join(name).join("file"));
-        fs::write(&there, "").expect("written");
-        setxattr(&there, c"security.capability", &NET_RAW, XattrFlags::empty()).expect("a capability");
-        let got = getxattr(&here, c"security.capability", &mut [0; 64]);
-        assert_eq!(got.is_ok(), visible, "{name}: {got:?}");
+        let (in_source, in_mount) = (source.path().join(name).join("file"), mounted.path().join(name).join("file"));
+        fs::write(&in_source, "").expect("written");
+        setxattr(&in_source, c"security.capability", &NET_RAW, XattrFlags::empty()).expect("a capability");
+        let result = getxattr(&in_mount, c"security.capability", &mut [0; 64]);
+        assert_eq!(result.is_ok(), visible, "{name}: {result:?}");
         let mut names = [0; 1024];
-        let length = listxattr(&here, &mut names[..]).expect("a list");
+        let length = listxattr(&in_mount, &mut names[..]).expect("a list");
         assert_eq!(names[..length].windows(10).any(|part| part == b"capability"), visible, "{name}");
     }
 }
@@ -228,10 +229,10 @@ fn a_device_cannot_be_opened_on_a_mount_below_the_source_that_is_nodev() {
     fs::write(mounted.path().join("plain/null"), "x").expect("a mount without the flag lets devices work");
     let refused = fs::write(mounted.path().join("nodev/null"), "x").expect_err("the mount is nodev");
     assert_eq!(refused.raw_os_error(), Some(libc::ENXIO));
-    // A device that is made through the volume cannot be opened either.
-    let made = mounted.path().join("nodev/made");
-    mknod(&made, SFlag::S_IFCHR, Mode::S_IRUSR | Mode::S_IWUSR, makedev(1, 3)).expect("a device");
-    fs::write(&made, "x").expect_err("the mount is nodev");
+    // A device that is created through the volume cannot be opened either.
+    let created = mounted.path().join("nodev/made");
+    mknod(&created, SFlag::S_IFCHR, Mode::S_IRUSR | Mode::S_IWUSR, makedev(1, 3)).expect("a device");
+    fs::write(&created, "x").expect_err("the mount is nodev");
 }
 
 #[test]
@@ -241,13 +242,13 @@ fn a_program_cannot_be_run_on_a_mount_below_the_source_that_is_noexec() {
     let _noexec = Below::tmpfs_with(&source.path().join("noexec"), MsFlags::MS_NOEXEC);
     let mounted = Mounted::of(source.path());
     ["plain", "noexec"].into_iter().for_each(|name| setuid_program(&source.path().join(name)));
-    effective_user(&mounted.path().join("plain/id")).expect("it runs");
+    effective_user(&mounted.path().join("plain/id")).expect("the program runs");
     let program = mounted.path().join("noexec/id");
     let refused = Command::new(&program).output().expect_err("the mount is noexec, for root too");
     assert_eq!(refused.raw_os_error(), Some(libc::EACCES));
     let access = nix::unistd::access(&program, nix::unistd::AccessFlags::X_OK);
     assert_eq!(access, Err(nix::errno::Errno::EACCES));
-    assert!(fs::read(&program).is_ok_and(|bytes| !bytes.is_empty()), "it can be read");
+    assert!(fs::read(&program).is_ok_and(|bytes| !bytes.is_empty()), "the program can be read");
 }
 
 #[test]
@@ -256,16 +257,16 @@ fn files_of_several_mounts_never_show_the_same_number() {
     let second = source.path().join("second");
     fs::create_dir(&second).expect("a directory");
     let _mounts = [Below::tmpfs(&first), Below::tmpfs(&second)];
-    for place in [&first, &second] {
-        (0..50).for_each(|n| fs::write(place.join(n.to_string()), "").expect("written"));
+    for directory in [&first, &second] {
+        (0..50).for_each(|number| fs::write(directory.join(number.to_string()), "").expect("written"));
     }
     let mounted = Mounted::of(source.path());
     let mut numbers = HashSet::new();
-    for place in ["first", "second"] {
-        for entry in fs::read_dir(mounted.path().join(place)).expect("a listing") {
+    for name in ["first", "second"] {
+        for entry in fs::read_dir(mounted.path().join(name)).expect("a listing") {
             let entry = entry.expect("an entry");
             let number = entry.metadata().expect("attributes").ino();
-            assert!(numbers.insert(number), "{:?} shows {number}, and so does another", entry.path());
+            assert!(numbers.insert(number), "{:?} has the inode number {number} of another file", entry.path());
             assert_eq!(std::os::unix::fs::DirEntryExt::ino(&entry), number, "listing and attributes agree");
         }
     }
@@ -279,16 +280,16 @@ fn a_volume_is_not_shown_inside_itself_or_another_and_nothing_hangs() {
     fs::create_dir(&outer).expect("a directory");
     fs::create_dir(&inner).expect("a directory");
     let mounted = Mounted::of(source.path());
-    // The volume itself, seen below its own source, as with the host's root as source.
+    // The volume is mounted below its own source, as it is if the source is the host's root.
     let _inside = Below::bind(mounted.path(), &inner, MsFlags::empty());
     let shown = mounted.path().to_owned();
     within_timeout("a walk", move || {
-        let refused = fs::metadata(shown.join("inner")).expect_err("it would lead back here");
+        let refused = fs::metadata(shown.join("inner")).expect_err("the volume would be inside itself");
         assert_eq!(refused.raw_os_error(), Some(libc::ELOOP));
         let names: HashSet<_> =
-            fs::read_dir(&shown).expect("a listing").map(|e| e.expect("an entry").file_name()).collect();
+            fs::read_dir(&shown).expect("a listing").map(|entry| entry.expect("an entry").file_name()).collect();
         assert_eq!(names.len(), 2, "both names are listed");
-        assert!(fs::metadata(shown.join("outer")).expect("the rest is there").is_dir());
+        assert!(fs::metadata(shown.join("outer")).expect("other names are not affected").is_dir());
     });
 }
 

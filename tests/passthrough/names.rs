@@ -1,5 +1,5 @@
-//! Names and what they stand for: whatever is made, linked, renamed or removed through a mount is
-//! answered, and left behind, as on the disk.
+//! Names of files: to create, link, rename and remove files has the same results, and leaves the same files, through a
+//! mount as on the disk.
 
 use std::ffi::OsStr;
 use std::fs::{self, File, Permissions};
@@ -52,7 +52,7 @@ fn renames_replace_keep_and_exchange_as_on_the_disk() {
         rename(answers, "empty", "moved/", plain);
         rename(answers, "moved/.", "x", plain);
         rename(answers, "c", "x", keep | swap);
-        answers.see("what is there", names(root));
+        answers.see("the names", names(root));
     });
 }
 
@@ -88,11 +88,11 @@ fn a_file_has_no_more_names_than_the_source_gives_it() {
     fs::write(&file, "").expect("written");
     let refused =
         (0..EXT4_LINK_MAX).find_map(|number| fs::hard_link(&file, file.with_extension(number.to_string())).err());
-    let Some(refused) = refused else { return }; // Not every disk has a limit.
-    let through = fs::hard_link(mounted.path().join("file"), mounted.path().join("one more")).expect_err("too many");
-    assert_eq!(through.raw_os_error(), refused.raw_os_error());
+    let Some(refused) = refused else { return }; // Not every file system has a limit.
+    let error = fs::hard_link(mounted.path().join("file"), mounted.path().join("one more")).expect_err("too many");
+    assert_eq!(error.raw_os_error(), refused.raw_os_error());
     fs::remove_file(mounted.path().join("file.0")).expect("removed");
-    fs::hard_link(mounted.path().join("file"), mounted.path().join("one more")).expect("there is place for one");
+    fs::hard_link(mounted.path().join("file"), mounted.path().join("one more")).expect("one more name is allowed");
 }
 
 #[test]
@@ -226,11 +226,12 @@ fn a_file_without_a_name_lives_until_it_is_closed() {
         let reader = File::open(&path).expect("a file");
         answers.note("remove", fs::remove_file(&path));
         answers.note("gone", fs::metadata(&path).map(drop));
-        let seen = |file: &File| file.metadata().map(|metadata| (metadata.nlink(), metadata.len(), metadata.mode()));
-        answers.note("links and size", seen(&file));
+        let attributes =
+            |file: &File| file.metadata().map(|metadata| (metadata.nlink(), metadata.len(), metadata.mode()));
+        answers.note("links and size", attributes(&file));
         answers.note("write", file.write_all_at(b" and after", 6));
         answers.note("grow", file.set_len(20));
-        answers.note("size", seen(&reader));
+        answers.note("size", attributes(&reader));
         let mut content = String::new();
         answers.note("rewind", file.rewind());
         answers.note("read", file.read_to_string(&mut content));
@@ -239,12 +240,12 @@ fn a_file_without_a_name_lives_until_it_is_closed() {
         answers.note("chown", std::os::unix::fs::fchown(&file, Some(12), Some(13)));
         answers.note("attribute", rustix::fs::fsetxattr(&file, "user.a", b"b", rustix::fs::XattrFlags::empty()));
         answers.note("sync", file.sync_all());
-        answers.note("size, mode", seen(&reader));
+        answers.note("size, mode", attributes(&reader));
         let through_proc = format!("/proc/self/fd/{}", reader.as_raw_fd());
         answers.note("opened again", fs::read(through_proc).map(|bytes| bytes.len()));
         // A new file of the same name is another file.
         answers.note("a new one", fs::write(&path, "new"));
-        answers.note("the old one", seen(&reader));
+        answers.note("the old one", attributes(&reader));
         answers.note("shrink", file.set_len(3));
         answers.note("the old one", fs::read(format!("/proc/self/fd/{}", file.as_raw_fd())));
     });
@@ -304,13 +305,13 @@ fn a_file_made_without_a_name_gets_one_or_a_clear_no() {
     let mounted = Mounted::new();
     let unnamed = openat(CWD, mounted.path(), OFlags::TMPFILE | OFlags::RDWR, Mode::from_raw_mode(0o640));
     match unnamed {
-        // At this errno, programs make a named file and unlink it.
+        // After this error, programs create a file with a name and remove the name.
         Err(errno) => assert_eq!(errno, rustix::io::Errno::OPNOTSUPP),
         Ok(unnamed) => {
             let proc = format!("/proc/self/fd/{}", unnamed.as_raw_fd());
             rustix::io::write(&unnamed, b"content").expect("written");
             let target = mounted.path().join("named");
-            rustix::fs::linkat(CWD, proc, CWD, target, AtFlags::SYMLINK_FOLLOW).expect("it gets a name");
+            rustix::fs::linkat(CWD, proc, CWD, target, AtFlags::SYMLINK_FOLLOW).expect("the file gets a name");
             assert_eq!(fs::read(mounted.source().join("named")).expect("a file"), b"content");
         }
     }
@@ -321,5 +322,5 @@ fn a_file_made_without_a_name_gets_one_or_a_clear_no() {
 }
 
 fn metadata(path: &Path) -> fs::Metadata {
-    fs::symlink_metadata(path).expect("it is there")
+    fs::symlink_metadata(path).expect("the file exists")
 }

@@ -1,4 +1,4 @@
-//! Programs that ask much of a file system, through a mount.
+//! Programs that use many features of a file system, such as databases, Git and tar, work through a mount.
 
 use std::ffi::OsStr;
 use std::fs::{self, File, Permissions};
@@ -15,12 +15,12 @@ use tempfile::TempDir;
 use crate::common::passthrough::{Mounted, disk_directory};
 use crate::common::twins::snapshot;
 
-/// Runs a command that succeeds.
+/// Runs a command. Panics if it fails.
 #[track_caller]
 fn run(command: &mut Command) -> Output {
     let output = command.output().unwrap_or_else(|error| panic!("{command:?}: {error}"));
-    let said = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "{command:?}:\n{}{said}", String::from_utf8_lossy(&output.stdout));
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{command:?}:\n{}{errors}", String::from_utf8_lossy(&output.stdout));
     output
 }
 
@@ -76,10 +76,10 @@ fn two_pods_write_to_one_sqlite_database_in_wal_mode() {
         let output = writer.wait_with_output().expect("a child");
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     }
-    let questions = "PRAGMA integrity_check; SELECT count(*), count(DISTINCT writer * 1000 + number) FROM rows;";
+    let queries = "PRAGMA integrity_check; SELECT count(*), count(DISTINCT writer * 1000 + number) FROM rows;";
     let expected = format!("ok\n{0}|{0}\n", 4 * ROWS);
     for mounted in [&first, &second] {
-        assert_eq!(String::from_utf8_lossy(&run(sqlite(mounted).arg(questions)).stdout), expected);
+        assert_eq!(String::from_utf8_lossy(&run(sqlite(mounted).arg(queries)).stdout), expected);
     }
 }
 
@@ -116,12 +116,12 @@ fn git_clones_changes_and_finds_everything_in_order() {
     }
     git(&clone, &["gc", "--quiet"]);
     git(&clone, &["push", "--quiet", "origin", "branch4"]);
-    // The host finds the same repository behind the mount.
-    let behind = mounted.source().join("clone");
-    for directory in [&*clone, &behind, upstream.path()] {
+    // The host has the same repository in the source of the mount.
+    let in_source = mounted.source().join("clone");
+    for directory in [&*clone, &in_source, upstream.path()] {
         git(directory, &["fsck", "--full", "--strict"]);
     }
-    assert_eq!(git(&behind, &["status", "--porcelain"]), "");
+    assert_eq!(git(&in_source, &["status", "--porcelain"]), "");
     assert_eq!(git(upstream.path(), &["rev-parse", "branch4"]), git(&clone, &["rev-parse", "HEAD"]));
 }
 
@@ -150,14 +150,14 @@ fn a_program_is_compiled_linked_and_run() {
     make(&[]);
     run(&mut Command::new(root.join("program")));
     run(&mut Command::new(mounted.source().join("program")));
-    // Times are good enough for make: nothing is made again, but what changed.
+    // make compares the times of files: it builds again only what depends on a changed file.
     assert!(make(&[]).contains("up to date"), "nothing changed");
     fs::write(root.join("module3.c"), "int module3(void) { return 3; }\n").expect("written");
     let again = make(&[]);
     assert!(again.contains("module3.c") && !again.contains("module4.c"), "{again}");
 }
 
-/// A tree of everything that tar can hold.
+/// Creates a tree with each kind of file and attribute that tar can store.
 fn make_tree(root: &Path) {
     let path = |name: &str| root.join(name);
     fs::create_dir_all(path("directory/deep")).expect("directories");
@@ -194,7 +194,8 @@ fn make_tree(root: &Path) {
 const TAR: [&str; 5] = ["--xattrs", "--xattrs-include=*", "--acls", "--sparse", "--numeric-owner"];
 
 fn pack(directory: &Path, archive: &Path) {
-    // The archive must not hold what looking changes, nor tar's process number, which is in the other sparse formats.
+    // The archive must not contain times that reading changes, nor tar's PID, which is in the other formats of sparse
+    // files.
     let mut tar = Command::new("tar");
     tar.args(TAR).args(["--sort=name", "--format=posix", "--pax-option=delete=atime,delete=ctime"]);
     tar.args(["--sparse-version=0.0", "--create"]);
@@ -208,7 +209,7 @@ fn unpack(archive: &Path, directory: &Path) {
 }
 
 #[track_caller]
-fn same_bytes(one: &Path, other: &Path) {
+fn assert_same_bytes(one: &Path, other: &Path) {
     run(Command::new("cmp").arg(one).arg(other));
 }
 
@@ -220,7 +221,7 @@ fn tar_packs_the_same_bytes_through_the_mount_as_on_the_disk() {
     let (native, through) = (archives.path().join("native.tar"), archives.path().join("through.tar"));
     pack(mounted.source(), &native);
     pack(mounted.path(), &through);
-    same_bytes(&native, &through);
+    assert_same_bytes(&native, &through);
 }
 
 #[test]
@@ -235,7 +236,7 @@ fn tar_unpacks_the_same_tree_through_the_mount_as_on_the_disk() {
     let again = ["native", "source", "mount"].map(|name| archives.path().join(name));
     for (directory, archive) in [native.path(), mounted.source(), mounted.path()].into_iter().zip(&again) {
         pack(directory, archive);
-        same_bytes(&again[0], archive);
+        assert_same_bytes(&again[0], archive);
     }
 }
 
@@ -244,7 +245,7 @@ fn a_tree_made_through_the_mount_is_the_tree_made_on_the_disk() {
     let (native, mounted) = (disk_directory(), Mounted::new());
     for directory in [native.path(), mounted.path()] {
         make_tree(directory);
-        // Its bytes are compared by tar; here it would be read whole.
+        // `snapshot` would read all 5 GiB of this file. The tests with tar compare its content.
         fs::remove_file(directory.join("sparse")).expect("removed");
     }
     let expected = snapshot(native.path());

@@ -1,7 +1,7 @@
-//! Public suites through a passthrough mount: pjdfstest, which knows what POSIX says of every call, and
-//! fsx, which knows what a file must hold after any sequence of them. Both run on the disk too, in the
-//! same test: what passes there passes through the mount. `tests/run` installs them. xfstests has a script of its own,
-//! `tests/xfstests`, which runs it from a checkout; docs/reference/xfstests.md has the results.
+//! Public test suites in a passthrough volume: pjdfstest, which tests that system calls conform to POSIX, and fsx,
+//! which tests the content of a file after random operations. The tests also run both suites on the disk: what passes
+//! there must pass through the mount. `tests/run` installs the suites. The script `tests/xfstests` runs xfstests from a
+//! checkout; docs/reference/xfstests.md has the results.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -15,14 +15,14 @@ use crate::common::passthrough::{Mounted, disk_directory};
 use crate::common::scratch::Scratch;
 use crate::suites::{Ended, Exercise, assert_passes_as_well};
 
-/// Tests of pjdfstest that pass on the disk and need not pass through the mount, each with its reason.
+/// Tests of pjdfstest that pass on the disk, but need not pass through the mount, each with its reason.
 const EXCLUDED: &[(&str, &str)] = &[(
     "link::link_count_max",
     "pathconf goes by the type of a file system and knows no LINK_MAX of FUSE; EMLINK has a test among those of names",
 )];
 
-/// Everything Linux has. Remounts are left out: they would make the disk itself read-only for a while.
-/// The naps are longer than a tick of the kernel's clock.
+/// All features of Linux. Tests that remount are left out: they would make the host's disk read-only for a while. The
+/// naps are longer than a tick of the kernel's clock.
 const PJDFSTEST: &str = r#"
 [features]
 posix_fallocate = {}
@@ -42,7 +42,8 @@ fn every_test_of_pjdfstest_that_passes_on_the_disk_passes_through_the_mount() {
 }
 
 fn pjdfstest(directory: &Path) -> BTreeMap<String, Ended> {
-    // pjdfstest changes to other users, which need access to the directory.
+    // pjdfstest runs some calls as other users, which need access to the directory. A bind mount elsewhere gives them
+    // this access.
     let directory = Scratch::bind(directory);
     fs::set_permissions(directory.path(), fs::Permissions::from_mode(0o755)).expect("the mode is set");
     crate::suites::pjdfstest(PJDFSTEST, directory.path(), Scratch::tmpfs("size=1m").path())
@@ -61,8 +62,8 @@ fn fsx_finds_nothing_in_mappings_mixed_with_reads_and_writes() {
 
 #[test]
 fn fsx_finds_nothing_in_direct_reads_and_writes() {
-    let beside = TempDir::new().expect("a directory");
-    let environment = vec![("LD_PRELOAD", direct_library(beside.path()))];
+    let directory = TempDir::new().expect("a directory");
+    let environment = vec![("LD_PRELOAD", direct_library(directory.path()))];
     fsx(&Exercise { environment, ..exercise("[opsize]\nalign = 4096\n", DIRECT, &[6], 3_000) });
 }
 
@@ -113,7 +114,7 @@ fn exercise(options: &str, weights: &str, seeds: &'static [u64], operations: u32
     Exercise { configuration: format!("{options}{weights}"), seeds, operations, environment: Vec::new() }
 }
 
-/// The same operations on the disk and through the mounts.
+/// Runs the same operations on the disk and through the mounts.
 #[track_caller]
 fn fsx(exercise: &Exercise) {
     let (native, mounted, limited) = (disk_directory(), Mounted::new(), Mounted::with_limit(1 << 30));

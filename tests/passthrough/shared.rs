@@ -1,4 +1,5 @@
-//! Several mounts of one directory, and the host beside them: the others read each write at once.
+//! Several mounts of one directory, and the directory on the host: a write in one of these places is visible in the
+//! others at once.
 
 use std::collections::BTreeMap;
 use std::ffi::c_void;
@@ -85,7 +86,7 @@ fn appends_from_every_place_are_all_there() {
     assert_eq!(next.into_values().collect::<Vec<_>>(), vec![RECORDS; places.len()]);
 }
 
-/// The first bytes of a file as a number that is shared.
+/// The first eight bytes of a file as a number, in a shared mapping.
 struct SharedNumber(NonNull<c_void>);
 
 impl SharedNumber {
@@ -116,7 +117,7 @@ fn mappings_in_every_place_are_the_same_memory() {
     let first = Mounted::new();
     let second = first.second();
     if first.data_path() == DataPath::Server {
-        // Each mount has pages of its own then, as on a network file system.
+        // If the server reads and writes, each mount has its own pages, as a network file system has.
         return;
     }
     let files = [first.path(), second.path(), first.source()].map(open);
@@ -137,7 +138,7 @@ fn mappings_in_every_place_are_the_same_memory() {
 
 #[test]
 fn a_shared_mapping_that_others_could_not_see_is_refused() {
-    // A limit keeps the kernel from reading and writing by itself, and other processes may use the source.
+    // With a limit, the kernel does not read and write the source itself, and other processes may use the source.
     let source = disk_directory();
     let mounted = Mounted::of_with_limit(source.path(), 1 << 30);
     assert_eq!(mounted.data_path(), DataPath::Server);
@@ -147,7 +148,7 @@ fn a_shared_mapping_that_others_could_not_see_is_refused() {
     // SAFETY: new mappings at addresses of the kernel's choice.
     let map = |flags| unsafe { mmap(ptr::null_mut(), 4096, protection, flags, &file, 0) };
     assert_eq!(map(MapFlags::SHARED), Err(rustix::io::Errno::NODEV));
-    let private = map(MapFlags::PRIVATE).expect("a mapping of its own");
+    let private = map(MapFlags::PRIVATE).expect("a private mapping");
     // SAFETY: exactly the mapping, which no code refers to.
     unsafe { munmap(private, 4096) }.expect("unmapped");
 }
@@ -157,13 +158,15 @@ fn names_made_in_one_mount_are_there_in_the_other() {
     let first = Mounted::new();
     let second = first.second();
     fs::create_dir(first.path().join("directory")).expect("a directory");
-    crate::common::eventually("it is in the other", || second.path().join("directory").is_dir());
+    crate::common::eventually("the directory is in the second mount", || second.path().join("directory").is_dir());
     fs::write(second.path().join("directory/file"), "from the second").expect("written");
-    crate::common::eventually("it is in the first", || first.path().join("directory/file").exists());
+    crate::common::eventually("the file is in the first mount", || first.path().join("directory/file").exists());
     assert_eq!(fs::read_to_string(first.path().join("directory/file")).expect("a file"), "from the second");
     fs::rename(first.path().join("directory/file"), first.path().join("moved")).expect("renamed");
-    crate::common::eventually("it is gone from the second", || !second.path().join("directory/file").exists());
-    fs::remove_dir(second.path().join("directory")).expect("it is empty");
+    crate::common::eventually("the old name is gone from the second mount", || {
+        !second.path().join("directory/file").exists()
+    });
+    fs::remove_dir(second.path().join("directory")).expect("the directory is empty");
 }
 
 #[test]

@@ -1,5 +1,5 @@
-//! `tests/xfstests`: the script that runs xfstests on a directory that podfs shows. A stand-in for the suite does with the file
-//! system what the suite does before, between and after its tests.
+//! `tests/xfstests`: the script that runs xfstests on a volume of podfs. Here, a small program replaces xfstests: it mounts and
+//! unmounts the file system as xfstests does before, between and after its tests.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -11,7 +11,7 @@ use crate::common::*;
 const XFSTESTS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/xfstests");
 const RESULTS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/docs/reference/xfstests.md");
 
-/// Mounts, finds, unmounts and remounts the file system as the suite does, and says how it was called.
+/// A program that mounts, finds, unmounts and remounts the file system as xfstests does, and prints its arguments.
 const CHECK: &str = r#"#!/usr/bin/env bash
 set -euo pipefail
 . "$HOST_OPTIONS"
@@ -38,7 +38,7 @@ echo "arguments: $*"
 exit 3
 "#;
 
-/// Runs the script with a checkout whose `check` is this program.
+/// Runs the script with a checkout of xfstests whose program `check` is this one.
 fn run(fixture: &Fixture, check: &str, arguments: &[&str]) -> Output {
     let checkout = fixture.path("checkout");
     fs::create_dir_all(&checkout).expect("a directory");
@@ -52,26 +52,26 @@ fn run(fixture: &Fixture, check: &str, arguments: &[&str]) -> Output {
 
 #[track_caller]
 fn assert_nothing_left(fixture: &Fixture) {
-    let left: Vec<PathBuf> =
+    let files: Vec<PathBuf> =
         fs::read_dir(fixture.path("tmp")).expect("a listing").flatten().map(|entry| entry.path()).collect();
-    assert_eq!(left, Vec::<PathBuf>::new());
+    assert_eq!(files, Vec::<PathBuf>::new());
     assert_eq!(fixture.processes(), []);
-    assert_eq!(fixture.mounts(), left);
-    assert!(!Path::new("/sbin/mount.fuse.podfs").exists(), "the helper is the script's own");
+    assert_eq!(fixture.mounts(), Vec::<PathBuf>::new());
+    assert!(!Path::new("/sbin/mount.fuse.podfs").exists(), "the script does not install its mount helper on the host");
 }
 
 #[test]
 fn the_suite_finds_a_volume_that_it_can_mount_and_unmount_and_nothing_is_left() {
     let fixture = Fixture::new("");
     let output = run(&fixture, CHECK, &["-g", "quick"]);
-    let (said, errors) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
-    assert_eq!(output.status.code(), Some(3), "{said}{errors}");
+    let (text, errors) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    assert_eq!(output.status.code(), Some(3), "{text}{errors}");
     let results = fs::read_to_string(RESULTS).expect("the results");
     let failing = results.lines().filter_map(|line| line.strip_prefix("| ")?.split_once(" | fails | "));
     let failing: Vec<_> = failing.map(|(test, _)| test).collect();
     assert!(failing.contains(&"generic/478"), "{failing:?}");
     let expected = format!("found: content\nexcluded: {}\narguments: -g quick\n", failing.join(" "));
-    assert_eq!(said, expected, "{errors}");
+    assert_eq!(text, expected, "{errors}");
     assert_nothing_left(&fixture);
 }
 
@@ -95,12 +95,12 @@ fn a_directory_that_is_no_checkout_is_refused_in_one_sentence() {
     let mut script = Command::new(XFSTESTS);
     let output = script.arg(fixture.path("")).env("PODFS", PODFS).output().expect("the script ran");
     assert_eq!(output.status.code(), Some(2));
-    let said = String::from_utf8_lossy(&output.stderr);
-    assert!(said.ends_with("is no checkout of xfstests: it has no program check\n"), "{said}");
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert!(errors.ends_with("is no checkout of xfstests: it has no program check\n"), "{errors}");
 }
 
 #[test]
 fn the_script_is_clean() {
-    let checked = Command::new("shellcheck").arg(XFSTESTS).output().expect("shellcheck");
-    assert!(checked.status.success(), "{}", String::from_utf8_lossy(&checked.stdout));
+    let output = Command::new("shellcheck").arg(XFSTESTS).output().expect("shellcheck");
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stdout));
 }

@@ -2,10 +2,10 @@
 
 open NAME PATH [read]       close NAME     dup NAME NEW     reset: close all
 lock NAME KIND MODE [START LENGTH] [wait]   KIND: flock, posix, ofd; MODE: shared, exclusive, none
-test NAME KIND MODE START LENGTH            who would be in the way: "free" or "MODE START LENGTH"
-fork                                        a child that keeps what it has; its number
+test NAME KIND MODE START LENGTH            the lock that conflicts: "free" or "MODE START LENGTH"
+fork                                        make a child that keeps the open files; its process id
 
-The answer is "ok", what was asked for, or the name of an error. SIGUSR1 interrupts a wait.
+The answer is "ok", the result of `test` or `fork`, or the name of an error. SIGUSR1 interrupts a wait.
 """
 
 import errno
@@ -30,9 +30,9 @@ def interrupted(_signal, _frame):
     raise InterruptedError(errno.EINTR, "interrupted")
 
 
-def lock(name, kind, mode, *rest):
-    wait = "wait" in rest
-    start, length = [int(word) for word in rest if word != "wait"] or [0, 0]
+def lock(name, kind, mode, *options):
+    wait = "wait" in options
+    start, length = [int(word) for word in options if word != "wait"] or [0, 0]
     if kind == "flock":
         fcntl.flock(files[name], FLOCKS[mode] | (0 if wait else fcntl.LOCK_NB))
     else:
@@ -41,9 +41,9 @@ def lock(name, kind, mode, *rest):
 
 
 def test(name, kind, mode, start, length):
-    asked = struct.pack(LAYOUT, MODES[mode], 0, int(start), int(length), 0)
-    found, _, start, length, _ = struct.unpack(LAYOUT, fcntl.fcntl(files[name], GET[kind], asked))
-    mode = next(mode for mode, number in MODES.items() if number == found)
+    wanted = struct.pack(LAYOUT, MODES[mode], 0, int(start), int(length), 0)
+    conflict, _, start, length, _ = struct.unpack(LAYOUT, fcntl.fcntl(files[name], GET[kind], wanted))
+    mode = next(mode for mode, number in MODES.items() if number == conflict)
     return "free" if mode == "none" else f"{mode} {start} {length}"
 
 

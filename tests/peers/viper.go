@@ -1,4 +1,4 @@
-// A program that watches its configuration with viper, as many in containers do.
+// A program that watches its configuration with viper, as many programs in containers do.
 package main
 
 import (

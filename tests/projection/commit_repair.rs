@@ -1,4 +1,4 @@
-//! A commit that cannot finish is finished by a later one.
+//! If a commit cannot remove the old generation, a later commit removes it.
 
 use crate::common::namespace::mount_tmpfs;
 use crate::common::tree::{files, names, parse};
@@ -14,20 +14,20 @@ fn a_generation_that_cannot_be_removed_yet_delays_no_update() {
     mount_tmpfs(&old);
     let two = [("a", "2"), ("b", "2")];
     served.commit(&two);
-    let left = served.projection.take_left().expect("the old one stays");
+    let left = served.projection.take_left().expect("the old generation stays");
     assert!(left.contains("rmdir") && left.ends_with("podfs tries again"), "{left}");
-    assert!(served.projection.next_removal().is_some(), "its removal is tried again");
+    assert!(served.projection.next_removal().is_some(), "podfs will try again to remove the old generation");
     assert_eq!(files(served.path()), parse("a=2; b=2"), "the switch has happened");
 
     assert_eq!(served.commit(&two), Commit::Unchanged, "the payload is shown already");
     served.commit(&[("a", "3")]);
     assert_eq!(files(served.path()), parse("a=3"), "updates go on");
-    assert!(old.exists(), "what is mounted on stays");
-    assert_eq!(served.projection.take_left(), None, "that is said once");
+    assert!(old.exists(), "the mount point stays");
+    assert_eq!(served.projection.take_left(), None, "podfs reports this once");
 
     umount2(&old, MntFlags::MNT_DETACH).expect("unmounted");
     served.commit(&[("a", "4")]);
     assert_eq!(files(served.path()), parse("a=4"));
     let generations = names(served.path()).into_iter().filter(|name| name.starts_with("..2")).count();
-    assert_eq!(generations, 1, "the old one is collected");
+    assert_eq!(generations, 1, "the old generation is removed");
 }

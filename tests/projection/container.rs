@@ -1,5 +1,5 @@
-//! A volume as a container sees it: bind-mounted into a mount namespace of its own, below a root directory
-//! that may be shared.
+//! A volume in a container: it is bind-mounted in the container's mount namespace. The root directory of podfs may be a
+//! shared mount.
 
 use std::fs::{self, File};
 use std::os::unix::fs::symlink;
@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use nix::mount::{MntFlags, MsFlags, umount2};
-use podfs_fuse::mount::table::{FS_TYPE, mounts};
+use podfs_fuse::mount::table::{FS_TYPE, MountTableEntry, mounts};
 use tempfile::TempDir;
 
 use crate::common::namespace::{Container, Propagation, bind, change_mount, mount_tmpfs};
@@ -15,24 +15,25 @@ use crate::common::tree::{files, parse};
 use crate::common::watch::Watcher;
 use crate::common::{Fixture, Running, config_map, config_pod, pod, wait_content};
 
-/// A container with a volume at a directory that is empty outside of it.
-struct Contained {
+/// A container with a volume, which is bind-mounted at a directory. Outside of the container, this directory is empty.
+struct VolumeInContainer {
     container: Container,
-    place: TempDir,
+    mount_point: TempDir,
 }
 
-impl Contained {
+impl VolumeInContainer {
     fn new(volume: &Path) -> Self {
         let contained =
-            Self { container: Container::new(Propagation::Private), place: TempDir::new().expect("a directory") };
+            Self { container: Container::new(Propagation::Private), mount_point: TempDir::new().expect("a directory") };
         let volume = volume.to_owned();
-        contained.run(move |place| bind(&volume, place));
+        contained.run(move |mount_point| bind(&volume, mount_point));
         contained
     }
 
-    fn run<T: Send + 'static>(&self, inside: impl FnOnce(&Path) -> T + Send + 'static) -> T {
-        let place = self.place.path().to_owned();
-        self.container.run(move || inside(&place))
+    /// Calls `act` in the container, with the path of the volume there.
+    fn run<T: Send + 'static>(&self, act: impl FnOnce(&Path) -> T + Send + 'static) -> T {
+        let mount_point = self.mount_point.path().to_owned();
+        self.container.run(move || act(&mount_point))
     }
 
     fn files(&self) -> crate::common::tree::Files {
@@ -46,38 +47,38 @@ fn write(fixture: &Fixture, data: &[(&str, &str)]) {
 
 #[test]
 fn a_container_sees_content_updates_and_events() {
-    // EV-07, EV-08, AW-01, FU-12: all of it through `podfs run`.
+    // EV-07, EV-08, AW-01, FU-12, with `podfs run`.
     let fixture = Fixture::new(&config_pod());
     write(&fixture, &[("a", "1"), ("b", "1")]);
     let running = fixture.run();
     let volume = running.volume("config");
-    let contained = Contained::new(&volume);
+    let contained = VolumeInContainer::new(&volume);
     assert_eq!(contained.files(), parse("a=1; b=1"));
-    let watcher = contained.run(|place| Watcher::on("root", place));
+    let watcher = contained.run(|mount_point| Watcher::on("root", mount_point));
     write(&fixture, &[("a", "2"), ("c", "2")]);
-    let heard = contained.run(move |_| watcher.heard_until_removal("root"));
+    let events = contained.run(move |_| watcher.events_until_removal("root"));
     assert_eq!(contained.files(), parse("a=2; c=2"));
-    let moved = heard.iter().filter(|event| *event == "root MOVED_TO ..data").count();
-    assert_eq!(moved, 1, "{heard:?}");
-    assert!(heard.contains(&"root CREATE c".to_owned()), "{heard:?}");
+    let moved = events.iter().filter(|event| *event == "root MOVED_TO ..data").count();
+    assert_eq!(moved, 1, "{events:?}");
+    assert!(events.contains(&"root CREATE c".to_owned()), "{events:?}");
 }
 
 #[test]
 fn a_container_cannot_write() {
-    // MT-03, FU-13: the bind mount inherits that the volume is read-only.
+    // MT-03, FU-13: the bind mount is read-only as the volume.
     let fixture = Fixture::new(&config_pod());
     write(&fixture, &[("a", "1")]);
     let running = fixture.run();
-    let contained = Contained::new(&running.volume("config"));
-    let refused = contained.run(|place| {
+    let contained = VolumeInContainer::new(&running.volume("config"));
+    let refused = contained.run(|mount_point| {
         let results = [
-            fs::write(place.join("a"), "2"),
-            File::create_new(place.join("new")).map(drop),
-            fs::remove_file(place.join("a")),
-            fs::create_dir(place.join("new")),
-            symlink("a", place.join("new")),
+            fs::write(mount_point.join("a"), "2"),
+            File::create_new(mount_point.join("new")).map(drop),
+            fs::remove_file(mount_point.join("a")),
+            fs::create_dir(mount_point.join("new")),
+            symlink("a", mount_point.join("new")),
         ];
-        results.map(|result| result.expect_err("it is read-only").raw_os_error())
+        results.map(|result| result.expect_err("the volume is read-only").raw_os_error())
     });
     assert_eq!(refused, [Some(libc::EROFS); 5]);
     assert_eq!(contained.files(), parse("a=1"));
@@ -90,20 +91,20 @@ fn a_script_runs_from_the_volume() {
     let fixture = Fixture::new(&pod(volumes));
     write(&fixture, &[("run.sh", "#!/bin/sh\necho \"one $1\"\nexit 7\n")]);
     let running = fixture.run();
-    let contained = Contained::new(&running.volume("config"));
-    let run = |place: &Path| {
-        let output = Command::new(place.join("run.sh")).arg("argument").output().expect("it runs");
+    let contained = VolumeInContainer::new(&running.volume("config"));
+    let run = |mount_point: &Path| {
+        let output = Command::new(mount_point.join("run.sh")).arg("argument").output().expect("the script runs");
         (output.status.code(), String::from_utf8(output.stdout).expect("text"))
     };
     assert_eq!(contained.run(run), (Some(7), "one argument\n".to_owned()));
     write(&fixture, &[("run.sh", "#!/bin/sh\necho two\n")]);
-    contained.run(|place| wait_content(&place.join("run.sh"), "#!/bin/sh\necho two\n"));
+    contained.run(|mount_point| wait_content(&mount_point.join("run.sh"), "#!/bin/sh\necho two\n"));
     assert_eq!(contained.run(run), (Some(0), "two\n".to_owned()));
 }
 
 #[test]
 fn a_program_runs_from_the_volume() {
-    // CM-01: binaryData may hold a program; it is mapped, and keeps running over an update.
+    // CM-01: binaryData may contain a program. The kernel maps it, and the program runs on after an update.
     let fixture = Fixture::new(&pod("[{name: config, configMap: {name: app, defaultMode: 0755}}]"));
     let sleep = base64(&fs::read("/bin/sleep").expect("a program"));
     let object = |text: &str| {
@@ -117,13 +118,13 @@ fn a_program_runs_from_the_volume() {
     object("1");
     let running = fixture.run();
     let volume = running.volume("config");
-    let mut child = Command::new(volume.join("sleep")).arg("1000").spawn().expect("it runs");
+    let mut child = Command::new(volume.join("sleep")).arg("1000").spawn().expect("the program starts");
     object("2");
     wait_content(&volume.join("text"), "2");
-    let still = child.try_wait().expect("a child");
-    child.kill().expect("it is there");
-    child.wait().expect("it ends");
-    assert_eq!(still, None, "it did not notice");
+    let status = child.try_wait().expect("a child");
+    child.kill().expect("killed");
+    child.wait().expect("the program ends");
+    assert_eq!(status, None, "the program runs on");
 }
 
 fn base64(bytes: &[u8]) -> String {
@@ -138,11 +139,12 @@ fn base64(bytes: &[u8]) -> String {
 /// The podfs mounts below a directory, in the caller's mount namespace.
 fn volumes_below(directory: &Path) -> Vec<PathBuf> {
     let mounts = mounts().expect("a mount table").into_iter();
-    mounts.filter(|mounted| mounted.fs_type == FS_TYPE && mounted.at.starts_with(directory)).map(|it| it.at).collect()
+    let is_volume = |mount: &MountTableEntry| mount.fs_type == FS_TYPE && mount.at.starts_with(directory);
+    mounts.filter(is_volume).map(|mount| mount.at).collect()
 }
 
-/// A pod whose root directory is a file system that the host shares with its containers, as the
-/// kubelet makes its own.
+/// A pod whose root directory is a shared mount, as the kubelet makes its root directory, and a container that gets new
+/// mounts of the host.
 fn shared_root() -> (Fixture, Container) {
     let fixture = Fixture::new(&config_pod());
     write(&fixture, &[("a", "1")]);
@@ -158,29 +160,29 @@ fn a_volume_mounted_later_appears_in_a_container_and_goes_with_podfs() {
     // FU-12: the container is older than the volume.
     let (fixture, container) = shared_root();
     let root = fixture.path("root");
-    let inside = |container: &Container| {
+    let volumes_inside = |container: &Container| {
         let root = root.clone();
         container.run(move || volumes_below(&root))
     };
-    assert_eq!(inside(&container), Vec::<PathBuf>::new());
+    assert_eq!(volumes_inside(&container), Vec::<PathBuf>::new());
     let mut running = fixture.run();
     let volume = running.volume("config");
-    assert_eq!(inside(&container), std::slice::from_ref(&volume));
+    assert_eq!(volumes_inside(&container), std::slice::from_ref(&volume));
     let refused = container.run({
         let volume = volume.clone();
         move || (files(&volume), fs::write(volume.join("a"), "2").map_err(|error| error.raw_os_error()))
     });
-    assert_eq!(refused, (parse("a=1"), Err(Some(libc::EROFS))), "it came there read-only");
+    assert_eq!(refused, (parse("a=1"), Err(Some(libc::EROFS))), "the propagated mount is read-only");
     write(&fixture, &[("a", "2")]);
     container.run(move || wait_content(&volume.join("a"), "2"));
     assert!(running.stop().success());
-    assert_eq!(inside(&container), Vec::<PathBuf>::new());
-    assert_eq!(fs::read_dir(&root).expect("a directory").count(), 0, "podfs took its directories back");
+    assert_eq!(volumes_inside(&container), Vec::<PathBuf>::new());
+    assert_eq!(fs::read_dir(&root).expect("a directory").count(), 0, "podfs has removed its directories");
 }
 
 #[test]
 fn open_files_of_a_container_do_not_keep_podfs_from_stopping() {
-    // FU-10: podfs unmounts lazily; a process inside gets an error in the end, and never hangs.
+    // FU-10: podfs unmounts lazily. A process that still uses the volume gets an error afterwards, and never hangs.
     let (fixture, container) = shared_root();
     let mut running: Running = fixture.run();
     let volume = running.volume("config");

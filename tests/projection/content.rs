@@ -1,4 +1,4 @@
-//! Bytes and listings: exact, whole, and of one generation, also while the volume is updated.
+//! Bytes and listings are exact and complete, and from one generation, also while the volume is updated.
 
 use std::collections::BTreeSet;
 use std::fs::{self, File};
@@ -14,6 +14,7 @@ use podfs_fuse::projection::{FileEntry, ImageLayout};
 use rustix::fs::{CWD, Mode, OFlags, openat};
 use rustix::io::Errno;
 
+use crate::common::set_on_drop::SetOnDrop;
 use crate::common::tree::names;
 use crate::common::{DIRECTORIES, Served, plain_root};
 
@@ -25,19 +26,19 @@ fn commit_bytes(served: &mut Served, payload: &[(&str, Vec<u8>)]) {
     served.projection.commit(&layout, DIRECTORIES).expect("a commit");
 }
 
-/// Bytes in which no two pages are alike.
+/// Bytes of which no two pages are equal.
 fn bytes(size: usize) -> Vec<u8> {
     (0_u64..).flat_map(|number| number.wrapping_mul(0x9e37_79b9_7f4a_7c15).to_le_bytes()).take(size).collect()
 }
 
-/// Takes a file's pages out of the kernel's cache.
+/// Makes the kernel drop the cached pages of a file.
 fn drop_cache(file: &File) {
     posix_fadvise(file, 0, 0, PosixFadviseAdvice::POSIX_FADV_DONTNEED).expect("advice");
 }
 
 #[test]
 fn binary_content_is_exact() {
-    // AW-23: all byte values, a short blob like an ELF header, nothing, 1 MiB, and sizes around a page.
+    // AW-23: all byte values, a short ELF header, an empty file, 1 MiB, and sizes around a page.
     let mut served = Served::new(&plain_root());
     let mut elf = b"\x7fELF\x02\x01\x01\0".to_vec();
     elf.extend(bytes(117));
@@ -56,7 +57,7 @@ fn binary_content_is_exact() {
 
 #[test]
 fn a_payload_of_several_mebibytes_is_exact() {
-    // AW-23: read forwards whole, and in pieces at odd places.
+    // AW-23: the test reads each file as a whole, and in pieces at odd offsets.
     let mut served = Served::new(&plain_root());
     let paths: Vec<_> = (0..12).map(|number| format!("dir-{}/key-{number}", number % 3)).collect();
     let payload: Vec<_> =
@@ -76,7 +77,7 @@ fn a_payload_of_several_mebibytes_is_exact() {
 
 #[test]
 fn an_open_file_keeps_its_bytes() {
-    // AW-13: also when the kernel has to ask for them again, long after the file is gone.
+    // AW-13: also when the kernel has dropped the bytes and requests them again, long after the file was removed.
     let mut served = Served::new(&plain_root());
     let old = bytes(100_000);
     commit_bytes(&mut served, &[("a", old.clone()), ("never-read", old.clone())]);
@@ -97,12 +98,13 @@ fn an_open_file_keeps_its_bytes() {
     let mut content = Vec::new();
     unread.read_to_end(&mut content).expect("the file is whole");
     assert!(content == old);
-    assert_eq!(fs::read(served.path().join("a")).expect("the file of now"), bytes(4));
+    assert_eq!(fs::read(served.path().join("a")).expect("the present file"), bytes(4));
 }
 
 #[test]
 fn a_directory_handle_never_shows_another_generation() {
-    // AW-13: opened files stay, other files are gone, no file is of the new generation.
+    // AW-13: through a handle on the old generation's directory, open files can be read, other files do not exist, and
+    // no file is of the new generation.
     let mut served = Served::with(&[("a", "old"), ("sub/b", "old")]);
     let data = openat(CWD, served.path().join("..data"), READ | OFlags::DIRECTORY, Mode::empty()).expect("a directory");
     let opened = File::from(openat(&data, "a", READ, Mode::empty()).expect("a file"));
@@ -113,7 +115,7 @@ fn a_directory_handle_never_shows_another_generation() {
     let mut old = [0; 3];
     opened.read_exact_at(&mut old, 0).expect("the bytes");
     assert_eq!(&old, b"old");
-    assert_eq!(entries(&data, 1 << 15), Vec::<String>::new(), "an empty directory that is gone");
+    assert_eq!(entries(&data, 1 << 15), Vec::<String>::new(), "the removed directory is empty");
 }
 
 #[test]
@@ -135,7 +137,7 @@ fn a_mapped_file_keeps_its_bytes() {
 
 #[test]
 fn a_large_directory_is_listed_whole() {
-    // Both where the links are and where the files are, with buffers of any size.
+    // This holds for the directory of the links and for the directory of the files, with buffers of any size.
     let keys: Vec<_> = (0..5000).map(|number| format!("key-{number:04}-{}", "x".repeat(number % 50))).collect();
     let payload: Vec<_> = keys.iter().map(|key| (key.as_str(), "")).collect();
     let served = Served::with(&payload);
@@ -143,8 +145,8 @@ fn a_large_directory_is_listed_whole() {
     for directory in [served.path().to_owned(), served.path().join("..data")] {
         for buffer in [128, 4096, 1 << 16] {
             let listed = list(&directory, buffer);
-            let shown: BTreeSet<_> = listed.iter().filter(|name| !name.starts_with("..")).cloned().collect();
-            assert_eq!(shown, expected);
+            let keys: BTreeSet<_> = listed.iter().filter(|name| !name.starts_with("..")).cloned().collect();
+            assert_eq!(keys, expected);
             let duplicates = listed.len() - listed.iter().collect::<BTreeSet<_>>().len();
             assert_eq!(duplicates, 0);
         }
@@ -154,7 +156,7 @@ fn a_large_directory_is_listed_whole() {
 
 #[test]
 fn the_order_of_a_listing_is_stable() {
-    // FU-15: from one listing to the next, and for the names that stay, over an update.
+    // FU-15: two listings have the same order, and names that stay keep their order after an update.
     let mut served = Served::with(&[("m", "1"), ("c", "1"), ("z", "1"), ("a/x", "1")]);
     let stays = |listed: Vec<String>| -> Vec<String> {
         listed.into_iter().filter(|name| ["m", "c", "z", "a", "..data"].contains(&name.as_str())).collect()
@@ -174,34 +176,35 @@ fn a_listing_that_crosses_switches_shows_each_name_once() {
     let mut commit = |round: usize| {
         let text = round.to_string();
         let mut payload: Vec<_> = stable.iter().map(|name| (name.as_str(), text.as_str())).collect();
-        let coming: Vec<_> = (0..10).map(|number| format!("coming-{round}-{number}")).collect();
-        payload.extend(coming.iter().map(|name| (name.as_str(), "")));
+        let new_keys: Vec<_> = (0..10).map(|number| format!("coming-{round}-{number}")).collect();
+        payload.extend(new_keys.iter().map(|name| (name.as_str(), "")));
         served.commit(&payload);
     };
     commit(0);
     let done = AtomicBool::new(false);
     std::thread::scope(|scope| {
+        let set_done = SetOnDrop(&done);
         let lister = scope.spawn(|| {
             let mut listings = 0;
             while !done.load(Ordering::Relaxed) || listings == 0 {
                 let listed = list(&path, 128);
-                let once: BTreeSet<_> = listed.iter().collect();
-                assert_eq!(once.len(), listed.len(), "a name was shown twice: {listed:?}");
+                let distinct: BTreeSet<_> = listed.iter().collect();
+                assert_eq!(distinct.len(), listed.len(), "a name was listed twice: {listed:?}");
                 for name in &stable {
-                    assert!(once.contains(name), "{name} was skipped");
+                    assert!(distinct.contains(name), "{name} was skipped");
                 }
-                assert!(once.contains(&"..data".to_owned()), "..data was skipped");
+                assert!(distinct.contains(&"..data".to_owned()), "..data was skipped");
                 listings += 1;
             }
         });
         (1..200).for_each(&mut commit);
-        done.store(true, Ordering::Relaxed);
-        lister.join().expect("every listing is right");
+        drop(set_done);
+        lister.join().expect("every listing is correct");
     });
     assert_eq!(names(&path).len(), 200 + 10 + 2);
 }
 
-/// The names in a directory, read with a buffer of this size, `.` and `..` aside.
+/// The names in a directory without `.` and `..`, read with a buffer of this size.
 fn list(directory: &Path, buffer: usize) -> Vec<String> {
     entries(&openat(CWD, directory, READ | OFlags::DIRECTORY, Mode::empty()).expect("a directory"), buffer)
 }
@@ -213,7 +216,7 @@ fn entries(directory: &OwnedFd, buffer: usize) -> Vec<String> {
     while let Some(entry) = entries.next() {
         let name = match entry {
             Ok(entry) => entry.file_name().to_string_lossy().into_owned(),
-            // A directory that was removed.
+            // The directory was removed.
             Err(Errno::NOENT) => break,
             Err(error) => panic!("cannot list: {error}"),
         };

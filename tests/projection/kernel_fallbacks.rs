@@ -1,4 +1,4 @@
-//! The behaviour of podfs on older kernels, forced on this one.
+//! The fallbacks of podfs for older kernels, which the tests use on this kernel.
 
 use std::fs;
 use std::os::fd::AsFd;
@@ -24,37 +24,38 @@ fn before_linux_6_15_the_private_mount_is_cloned_in_a_namespace_of_its_own() {
     let directory = TempDir::with_prefix("podfs-test-").expect("a directory");
     let point = MountPoint::prepare(directory.path(), OldMountPolicy::RemoveDead, &mut Directories::default());
     let visible = projection.show_as_before_6_15(&point.expect("a mount point")).expect("attached");
-    assert_eq!(mounts_at(visible.path()).expect("a table").len(), 1, "only the visible mount is anywhere");
+    assert_eq!(mounts_at(visible.path()).expect("a table").len(), 1, "only the visible mount is attached");
     let refused = nix::unistd::mkdir(&visible.path().join("x"), nix::sys::stat::Mode::S_IRWXU);
     assert_eq!(refused, Err(Errno::EROFS), "the clone is read-only");
 
-    projection.commit(&layout(&[("a", "1")]), DIRECTORIES).expect("the private mount still reaches it");
+    projection.commit(&layout(&[("a", "1")]), DIRECTORIES).expect("the private mount can still be used");
     assert_eq!(fs::read_to_string(visible.path().join("a")).expect("a file"), "1");
 
-    // The kernel clones a private mount once this way: another one is made of the same file system.
+    // In this way, the kernel clones a private mount only once. So podfs makes another private mount of the same file
+    // system.
     visible.unmount().expect("unmounted");
     let point = MountPoint::prepare(directory.path(), OldMountPolicy::RemoveDead, &mut Directories::default());
     let again = projection.show_as_before_6_15(&point.expect("a mount point")).expect("attached again");
     assert_eq!(fs::read_to_string(again.path().join("a")).expect("a file"), "1");
-    let shown = mounts_at(again.path()).expect("a table").remove(0);
-    assert!(shown.read_only, "{shown:?}");
-    projection.commit(&layout(&[("a", "2")]), DIRECTORIES).expect("the private mount still reaches it");
+    let mount = mounts_at(again.path()).expect("a table").remove(0);
+    assert!(mount.read_only, "{mount:?}");
+    projection.commit(&layout(&[("a", "2")]), DIRECTORIES).expect("the private mount can still be used");
     assert_eq!(fs::read_to_string(again.path().join("a")).expect("a file"), "2");
     unmount_below(directory.path());
 }
 
 #[test]
 fn before_linux_6_15_a_mount_of_a_single_file_is_cloned_the_same_way() {
-    // No server is needed: the kernel knows the root of a mount without a request.
+    // The test needs no server: the kernel does not request the attributes of the root for these operations.
     let device = open_device().expect("/dev/fuse");
     let options = MountOptions { shape: MountPointType::File, ..Default::default() };
     let mount = PrivateMount::new(device.as_fd(), &options).expect("a mount");
     let clone = mount.read_only_clone_before_6_15().expect("a clone");
 
     let directory = TempDir::with_prefix("podfs-test-").expect("a directory");
-    let (at, mut directories) = (directory.path().join("file"), Directories::default());
-    let point = MountPoint::prepare_shape(&at, MountPointType::File, OldMountPolicy::RemoveDead, &mut directories);
+    let (path, mut directories) = (directory.path().join("file"), Directories::default());
+    let point = MountPoint::prepare_shape(&path, MountPointType::File, OldMountPolicy::RemoveDead, &mut directories);
     let visible = point.expect("a mount point").attach(&clone).expect("attached");
-    assert_eq!(mounts_at(visible.path()).expect("a table").len(), 1, "only the visible mount is anywhere");
+    assert_eq!(mounts_at(visible.path()).expect("a table").len(), 1, "only the visible mount is attached");
     unmount_below(directory.path());
 }

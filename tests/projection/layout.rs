@@ -1,5 +1,5 @@
-//! The layout of a volume: the generation, `..data`, the links, their modes and owners; and the entries that stay or go with the
-//! next payload.
+//! The layout of a projection: the generation, `..data`, the links, their modes and owners; and the entries that the next
+//! payload keeps or removes.
 
 use std::fs;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
@@ -20,11 +20,11 @@ fn link(path: &Path) -> PathBuf {
 }
 
 fn mode(path: &Path) -> u32 {
-    fs::symlink_metadata(path).expect("it is there").permissions().mode() & 0o7777
+    fs::symlink_metadata(path).expect("attributes").permissions().mode() & 0o7777
 }
 
 fn inode(path: &Path) -> u64 {
-    fs::symlink_metadata(path).expect("it is there").ino()
+    fs::symlink_metadata(path).expect("attributes").ino()
 }
 
 fn sorted_names(directory: &Path) -> Vec<String> {
@@ -50,7 +50,7 @@ fn the_layout_is_that_of_the_atomic_writer() {
 
 #[test]
 fn a_generation_is_named_by_the_time_in_utc() {
-    // AW-02, in whatever time zone podfs runs.
+    // AW-02, also if podfs runs in another time zone.
     let fixture = Fixture::new(&crate::common::config_pod());
     fixture.write("objects/app.yaml", &config_map("app", &[("a", "1")]));
     let mut command = fixture.command();
@@ -62,7 +62,7 @@ fn a_generation_is_named_by_the_time_in_utc() {
     let time = fs::metadata(volume.join(&name)).expect("a directory").mtime();
     let date = Command::new("date").args(["-u", &format!("-d@{time}"), "+..%Y_%m_%d_%H_%M_%S."]).output();
     let date = String::from_utf8(date.expect("date runs").stdout).expect("UTF-8");
-    let number = name.strip_prefix(date.trim()).expect("the time comes first");
+    let number = name.strip_prefix(date.trim()).expect("the name begins with the time");
     assert!(!number.is_empty() && number.bytes().all(|byte| byte.is_ascii_digit()), "{name}");
 }
 
@@ -92,12 +92,12 @@ fn modes_are_exact_under_any_umask() {
     for directory in [generation.clone(), generation.join("sub"), generation.join("sub/dir")] {
         assert_eq!(mode(&directory), 0o755, "{}", directory.display());
     }
-    assert_eq!(mode(&volume), 0o777, "the root, as of an emptyDir on disk");
+    assert_eq!(mode(&volume), 0o777, "the root has the mode of an emptyDir on disk");
 }
 
 #[test]
 fn paths_are_normalised() {
-    // AW-06, AW-09: a name may begin with two dots, only not the first of a path.
+    // AW-06, AW-09: a name may begin with two dots, except the first name of a path.
     let items =
         "[{key: k, path: foo////bar}, {key: k, path: ./plain}, {key: k, path: foo/..odd}, {key: k, path: .dot}]";
     let fixture = Fixture::new(&pod(&format!("[{{name: config, configMap: {{name: app, items: {items}}}}}]")));
@@ -114,20 +114,20 @@ fn paths_are_normalised() {
 fn an_unchanged_payload_keeps_generation_and_inodes() {
     // AW-10
     let mut served = Served::with(&[("a", "1"), ("sub/b", "2")]);
-    let look = |root: &Path| {
+    let generation_and_inodes = |root: &Path| {
         let paths = ["..data", "a", "sub", "..data/a", "..data/sub", "..data/sub/b"];
         (link(&root.join("..data")), paths.map(|path| inode(&root.join(path))))
     };
-    let before = look(served.path());
+    let before = generation_and_inodes(served.path());
     assert_eq!(served.commit(&[("sub/b", "2"), ("a", "1")]), Commit::Unchanged);
-    assert_eq!(look(served.path()), before);
+    assert_eq!(generation_and_inodes(served.path()), before);
     served.commit(&[("a", "1"), ("sub/b", "3")]);
-    assert_ne!(look(served.path()), before, "a change is seen");
+    assert_ne!(generation_and_inodes(served.path()), before, "another payload changes them");
 }
 
 #[test]
 fn a_changed_mode_alone_is_applied() {
-    // AW-11: the kubelet compares bytes only and leaves the old mode; podfs does not.
+    // AW-11: the kubelet compares bytes only, and so keeps the old mode; podfs applies the new mode.
     let mut served = Served::new(&plain_root());
     let first = switched(served.commit_files(&parse("a=same; b=same")));
     let second = switched(served.commit_files(&parse("a=same@0400; b=same")));
@@ -148,18 +148,18 @@ fn a_changed_owner_alone_is_applied() {
 fn any_change_gives_every_file_a_new_inode_and_time() {
     // AW-12
     let mut served = Served::with(&[("a", "1"), ("same", "same"), ("sub/same", "same")]);
-    let look = |path: &str| {
+    let inode_and_time = |path: &str| {
         let metadata = fs::metadata(served.visible.path().join(path)).expect("a file");
         (metadata.ino(), metadata.modified().expect("a time"))
     };
     let paths = ["a", "same", "sub", "sub/same"];
-    let before = paths.map(look);
+    let before = paths.map(inode_and_time);
     served
         .projection
         .commit(&crate::common::layout(&[("a", "2"), ("same", "same"), ("sub/same", "same")]), DIRECTORIES)
         .expect("a commit");
     for (path, before) in paths.into_iter().zip(before) {
-        let after = look(path);
+        let after = inode_and_time(path);
         assert!(after.0 != before.0 && after.1 > before.1, "{path}: {before:?}, then {after:?}");
     }
 }
@@ -185,16 +185,16 @@ fn an_empty_payload_has_an_empty_generation() {
         assert_eq!(link(&served.path().join("..data")), Path::new(&generation));
         assert_eq!(names(&served.path().join("..data")).len(), payload.len());
     }
-    assert_eq!(sorted_names(served.path()).len(), 2, "nothing but the generation and `..data`");
+    assert_eq!(sorted_names(served.path()).len(), 2, "only the generation and `..data`");
 }
 
 #[test]
 fn a_link_belongs_to_the_owner_of_what_it_shows() {
-    // AW-22; a link that is there already keeps its owner, as on the kubelet.
+    // AW-22: an existing link keeps its owner, as with the kubelet.
     let mut served = Served::new(&plain_root());
     commit_owned(&mut served, &[("a", 1234), ("b", 0)]);
     commit_owned(&mut served, &[("a", 0), ("b", 0), ("c", 99)]);
-    let owner = |path: &str| fs::symlink_metadata(served.path().join(path)).expect("it is there").uid();
+    let owner = |path: &str| fs::symlink_metadata(served.path().join(path)).expect("attributes").uid();
     assert_eq!(["a", "b", "c", "..data"].map(owner), [1234, 0, 99, 0]);
     assert_eq!(["..data/a", "..data/b", "..data/c"].map(owner), [0, 0, 99]);
 }
@@ -206,7 +206,7 @@ fn commit_owned(served: &mut Served, payload: &[(&str, u32)]) {
     switched(served.projection.commit(&layout, DIRECTORIES).expect("a commit"));
 }
 
-/// Rows of the tables of the writer's own tests: a name, and payloads that follow each other.
+/// Rows of the tables in the tests of the kubelet's AtomicWriter: a name, and payloads that follow each other.
 const ROWS: &[(&str, &[&str])] = &[
     ("basic 1", &["foo=foo; bar=bar"]),
     ("basic mode 1", &["foo=foo@0777; bar=bar@0400"]),
@@ -289,7 +289,7 @@ const ROWS: &[(&str, &[&str])] = &[
 
 #[test]
 fn the_tree_equals_each_payload_in_turn() {
-    // AW-25: the kernel caches the layout because the test reads all files in between.
+    // AW-25: the test reads all files between the payloads, so that the kernel caches each layout.
     for (name, payloads) in ROWS {
         let mut served = Served::new(&plain_root());
         for payload in *payloads {
@@ -314,7 +314,7 @@ fn the_rows_hold_one_after_the_other_in_one_volume_too() {
 
 #[test]
 fn an_absent_name_that_was_looked_up_appears_with_an_update() {
-    // The kernel remembers absent names; a commit has to make it forget.
+    // The kernel caches that a name is absent; a commit must invalidate this.
     let fixture = Fixture::new(&crate::common::config_pod());
     fixture.write("objects/app.yaml", &config_map("app", &[("a", "1")]));
     let running = fixture.run();

@@ -1,5 +1,5 @@
-//! Random sequences of payloads against a model of a few lines: after each commit the volume shows the
-//! payload and nothing else. Readers meanwhile check that they never see two generations at once.
+//! Random sequences of payloads: after each commit the volume shows the payload and nothing else. Meanwhile, threads
+//! read the volume, and check that they never see two generations at once.
 
 use std::fs::{self, File};
 use std::io::Read;
@@ -15,13 +15,14 @@ use proptest::prelude::*;
 use rustix::fs::{CWD, Dir, FileType, Mode, OFlags, openat};
 use rustix::io::Errno;
 
+use crate::common::set_on_drop::SetOnDrop;
 use crate::common::tree::{Files, files, names};
 use crate::common::{Served, plain_root};
 
 /// The files of a payload: path, size, mode.
 type Draft = Vec<(String, usize, u16)>;
 
-/// Few names, so that keys stay, go, come back, and change between file and directory.
+/// There are few names, so that paths stay, vanish, come back, and change between file and directory.
 fn drafts() -> impl Strategy<Value = Vec<Draft>> {
     let name = prop_oneof![Just("a"), Just("b"), Just(".hidden"), Just("with blank"), Just("..odd")];
     let path = prop::collection::vec(name, 1..4).prop_map(|names| names.join("/"));
@@ -30,8 +31,8 @@ fn drafts() -> impl Strategy<Value = Vec<Draft>> {
     prop::collection::vec(prop::collection::vec((path, size, mode), 0..12), 1..8)
 }
 
-/// A payload: no path that is taken, none that is a file and a directory, no reserved name; every file
-/// begins with the number of the payload.
+/// The payload that a draft describes. It leaves out each path that the payload already has, each path that would be a
+/// file and a directory, and each reserved name. Every file begins with the number of the payload.
 fn payload(number: usize, draft: &Draft) -> Files {
     let mut payload = Files::new();
     for (path, size, mode) in draft.iter().filter(|(path, ..)| !path.starts_with("..")) {
@@ -45,17 +46,17 @@ fn payload(number: usize, draft: &Draft) -> Files {
     payload
 }
 
-/// Every sixteen bytes say which payload they belong to.
+/// The content of a file: the payload's number, repeated every sixteen bytes, and then the path.
 fn content(number: usize, path: &str, size: usize) -> Vec<u8> {
     let mut content = format!("{number:015}\n").repeat(size / 16 + 1).into_bytes();
     content.extend(path.as_bytes());
     content
 }
 
-/// The number of the payload that these bytes belong to.
+/// The number of the payload that a file belongs to. Fails if the file has lines of several payloads.
 fn number_of(content: &[u8]) -> usize {
     let lines: Vec<_> = content.chunks_exact(16).filter(|chunk| chunk[15] == b'\n').collect();
-    assert!(lines.windows(2).all(|pair| pair[0] == pair[1]), "a file of two payloads");
+    assert!(lines.windows(2).all(|pair| pair[0] == pair[1]), "a file has bytes of two payloads");
     let digits = str::from_utf8(&lines.first().expect("a line")[..15]).expect("digits");
     digits.parse().expect("a number")
 }
@@ -73,22 +74,22 @@ impl Progress {
         self.committed.load(Ordering::SeqCst)
     }
 
-    fn goes_on(&self) -> bool {
+    fn is_running(&self) -> bool {
         !self.done.load(Ordering::SeqCst)
     }
 }
 
 const READ: OFlags = OFlags::RDONLY.union(OFlags::CLOEXEC);
 
-/// Opens a directory handle on `..data` again and again; what can be read through one handle is of one
-/// payload, no older than the last one committed before, and no newer than the next. Gives the number of
-/// files it read.
+/// Opens the directory `..data` again and again, and checks that all files read through one descriptor are of one
+/// payload. That payload must not be older than the last one committed before the opening, and at most one newer than
+/// the last one committed after it. Returns the number of files that the function has read.
 fn read_generations(volume: &Path, progress: &Progress) -> usize {
     let mut read = 0;
-    while progress.goes_on() {
+    while progress.is_running() {
         let oldest = progress.committed();
         let Ok(data) = openat(CWD, volume.join("..data"), READ | OFlags::DIRECTORY, Mode::empty()) else {
-            // Removed between the resolution of the link and the opening.
+            // The server removed the old generation after the kernel had resolved the link to it.
             continue;
         };
         let newest = progress.committed() + 1;
@@ -96,14 +97,14 @@ fn read_generations(volume: &Path, progress: &Progress) -> usize {
         read_below(data, &mut numbers);
         assert!(numbers.windows(2).all(|pair| pair[0] == pair[1]), "two payloads in one directory: {numbers:?}");
         for number in &numbers {
-            assert!((oldest..=newest).contains(number), "payload {number} is none of {oldest} to {newest}");
+            assert!((oldest..=newest).contains(number), "payload {number} is not in {oldest}..={newest}");
         }
         read += numbers.len();
     }
     read
 }
 
-/// The inode numbers of all files below a directory. Skips files that are deleted meanwhile.
+/// Adds the payload number of each file below a directory. Skips files that are deleted meanwhile.
 fn read_below(directory: OwnedFd, numbers: &mut Vec<usize>) {
     let entries = Dir::read_from(&directory).expect("a directory");
     for entry in entries {
@@ -117,19 +118,19 @@ fn read_below(directory: OwnedFd, numbers: &mut Vec<usize>) {
         }
         let name = entry.file_name().to_string_lossy().into_owned();
         if entry.file_type() == FileType::Directory {
-            if let Some(below) = open_there(directory.as_fd(), &name, READ | OFlags::DIRECTORY) {
+            if let Some(below) = open_if_exists(directory.as_fd(), &name, READ | OFlags::DIRECTORY) {
                 read_below(below, numbers);
             }
-        } else if let Some(file) = open_there(directory.as_fd(), &name, READ) {
+        } else if let Some(file) = open_if_exists(directory.as_fd(), &name, READ) {
             let mut content = Vec::new();
             File::from(file).read_to_end(&mut content).expect("an open file can be read");
-            assert!(content.ends_with(name.as_bytes()), "{name} is another file");
+            assert!(content.ends_with(name.as_bytes()), "{name} has the content of another file");
             numbers.push(number_of(&content));
         }
     }
 }
 
-fn open_there(directory: BorrowedFd<'_>, name: &str, flags: OFlags) -> Option<OwnedFd> {
+fn open_if_exists(directory: BorrowedFd<'_>, name: &str, flags: OFlags) -> Option<OwnedFd> {
     match openat(directory, name, flags, Mode::empty()) {
         Ok(file) => Some(file),
         Err(Errno::NOENT) => None,
@@ -137,10 +138,11 @@ fn open_there(directory: BorrowedFd<'_>, name: &str, flags: OFlags) -> Option<Ow
     }
 }
 
-/// Keeps every file it opens until the end; each still has its bytes then, cached or not.
+/// Opens and reads files until the readers end, and keeps them open. At the end each file must still have the bytes
+/// that it had when it was opened, also after the kernel has dropped its cached pages.
 fn keep_files(volume: &Path, progress: &Progress) {
     let mut kept = Vec::new();
-    while progress.goes_on() {
+    while progress.is_running() {
         let listed = fs::read_dir(volume).expect("a listing").flatten();
         for entry in listed.filter(|entry| !entry.file_name().to_string_lossy().starts_with("..")).take(3) {
             let Ok(mut file) = File::open(entry.path()) else { continue };
@@ -160,41 +162,34 @@ fn keep_files(volume: &Path, progress: &Progress) {
     }
 }
 
-/// Tells the readers to end, also when a check fails.
-struct Ending<'a>(&'a Progress);
-
-impl Drop for Ending<'_> {
-    fn drop(&mut self) {
-        self.0.done.store(true, Ordering::SeqCst);
-    }
-}
-
-/// Commits the payloads and checks each; gives the number of files that were read meanwhile.
+/// Commits the payloads, and checks the volume after each. Returns the number of files that [`read_generations`] read
+/// meanwhile.
 fn check(drafts: &[Draft]) -> usize {
     let mut served = Served::new(&plain_root());
     let volume = served.path().to_owned();
     let progress = Progress::default();
     let mut shown: Option<Files> = None;
     thread::scope(|scope| {
-        let ending = Ending(&progress);
+        let set_done = SetOnDrop(&progress.done);
         let readers = [(); 2].map(|()| scope.spawn(|| read_generations(&volume, &progress)));
         scope.spawn(|| keep_files(&volume, &progress));
         for (draft, number) in drafts.iter().zip(1..) {
             let next = payload(number, draft);
             let commit = served.commit_files(&next);
             progress.committed.store(number, Ordering::SeqCst);
-            // Only an empty payload can equal the one before: all others hold their number.
+            // Only an empty payload can equal the one before, because the files of all others contain the payload's
+            // number.
             assert_eq!(commit == Commit::Unchanged, shown.as_ref() == Some(&next), "payload {number}");
             assert_eq!(files(&volume), next, "payload {number}");
             assert_root(&served, &next);
             shown = Some(next);
         }
-        drop(ending);
-        readers.into_iter().map(|reader| reader.join().expect("what it read is of one payload")).sum()
+        drop(set_done);
+        readers.into_iter().map(|reader| reader.join().expect("each descriptor showed one payload")).sum()
     })
 }
 
-/// The generation, `..data`, and one link per top-level name.
+/// Checks that the root directory has exactly the generation, `..data`, and one link per top-level name of the payload.
 fn assert_root(served: &Served, payload: &Files) {
     let generation = served.projection.generation().expect("a generation").to_string();
     let mut expected: Vec<_> = payload.keys().filter_map(|path| path.split('/').next()).map(str::to_owned).collect();
@@ -207,7 +202,7 @@ fn assert_root(served: &Served, payload: &Files) {
 }
 
 proptest! {
-    // Each case is a mount and a process.
+    // Each case makes a mount and starts a process.
     #![proptest_config(ProptestConfig { cases: 12, failure_persistence: None, max_shrink_iters: 64, ..Default::default() })]
 
     #[test]
@@ -219,7 +214,7 @@ proptest! {
 
 #[test]
 fn readers_never_see_two_payloads_at_once() {
-    // AW-13, over many switches of a volume whose keys stay.
+    // AW-13, over many switches of a volume whose paths stay the same.
     let draft = |round: usize| (0..20).map(|key| (format!("dir-{}/key-{key}", key % 4), 5000 + round, 0o644)).collect();
     let drafts: Vec<Draft> = (0..200).map(draft).collect();
     assert!(check(&drafts) > 0, "the readers have read");

@@ -8,7 +8,7 @@ use crate::common::outcome::{Outcome, finish};
 use crate::common::tree::{Files, files, parse};
 use crate::common::*;
 
-/// A running pod with these volumes, and these manifests in one file.
+/// A running pod with these volumes. All objects are in one manifest file.
 fn show(volumes: &str, objects: &[&str]) -> (Fixture, Running) {
     let fixture = Fixture::new(&pod(volumes));
     fixture.write("objects/all.yaml", &objects.join("\n---\n"));
@@ -22,7 +22,8 @@ const OBJECTS: [&str; 2] = [
     "{apiVersion: v1, kind: Secret, metadata: {name: o}, data: {foo: Zm9v}, stringData: {bar: bar}}",
 ];
 
-/// The same source in a configMap volume, a secret volume and a projected volume of either kind.
+/// A running pod with four volumes, which have the same source: a configMap volume, a secret volume, and a projected
+/// volume of each of the two kinds.
 fn in_every_kind(source: &str, default_mode: &str) -> (Fixture, Running) {
     let volumes = format!(
         "[{{name: config, configMap: {{name: o, {default_mode} {source}}}}},
@@ -43,7 +44,7 @@ fn assert_in_every_kind(source: &str, default_mode: &str, expected: &str) {
 
 #[test]
 fn without_items_every_key_is_a_file_of_mode_0644() {
-    // CM-01, CM-13, SE-01: no volume says defaultMode, and podfs applies the API's default itself.
+    // CM-01, CM-13, SE-01: no volume has a `defaultMode`, and podfs itself applies the default of the Kubernetes API.
     assert_in_every_kind("", "", "bar=bar; foo=foo");
 }
 
@@ -142,9 +143,10 @@ fn an_object_of_another_namespace_is_never_shown() {
     // SE-03
     let fixture =
         Fixture::new(&pod("[{name: config, configMap: {name: app}}, {name: keys, secret: {secretName: app}}]"));
-    let elsewhere = |manifest: String| manifest.replace(r#""name":"app""#, r#""name":"app","namespace":"other""#);
+    let in_other_namespace =
+        |manifest: String| manifest.replace(r#""name":"app""#, r#""name":"app","namespace":"other""#);
     let objects = [config_map("app", &[("a", "theirs")]), secret("app", &[("a", "theirs")])];
-    fixture.write("objects/other.yaml", &objects.map(elsewhere).join("\n---\n"));
+    fixture.write("objects/other.yaml", &objects.map(in_other_namespace).join("\n---\n"));
     let mut running = fixture.start();
     running.wait_log(r#"configmap "app" not found"#);
     running.wait_log(r#"secret "app" not found"#);
@@ -156,10 +158,11 @@ fn an_object_of_another_namespace_is_never_shown() {
     }
 }
 
-/// Reads a file of a volume as another user.
-fn read_as(user: &str, volume: &Path, file: &str) -> Outcome {
+/// Reads a file of a volume as the user `nobody`. `groups` is the option of `setpriv` that sets the supplementary
+/// groups.
+fn read_as_nobody(groups: &str, volume: &Path, file: &str) -> Outcome {
     let mut command = Command::new("setpriv");
-    command.args(["--reuid=65534", "--regid=65534", user, "cat", file]);
+    command.args(["--reuid=65534", "--regid=65534", groups, "cat", file]);
     finish(command.current_dir(volume))
 }
 
@@ -169,8 +172,8 @@ fn two_volumes_show_one_config_map_and_every_user_reads_0644() {
     let volumes = "[{name: one, configMap: {name: o}}, {name: two, configMap: {name: o, defaultMode: 0600}}]";
     let (fixture, running) = show(volumes, &OBJECTS);
     let (one, two) = (running.volume("one"), running.volume("two"));
-    assert_eq!(read_as("--clear-groups", &one, "foo").stdout, "foo");
-    let refused = read_as("--clear-groups", &two, "foo");
+    assert_eq!(read_as_nobody("--clear-groups", &one, "foo").stdout, "foo");
+    let refused = read_as_nobody("--clear-groups", &two, "foo");
     assert!(refused.stderr.contains("Permission denied") && refused.stdout.is_empty(), "{}", refused.stderr);
     fixture.write("objects/all.yaml", &config_map("o", &[("foo", "new")]));
     wait_content(&one.join("foo"), "new");
@@ -185,7 +188,7 @@ fn the_pods_group_reads_a_secret_of_mode_0440_and_others_do_not() {
     fixture.write("objects/all.yaml", OBJECTS[1]);
     let running = fixture.run();
     let volume = running.volume("keys");
-    assert_eq!(read_as("--groups=1001", &volume, "foo").stdout, "foo");
-    let refused = read_as("--clear-groups", &volume, "foo");
+    assert_eq!(read_as_nobody("--groups=1001", &volume, "foo").stdout, "foo");
+    let refused = read_as_nobody("--clear-groups", &volume, "foo");
     assert!(refused.stderr.contains("Permission denied") && refused.stdout.is_empty(), "{}", refused.stderr);
 }

@@ -8,7 +8,7 @@ use crate::common::watch::Watcher;
 use crate::common::*;
 use nix::mount::{MsFlags, mount};
 
-/// A pod manifest with more metadata and more spec.
+/// A pod manifest with additional fields in its metadata and its spec.
 fn pod_with(metadata: &str, spec: &str, volumes: &str) -> String {
     format!(
         "apiVersion: v1\nkind: Pod\nmetadata: {{name: web, {metadata}}}\n\
@@ -18,7 +18,7 @@ fn pod_with(metadata: &str, spec: &str, volumes: &str) -> String {
 
 const NO_CONTAINERS: &str = "containers: []";
 
-/// A downwardAPI volume `about` with these items: path and field.
+/// A downwardAPI volume `about`. Each pair is the path of an item and the field of the pod that the item shows.
 fn about(fields: &[(&str, &str)]) -> String {
     let item = |(path, field): &(&str, &str)| format!("{{path: {path}, fieldRef: {{fieldPath: \"{field}\"}}}}");
     let items: Vec<_> = fields.iter().map(item).collect();
@@ -32,15 +32,15 @@ fn assert_files(volume: &Path, expected: &[(&str, &str)]) {
     }
 }
 
-/// Permission bits, owner and group of the file at `path`, links followed.
-fn owned(path: PathBuf) -> (u32, u32, u32) {
-    let found = fs::metadata(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
-    (found.mode() & 0o7777, found.uid(), found.gid())
+/// Permission bits, owner and group of the file at `path`. Follows symbolic links.
+fn mode_and_owner(path: PathBuf) -> (u32, u32, u32) {
+    let metadata = fs::metadata(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+    (metadata.mode() & 0o7777, metadata.uid(), metadata.gid())
 }
 
 #[test]
 fn name_namespace_and_uid_are_raw_and_maps_are_sorted_and_quoted() {
-    // DA-01, DA-02, DA-04, DA-07: the annotations are the manifest's, and no others.
+    // DA-01, DA-02, DA-04, DA-07: podfs shows the annotations of the manifest, and adds none.
     let metadata = r#"namespace: shop, uid: 0f-1, labels: {b: "2", a: "one\n"}, annotations: {json: '{"x": "y"}'}"#;
     let volumes = about(&[
         ("name", "metadata.name"),
@@ -92,13 +92,13 @@ fn items_of_a_downward_api_volume_have_modes() {
         {name: strict, downwardAPI: {defaultMode: 0440, items: [{path: name, fieldRef: {fieldPath: metadata.name}}]}}]";
     let fixture = Fixture::new(&pod_with("", NO_CONTAINERS, volumes));
     let running = fixture.run();
-    assert_eq!(owned(running.volume("plain").join("name")).0, 0o644);
-    assert_eq!(owned(running.volume("plain").join("private")).0, 0o400);
-    assert_eq!(owned(running.volume("strict").join("name")).0, 0o440);
+    assert_eq!(mode_and_owner(running.volume("plain").join("name")).0, 0o644);
+    assert_eq!(mode_and_owner(running.volume("plain").join("private")).0, 0o400);
+    assert_eq!(mode_and_owner(running.volume("strict").join("name")).0, 0o440);
 }
 
-/// A pod whose volume `about` has a file for each resource, under the resource's name: those of the container `c`,
-/// in units of the divisor.
+/// A pod with a container `c` and a downwardAPI volume `about`. Each pair is a resource of the container and a divisor;
+/// the volume shows the resource in units of the divisor, in a file `<resource>-<divisor>`.
 fn resources(container: &str, fields: &[(&str, &str)]) -> String {
     let item = |(resource, divisor): &(&str, &str)| {
         let field = format!("{{containerName: c, resource: {resource}, divisor: {divisor}}}");
@@ -190,8 +190,9 @@ fn memory_of_this_machine() -> u64 {
 
 #[test]
 fn all_sources_of_a_projected_volume_switch_together() {
-    // PR-01: the kinds that manifest files can give. Tokens need an API server (tests/api/source), and a
-    // podCertificate makes its volume wait.
+    // PR-01: all kinds of sources that podfs can read from manifest files. The test has no token, which needs an API
+    // server (see tests/api/source), and no podCertificate, because without an API server its volume never becomes
+    // ready.
     let volumes = "[{name: all, projected: {sources: [{configMap: {name: app}}, {secret: {name: tls}},
         {clusterTrustBundle: {path: ca, name: roots}},
         {downwardAPI: {items: [{path: labels, fieldRef: {fieldPath: metadata.labels}}]}}]}}]";
@@ -251,7 +252,7 @@ fn one_failing_source_stops_the_whole_volume_and_all_failures_are_reported() {
     let volume = running.volume("all");
     assert_files(&volume, &[("a", "2"), ("b", "2"), ("s", "1")]);
 
-    // A refresh that fails in one source changes nothing of the others.
+    // While one source fails, podfs does not update the files of the other sources.
     fixture.remove("objects/none.json");
     running.wait_log(r#"MountVolume.SetUp failed for volume "all" : secret "none" not found"#);
     fixture.write("objects/app.json", &config_map("app", &[("a", "3"), ("b", "3")]));
@@ -260,7 +261,7 @@ fn one_failing_source_stops_the_whole_volume_and_all_failures_are_reported() {
     assert_files(&volume, &[("a", "3"), ("b", "3")]);
 }
 
-/// A pod with an fsGroup and volumes of each medium: `keys` (0400) and `config`.
+/// A pod with an fsGroup, a volume `keys` of a Secret (mode 0400), and a volume `config` of a ConfigMap.
 fn grouped(policy: &str) -> Fixture {
     let volumes =
         "[{name: keys, secret: {secretName: o, defaultMode: 0400, items: [{key: a, path: a}, {key: a, path: d/a}]}},
@@ -274,13 +275,13 @@ fn grouped(policy: &str) -> Fixture {
 #[track_caller]
 fn assert_shared_with_the_group(running: &Running) {
     let (keys, config) = (running.volume("keys"), running.volume("config"));
-    assert_eq!(owned(keys.clone()), (0o3777, 0, 1001));
-    assert_eq!(owned(config.clone()), (0o2777, 0, 1001));
-    assert_eq!(owned(keys.join("..data")), (0o2755, 0, 1001));
-    assert_eq!(owned(keys.join("d")), (0o2755, 0, 1001));
-    assert_eq!(owned(keys.join("a")), (0o440, 0, 1001));
-    assert_eq!(owned(keys.join("d/a")), (0o440, 0, 1001));
-    assert_eq!(owned(config.join("a")), (0o644, 0, 1001));
+    assert_eq!(mode_and_owner(keys.clone()), (0o3777, 0, 1001));
+    assert_eq!(mode_and_owner(config.clone()), (0o2777, 0, 1001));
+    assert_eq!(mode_and_owner(keys.join("..data")), (0o2755, 0, 1001));
+    assert_eq!(mode_and_owner(keys.join("d")), (0o2755, 0, 1001));
+    assert_eq!(mode_and_owner(keys.join("a")), (0o440, 0, 1001));
+    assert_eq!(mode_and_owner(keys.join("d/a")), (0o440, 0, 1001));
+    assert_eq!(mode_and_owner(config.join("a")), (0o644, 0, 1001));
     let link = fs::symlink_metadata(keys.join("a")).expect("a link");
     assert_eq!((link.uid(), link.gid()), (0, 1001));
 }
@@ -291,7 +292,7 @@ fn an_fs_group_shares_files_and_directories_with_the_group() {
     let fixture = grouped("");
     let running = fixture.run();
     assert_shared_with_the_group(&running);
-    // The next generation, too.
+    // The group and the modes of the next generation are the same.
     fixture.write("objects/all.yaml", &[secret("o", &[("a", "2")]), config_map("o", &[("a", "2")])].join("\n---\n"));
     wait_content(&running.volume("keys").join("d/a"), "2");
     wait_content(&running.volume("config").join("a"), "2");
@@ -315,15 +316,15 @@ fn without_an_fs_group_the_root_shows_the_medium() {
         {name: about, downwardAPI: {}}, {name: all, projected: {sources: []}}]";
     let fixture = Fixture::new(&pod(volumes));
     let running = fixture.run();
-    assert_eq!(owned(running.volume("config")), (0o777, 0, 0));
+    assert_eq!(mode_and_owner(running.volume("config")), (0o777, 0, 0));
     for volume in ["keys", "about", "all"] {
-        assert_eq!(owned(running.volume(volume)), (0o1777, 0, 0), "{volume}");
+        assert_eq!(mode_and_owner(running.volume(volume)), (0o1777, 0, 0), "{volume}");
     }
 }
 
 #[test]
 fn an_items_user_owns_its_file_before_the_volumes_default_user() {
-    // EX-01. The pod's own user owns nothing here, although all containers run as it.
+    // EX-01: `runAsUser` of the pod has no influence on the owner of the files.
     let volumes = "[{name: config, configMap: {name: o, defaultUser: 2000, items: [{key: a, path: a}, {key: a, path: b, user: 3000}]}},
         {name: keys, projected: {defaultUser: 2000, sources: [{secret: {name: o, items: [{key: a, path: a, user: 0}]}},
           {downwardAPI: {items: [{path: name, fieldRef: {fieldPath: metadata.name}}]}}]}},
@@ -332,7 +333,7 @@ fn an_items_user_owns_its_file_before_the_volumes_default_user() {
     let fixture = Fixture::new(&pod_with("", spec, volumes));
     fixture.write("objects/all.yaml", &[secret("o", &[("a", "1")]), config_map("o", &[("a", "1")])].join("\n---\n"));
     let running = fixture.run();
-    let user = |volume: &str, file: &str| owned(running.volume(volume).join(file)).1;
+    let user = |volume: &str, file: &str| mode_and_owner(running.volume(volume).join(file)).1;
     assert_eq!((user("config", "a"), user("config", "b")), (2000, 3000));
     assert_eq!((user("keys", "a"), user("keys", "name")), (0, 2000));
     assert_eq!(user("plain", "a"), 0);
@@ -355,7 +356,7 @@ fn another_volume_can_be_mounted_inside_and_both_stay_usable() {
     wait_content(&config.join("a"), "2");
     fixture.write("objects/keys.json", &secret("o", &[("key", "2")]));
     wait_content(&inside.join("key"), "2");
-    assert!(fixture.mounts().contains(&inside), "a commit does not detach what is mounted inside");
+    assert!(fixture.mounts().contains(&inside), "a commit does not detach a mount inside the volume");
     assert_eq!(running.stop().code(), Some(0), "{}", running.log());
     fixture.assert_nothing_left();
 }

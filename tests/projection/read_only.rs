@@ -1,5 +1,5 @@
-//! Only podfs changes a volume: the kernel refuses changes on the visible mount, and where a privileged
-//! container made its bind mount writable, the server refuses them.
+//! Only podfs changes a projection volume. The kernel refuses changes through the visible mount, which is read-only. If
+//! a privileged container has made its bind mount of the volume writable, the server refuses the changes.
 
 use std::ffi::CString;
 use std::fs::{self, File, OpenOptions, Permissions};
@@ -18,7 +18,7 @@ use crate::common::namespace::{bind, change_mount};
 use crate::common::tree::{Files, files, names, parse};
 use crate::common::{Served, eventually};
 
-/// Something that would change a volume.
+/// A call that tries to change a volume.
 type Change = fn(&Path) -> io::Result<()>;
 
 /// Changes that a process may try in a volume with `a` and `sub/b`.
@@ -53,12 +53,12 @@ const CHANGES: &[(&str, Change)] = &[
     ("truncate by opening", |volume| OpenOptions::new().write(true).truncate(true).open(volume.join("a")).map(drop)),
     ("write", |volume| OpenOptions::new().write(true).open(volume.join("a"))?.write_all(b"changed")),
     ("append", |volume| OpenOptions::new().append(true).open(volume.join("a"))?.write_all(b"changed")),
-    ("write past the caches", |volume| {
+    ("write without the page cache", |volume| {
         let mut file = OpenOptions::new().write(true).custom_flags(libc::O_DIRECT).open(volume.join("a"))?;
         file.write_all(b"changed")
     }),
     ("make a file longer", |volume| OpenOptions::new().write(true).open(volume.join("a"))?.set_len(1 << 20)),
-    ("reserve room", |volume| {
+    ("reserve space", |volume| {
         let file = OpenOptions::new().write(true).open(volume.join("a"))?;
         nix_io(nix::fcntl::fallocate(file, nix::fcntl::FallocateFlags::empty(), 0, 1 << 16))
     }),
@@ -73,12 +73,13 @@ fn make_device(volume: &Path) -> io::Result<()> {
     nix_io(mknod(&volume.join("new"), SFlag::S_IFCHR, Mode::S_IRWXU, makedev(1, 3)))
 }
 
-fn exchange(one: &Path, other: &Path) -> io::Result<()> {
+fn exchange(first: &Path, second: &Path) -> io::Result<()> {
     let path = |path: &Path| CString::new(path.as_os_str().as_encoded_bytes()).expect("a path");
-    let (one, other) = (path(one), path(other));
+    let (first, second) = (path(first), path(second));
     // SAFETY: both are C strings that outlive the call.
-    let result =
-        unsafe { libc::renameat2(libc::AT_FDCWD, one.as_ptr(), libc::AT_FDCWD, other.as_ptr(), libc::RENAME_EXCHANGE) };
+    let result = unsafe {
+        libc::renameat2(libc::AT_FDCWD, first.as_ptr(), libc::AT_FDCWD, second.as_ptr(), libc::RENAME_EXCHANGE)
+    };
     if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
@@ -111,17 +112,18 @@ fn served() -> Served {
     Served::with(&[("a", "first"), ("sub/b", "below")])
 }
 
-/// Tries everything, and checks that all is refused and nothing changed.
-fn assert_refused(volume: &Path, shown: &Path) {
-    let before = state(shown);
-    for (what, change) in CHANGES {
-        let refused = change(volume).expect_err(what);
-        assert_eq!(refused.raw_os_error(), Some(libc::EROFS), "{what}: {refused}");
-        assert_eq!(state(shown), before, "{what}");
+/// Tries all changes at the mount point `target`, and checks that each fails with `EROFS` and changes nothing at the
+/// mount point `visible`.
+fn assert_refused(target: &Path, visible: &Path) {
+    let before = state(visible);
+    for (name, change) in CHANGES {
+        let error = change(target).expect_err(name);
+        assert_eq!(error.raw_os_error(), Some(libc::EROFS), "{name}: {error}");
+        assert_eq!(state(visible), before, "{name}");
     }
 }
 
-/// Everything that can be seen.
+/// The names in the root directory, the target of `..data`, all files, and the mode of the root directory.
 fn state(volume: &Path) -> (Vec<String>, PathBuf, Files, u32) {
     let mode = fs::metadata(volume).expect("a volume").permissions().mode();
     (names(volume), fs::read_link(volume.join("..data")).expect("a link"), files(volume), mode)
@@ -129,30 +131,29 @@ fn state(volume: &Path) -> (Vec<String>, PathBuf, Files, u32) {
 
 #[test]
 fn root_cannot_change_the_visible_mount() {
-    // FU-13, MT-03: the process runs with CAP_DAC_OVERRIDE.
+    // FU-13, MT-03: the test runs with CAP_DAC_OVERRIDE, so the modes of the files do not stop it.
     let mut served = served();
     assert_refused(served.path(), served.path());
-    let error = write_through_mapping(served.path()).expect_err("it cannot be opened for writing");
+    let error = write_through_mapping(served.path()).expect_err("the file cannot be opened for writing");
     assert_eq!(error.raw_os_error(), Some(libc::EROFS));
     served.commit(&[("a", "second")]);
     assert_eq!(files(served.path()), parse("a=second"));
 }
 
-/// The same volume at a second place, made writable there, as a privileged container can do to its own
-/// bind mount.
-struct Writable(TempDir);
+/// A second, writable mount of the volume. A privileged container can remount its bind mount of a volume like this.
+struct WritableMount(TempDir);
 
-impl Writable {
+impl WritableMount {
     fn of(served: &Served) -> Self {
-        let place = TempDir::new().expect("a directory");
-        bind(served.path(), place.path());
-        let writable = Self(place);
+        let mount_point = TempDir::new().expect("a directory");
+        bind(served.path(), mount_point.path());
+        let writable = Self(mount_point);
         change_mount(writable.0.path(), MsFlags::MS_REMOUNT | MsFlags::MS_BIND);
         writable
     }
 }
 
-impl Drop for Writable {
+impl Drop for WritableMount {
     fn drop(&mut self) {
         let _ = umount2(self.0.path(), MntFlags::MNT_DETACH);
     }
@@ -162,7 +163,7 @@ impl Drop for Writable {
 fn the_server_refuses_every_change_through_a_mount_made_writable() {
     // FU-13
     let mut served = served();
-    let writable = Writable::of(&served);
+    let writable = WritableMount::of(&served);
     assert_refused(writable.0.path(), served.path());
     served.commit(&[("a", "second"), ("c", "new")]);
     assert_eq!(files(served.path()), parse("a=second; c=new"));
@@ -170,18 +171,19 @@ fn the_server_refuses_every_change_through_a_mount_made_writable() {
 
 #[test]
 fn no_other_process_can_commit_while_podfs_does() {
-    // FU-13: what a commit is about to do is refused to every other process, and the commits go on.
+    // FU-13: while the supervisor commits, the server refuses the same steps to every other process, and the commits
+    // succeed.
     let mut served = served();
-    let writable = Writable::of(&served);
+    let writable = WritableMount::of(&served);
     std::thread::scope(|scope| {
         let (stop, stopped) = channel::<()>();
-        let place = writable.0.path();
-        let meddler = scope.spawn(move || {
+        let mount_point = writable.0.path();
+        let changer = scope.spawn(move || {
             while stopped.try_recv() == Err(TryRecvError::Empty) {
-                let _ = fs::remove_file(place.join("a"));
-                let _ = fs::remove_file(place.join("sub"));
-                let _ = symlink("elsewhere", place.join("..data_tmp"));
-                let _ = fs::rename(place.join("a"), place.join("..data"));
+                let _ = fs::remove_file(mount_point.join("a"));
+                let _ = fs::remove_file(mount_point.join("sub"));
+                let _ = symlink("elsewhere", mount_point.join("..data_tmp"));
+                let _ = fs::rename(mount_point.join("a"), mount_point.join("..data"));
             }
         });
         for round in 0..200 {
@@ -189,16 +191,19 @@ fn no_other_process_can_commit_while_podfs_does() {
             assert_eq!(files(served.path()), parse(&format!("a={round}; sub/b=below")));
         }
         drop(stop);
-        meddler.join().expect("it only meddles");
+        changer.join().expect("the thread that tries changes does not panic");
     });
 }
 
 #[test]
 fn a_store_through_a_mapping_of_a_mount_made_writable_is_undone() {
-    // FU-13: a store to a mapping changes the kernel's page before any server is asked, and the page is
-    // what every other container reads. It is dropped when the kernel writes it back, here by msync.
+    // FU-13: a store to a mapping changes a page of the kernel's page cache before the kernel asks the server, and all
+    // other containers read this page. When the kernel writes the page back (here because of msync), the server refuses
+    // the write and makes the kernel drop the page.
     let served = served();
-    let writable = Writable::of(&served);
-    let _refused_at_some_point = write_through_mapping(writable.0.path());
-    eventually("the real bytes are back", || files(served.path()) == parse("a=first; sub/b=below"));
+    let writable = WritableMount::of(&served);
+    let _error_or_success = write_through_mapping(writable.0.path());
+    eventually("the volume shows the bytes of the payload again", || {
+        files(served.path()) == parse("a=first; sub/b=below")
+    });
 }

@@ -1,4 +1,4 @@
-//! A payload is shown whole, with the right owners from the start, or not at all.
+//! A volume shows a payload completely, with the right owners from the start, or not at all.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt;
@@ -17,7 +17,7 @@ const VOLUME: &str = "
 
 #[test]
 fn a_payload_with_one_impossible_path_changes_nothing() {
-    // AW-07, AW-17, AW-20: the key `a` would have to be a file and a directory.
+    // AW-07, AW-17, AW-20: after the first update, `a` would have to be a file and a directory.
     let fixture = Fixture::new(&crate::common::pod(VOLUME));
     fixture.write("objects/app.yaml", &config_map("app", &[("b", "1")]));
     fixture.write("objects/other.yaml", &config_map("other", &[("deep", "1")]));
@@ -32,14 +32,14 @@ fn a_payload_with_one_impossible_path_changes_nothing() {
 
     fixture.write("objects/app.yaml", &config_map("app", &[("b", "3")]));
     wait_content(&volume.join("b"), "3");
-    let heard = watcher.heard_until_removal("root");
-    assert_eq!(heard.iter().filter(|event| event.contains("CREATE|ISDIR")).count(), 1, "{heard:?}");
+    let events = watcher.events_until_removal("root");
+    assert_eq!(events.iter().filter(|event| event.contains("CREATE|ISDIR")).count(), 1, "{events:?}");
 }
 
 #[test]
 fn the_fs_group_is_there_from_the_start_and_nothing_is_walked() {
-    // AW-24, FG-02, FG-05: the kubelet gives files to the group in a step of its own, which walks the old
-    // generation too and may fail; here modes and groups are part of the payload.
+    // AW-24, FG-02, FG-05: the kubelet changes the group of the files in a separate step. This step also walks the old
+    // generation, and it may fail. In podfs, modes and groups are part of the payload.
     let pod = crate::common::pod("[{name: config, configMap: {name: app}}]")
         .replace("spec:", "spec:\n  securityContext: {fsGroup: 1001}");
     let fixture = Fixture::new(&pod);
@@ -49,10 +49,10 @@ fn the_fs_group_is_there_from_the_start_and_nothing_is_walked() {
     let mut watcher = Watcher::on("root", &volume);
     watcher.add("file", &volume.join("a"));
     fixture.write("objects/app.yaml", &config_map("app", &[("a", "2")]));
-    let heard = watcher.heard_until_removal("root");
-    let switch = heard.iter().position(|event| event == "root MOVED_TO ..data").expect("a switch");
-    let touched: Vec<_> = heard[..switch].iter().filter(|event| event.contains("ATTRIB")).collect();
-    assert_eq!(touched.len(), 1, "only the new generation's directory is touched before the switch: {heard:?}");
+    let events = watcher.events_until_removal("root");
+    let switch = events.iter().position(|event| event == "root MOVED_TO ..data").expect("a switch");
+    let touched: Vec<_> = events[..switch].iter().filter(|event| event.contains("ATTRIB")).collect();
+    assert_eq!(touched.len(), 1, "only the new generation's directory is touched before the switch: {events:?}");
     assert!(touched[0].starts_with("root ATTRIB|ISDIR .."), "{touched:?}");
 
     let file = fs::metadata(volume.join("a")).expect("a file");

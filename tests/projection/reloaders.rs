@@ -1,6 +1,6 @@
-//! EV-09: programs that watch for a changed configuration notice an update of a volume. The test starts each of
-//! them on a volume, and then updates the volume once. A program that opens files through `..data`
-//! again and again always finds them.
+//! EV-09: programs that watch for a changed configuration notice an update of a volume. Most tests start one such
+//! program on a volume, and then update the volume once. The last test checks that a program that opens files through
+//! `..data` again and again always finds them.
 
 use std::fs::{self, File};
 use std::io::{self, Seek, Write};
@@ -20,7 +20,7 @@ use crate::common::{Fixture, Served, TIMEOUT, config_map, config_pod, eventually
 const OLD: &[(&str, &str)] = &[("app.yaml", "old"), ("other", "same")];
 const NEW: &[(&str, &str)] = &[("app.yaml", "new"), ("other", "same")];
 
-/// A program that watches; it is ended with the test.
+/// A program that watches a volume. The test kills it on drop.
 struct Program {
     child: Child,
     output: PathBuf,
@@ -28,23 +28,23 @@ struct Program {
 }
 
 impl Program {
-    /// Starts it, and waits until it watches something.
+    /// Starts the program, and waits until it has an inotify watch.
     fn watching(command: &mut Command, input: Stdio) -> Self {
         let directory = TempDir::new().expect("a directory");
         let output = directory.path().join("output");
-        let file = File::create(&output).expect("a file");
-        let same = file.try_clone().expect("a descriptor");
-        let child = command.stdin(input).stdout(file).stderr(same).spawn().expect("the program is installed");
+        let stdout = File::create(&output).expect("a file");
+        let stderr = stdout.try_clone().expect("a descriptor");
+        let child = command.stdin(input).stdout(stdout).stderr(stderr).spawn().expect("the program is installed");
         let mut program = Self { child, output, _directory: directory };
         eventually("the program watches", || {
             let ended = program.child.try_wait().expect("a child");
-            assert!(ended.is_none(), "it ended: {}", program.output());
+            assert!(ended.is_none(), "the program ended: {}", program.output());
             program.has_watch()
         });
         program
     }
 
-    /// Whether one of its descriptors has an inotify watch (`proc_pid_fdinfo(5)`).
+    /// Whether one of the program's descriptors has an inotify watch (`proc_pid_fdinfo(5)`).
     fn has_watch(&self) -> bool {
         let descriptors = fs::read_dir(format!("/proc/{}/fdinfo", self.child.id())).into_iter().flatten().flatten();
         let mut descriptors = descriptors.filter_map(|entry| fs::read_to_string(entry.path()).ok());
@@ -57,7 +57,7 @@ impl Program {
 
     #[track_caller]
     fn wait_output(&self, text: &str) {
-        eventually(&format!("the program says {text:?}"), || self.output().contains(text));
+        eventually(&format!("the program writes {text:?}"), || self.output().contains(text));
     }
 }
 
@@ -86,12 +86,12 @@ fn inotifywait_on_the_file_notices() {
     let mut program = Program::watching(&mut command, Stdio::null());
     served.commit(NEW);
     program.wait_output("DELETE_SELF of ");
-    assert!(program.child.wait().expect("it ends by itself").success());
+    assert!(program.child.wait().expect("inotifywait ends after one event").success());
 }
 
 #[test]
 fn watchmedo_notices() {
-    // python3-watchdog
+    // `watchmedo` is part of Debian's python3-watchdog.
     let mut served = Served::with(OLD);
     let mut command = Command::new("watchmedo");
     command.args(["shell-command", "--command", "echo ${watch_event_type} ${watch_dest_path}"]).arg(served.path());
@@ -110,11 +110,11 @@ fn entr_on_the_file_notices() {
     let mut command = Command::new("entr");
     command.args(["-n", "-p", "cat"]).arg(&path);
     let program = Program::watching(&mut command, list.into());
-    // entr throws away what happens in its first moments, so updates come until it listens; between two
-    // of them it gets time to make up its mind.
+    // entr discards the events of its first moments. So the test updates the volume until entr notices an update, and
+    // gives entr some time after each update.
     let mut updates = 1..;
-    eventually("entr says what is new", || {
-        let update = format!("new {}", updates.next().expect("numbers do not end"));
+    eventually("entr prints the new content", || {
+        let update = format!("new {}", updates.next().expect("a number"));
         served.commit(&[("app.yaml", &update)]);
         (0..100).any(|_| {
             std::thread::sleep(Duration::from_millis(5));
@@ -125,14 +125,15 @@ fn entr_on_the_file_notices() {
 
 #[test]
 fn a_reloader_that_waits_for_data_to_appear_notices() {
-    // configmap-reload, config-reloader and others: an entry `..data` is created or moved there.
+    // configmap-reload, config-reloader and others wait for the event that an entry `..data` is created in the
+    // directory, or moved into it.
     let mut served = Served::with(OLD);
-    let (events, heard) = channel();
+    let (events, received) = channel();
     let mut watcher = notify::recommended_watcher(events).expect("a watcher");
     watcher.watch(served.path(), RecursiveMode::NonRecursive).expect("a watch");
     served.commit(NEW);
     loop {
-        let event = heard.recv_timeout(TIMEOUT).expect("the switch is heard").expect("an event");
+        let event = received.recv_timeout(TIMEOUT).expect("the watcher reports the switch").expect("an event");
         let moved = event.kind == EventKind::Modify(ModifyKind::Name(RenameMode::To));
         if moved && event.paths == [served.path().join("..data")] {
             break;
@@ -143,18 +144,20 @@ fn a_reloader_that_waits_for_data_to_appear_notices() {
 
 #[test]
 fn a_reloader_that_resolves_the_path_at_each_event_notices() {
-    // viper: at an event in the directory, does the file resolve to another one than before?
+    // At each event in the directory, viper resolves the path of the file, and compares the result with the earlier
+    // one.
     let mut served = Served::with(OLD);
     let path = served.path().join("app.yaml");
-    let before = fs::canonicalize(&path).expect("it resolves");
-    let (events, heard) = channel();
+    let before = fs::canonicalize(&path).expect("the path resolves");
+    let (events, received) = channel();
     let mut watcher = notify::recommended_watcher(events).expect("a watcher");
     watcher.watch(served.path(), RecursiveMode::NonRecursive).expect("a watch");
     std::thread::scope(|scope| {
         scope.spawn(|| served.commit(NEW));
         loop {
-            heard.recv_timeout(TIMEOUT).expect("an event comes after the switch").expect("an event");
-            // For a moment the path leads into the old generation, which is being removed.
+            received.recv_timeout(TIMEOUT).expect("an event arrives after the switch").expect("an event");
+            // The resolution fails if the server removes the old generation after the kernel has resolved `..data` to
+            // it.
             if fs::canonicalize(&path).is_ok_and(|resolved| resolved != before) {
                 break;
             }
@@ -178,16 +181,16 @@ fn a_loop_that_polls_the_path_of_data_notices() {
     poll("..data", |path| fs::canonicalize(path));
 }
 
-/// Polls on a thread of its own until the content changes.
-fn poll<T: PartialEq + Send + Sync>(name: &str, look: impl Fn(&Path) -> io::Result<T> + Sync) {
+/// Polls a property of a path in another thread, while this thread commits, and checks that the property changes.
+fn poll<T: PartialEq + Send + Sync>(name: &str, property: impl Fn(&Path) -> io::Result<T> + Sync) {
     let mut served = Served::with(OLD);
     let path = served.path().join(name);
-    let before = look(&path).expect("it is there");
+    let before = property(&path).expect("the path exists");
     std::thread::scope(|scope| {
-        let polling = || eventually("the loop notices", || look(&path).is_ok_and(|now| now != before));
+        let polling = || eventually("the loop notices", || property(&path).is_ok_and(|now| now != before));
         let polling = scope.spawn(polling);
         served.commit(NEW);
-        polling.join().expect("it notices");
+        polling.join().expect("the loop notices the switch");
     });
     assert_eq!(read(&served.path().join("app.yaml")), "new");
 }
@@ -198,7 +201,7 @@ fn read(path: &Path) -> String {
 
 #[test]
 fn viper_itself_notices() {
-    // Built from Debian's golang-github-spf13-viper-dev.
+    // The program is built with the sources of Debian's golang-github-spf13-viper-dev.
     let build = TempDir::with_prefix("podfs-test-").expect("a directory");
     let watcher = build.path().join("watcher");
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/peers/viper.go");
@@ -217,15 +220,17 @@ fn viper_itself_notices() {
     program.wait_output("changed to 9090");
 }
 
-/// Opens a file through `..data` again and again, until the test stops it.
+/// Counters of a thread that opens a file through `..data` again and again.
 #[derive(Default)]
-struct Loop {
+struct OpenLoop {
+    /// How often the thread has called open(2), with any result.
     opened: AtomicUsize,
+    /// How often open(2) failed with ENOENT.
     missing: AtomicUsize,
 }
 
-impl Loop {
-    fn go_on(&self, path: &Path, done: &AtomicBool) {
+impl OpenLoop {
+    fn run(&self, path: &Path, done: &AtomicBool) {
         while !done.load(Ordering::Relaxed) {
             match File::open(path) {
                 Ok(_) => {}
@@ -248,34 +253,39 @@ fn a_program_that_opens_files_through_data_finds_them_at_every_switch() {
     };
     write(0);
     let mut command = fixture.command();
-    // A reader may be kept waiting for longer than a second by a busy machine.
+    // On a busy machine a reader may wait for the CPU for longer than a second, while it has resolved `..data` but not
+    // opened the file.
     command.args(["--keep-old-generations", "60"]);
     let mut running = fixture.start_command(command);
     running.wait_ready();
     let data = running.volume("config").join("..data");
-    let (loops, done) = ([(); 4].map(|()| Loop::default()), AtomicBool::new(false));
+    let (loops, done) = ([(); 4].map(|()| OpenLoop::default()), AtomicBool::new(false));
     std::thread::scope(|scope| {
-        for one in &loops {
-            scope.spawn(|| one.go_on(&data.join("a"), &done));
+        for open_loop in &loops {
+            scope.spawn(|| open_loop.run(&data.join("a"), &done));
         }
         for number in 1..=SWITCHES {
             write(number);
-            let shown =
-                || fs::read_to_string(running.volume("config").join("a")).is_ok_and(|is| is == number.to_string());
-            let switched = std::time::Instant::now() + TIMEOUT;
-            while !shown() && std::time::Instant::now() < switched {
+            let is_shown = || {
+                fs::read_to_string(running.volume("config").join("a"))
+                    .is_ok_and(|content| content == number.to_string())
+            };
+            let deadline = std::time::Instant::now() + TIMEOUT;
+            while !is_shown() && std::time::Instant::now() < deadline {
                 std::thread::yield_now();
             }
-            // No loop is more than two switches behind, so the bound on the number of old generations does not matter.
-            let before = loops.each_ref().map(|one| one.opened.load(Ordering::Relaxed));
-            let has_gone_on = |(one, before): (&Loop, &usize)| one.opened.load(Ordering::Relaxed) > before + 1;
-            while !loops.iter().zip(&before).all(has_gone_on) && std::time::Instant::now() < switched {
+            // Each loop opens the file again before the next switch. So no loop is more than two switches behind, and
+            // the limit on the number of old generations does not matter.
+            let before = loops.each_ref().map(|open_loop| open_loop.opened.load(Ordering::Relaxed));
+            let has_advanced =
+                |(open_loop, before): (&OpenLoop, &usize)| open_loop.opened.load(Ordering::Relaxed) > before + 1;
+            while !loops.iter().zip(&before).all(has_advanced) && std::time::Instant::now() < deadline {
                 std::thread::yield_now();
             }
         }
         done.store(true, Ordering::Relaxed);
     });
-    let missing: usize = loops.iter().map(|one| one.missing.load(Ordering::Relaxed)).sum();
+    let missing: usize = loops.iter().map(|open_loop| open_loop.missing.load(Ordering::Relaxed)).sum();
     assert_eq!(missing, 0, "ENOENT in {SWITCHES} switches");
     assert_eq!(fs::read_to_string(data.join("a")).expect("a file"), SWITCHES.to_string());
 }

@@ -1,4 +1,5 @@
-//! SE-02: a secret is in the volume and nowhere else, and gone from memory once it is replaced.
+//! SE-02: the value of a Secret is in the volume and in its manifest, and nowhere else. When the value is replaced,
+//! podfs erases the old one from its memory.
 
 use std::fs::{self, File};
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -11,7 +12,7 @@ use crate::common::outcome::finish;
 use crate::common::*;
 use nix::unistd::Pid;
 
-/// A value that is nowhere else on this machine, no part of which is in another.
+/// A value that nothing else on this machine contains. Two values with different words have no part in common.
 fn value(word: &str) -> String {
     let part = |number: u64| {
         let mut hasher = DefaultHasher::new();
@@ -46,7 +47,7 @@ fn manifest(text: &str, encoded: &str) -> String {
 const VOLUMES: &str =
     "[{name: keys, secret: {secretName: tls}}, {name: all, projected: {sources: [{secret: {name: tls}}]}}]";
 
-/// Parts of a value: a leak of one of them is a leak.
+/// The parts of a value. To find one of them is to find a leak.
 fn parts(value: &str) -> Vec<Vec<u8>> {
     const PART: usize = 12;
     value.as_bytes().chunks_exact(PART).map(<[u8]>::to_vec).collect()
@@ -56,11 +57,11 @@ fn contains(haystack: &[u8], parts: &[Vec<u8>]) -> bool {
     parts.iter().any(|part| find(haystack, part).is_some())
 }
 
-/// The offset of `part`. Quick on megabytes, in a debug build, too.
+/// The offset of `part`. `memmem` searches megabytes quickly, also in a debug build.
 fn find(haystack: &[u8], part: &[u8]) -> Option<usize> {
     // SAFETY: both ranges are valid for the length given, and only read.
-    let found = unsafe { libc::memmem(haystack.as_ptr().cast(), haystack.len(), part.as_ptr().cast(), part.len()) };
-    (!found.is_null()).then(|| found as usize - haystack.as_ptr() as usize)
+    let address = unsafe { libc::memmem(haystack.as_ptr().cast(), haystack.len(), part.as_ptr().cast(), part.len()) };
+    (!address.is_null()).then(|| address as usize - haystack.as_ptr() as usize)
 }
 
 #[test]
@@ -85,13 +86,13 @@ fn no_log_line_and_no_trace_line_shows_a_value() {
     let mut running = fixture.start_command(command);
     running.wait_ready();
     wait_content(&running.volume("keys").join("encoded"), &encoded);
-    // Neither does one about a manifest that holds it and is bad.
+    // The log line about a manifest that is not valid does not show the values of the manifest.
     fixture.write("objects/tls.yaml", &format!("{}  - {text}: [", manifest(&text, &encoded)));
     running.wait_log("podfs uses the earlier content");
     fixture.write("objects/tls.yaml", &manifest(&text, "other"));
     wait_content(&running.volume("keys").join("encoded"), "other");
     running.stop();
-    assert!(running.log().contains("DEBUG"), "the log tells everything: {}", running.log());
+    assert!(running.log().contains("DEBUG"), "the log has the lines of level DEBUG: {}", running.log());
     assert_silent(&fixture);
 
     let fixture = Fixture::new("");
@@ -113,25 +114,27 @@ fn no_log_line_and_no_trace_line_shows_a_value() {
 fn memory_is_locked_and_neither_dumped_nor_traced() {
     let fixture = Fixture::new(&pod(VOLUMES));
     fixture.write("objects/tls.yaml", &manifest("text", "encoded"));
-    // Processes of one user and the same capabilities may look at each other, unless they forbid it.
+    // A process may read the memory of another process with the same user and the same capabilities, unless the other
+    // process forbids it. So podfs runs without CAP_SYS_PTRACE here, as the process that tries to read its memory.
     let mut command = without_ptrace(PODFS);
     command.args(fixture.command().get_args());
     let mut running = fixture.start_command(command);
     running.wait_ready();
     for pid in [running.pid(), running.server()] {
         let locked: u64 = status(pid, "VmLck:").trim_end_matches("kB").trim().parse().expect("a number");
-        assert!(locked > 0, "{pid} has locked nothing");
+        assert!(locked > 0, "{pid} has no locked memory");
         let limits = fs::read_to_string(format!("/proc/{pid}/limits")).expect("limits");
         let core = limits.lines().find(|line| line.starts_with("Max core file size")).expect("a line");
         assert_eq!(core.split_whitespace().skip(4).take(2).collect::<Vec<_>>(), ["0", "0"], "{pid}: {core}");
-        assert!(!may_look_into(pid), "{pid} lets others of its user look into its memory");
+        assert!(!can_open_memory(pid), "{pid} lets another process of its user open its memory");
     }
-    let mut other = without_ptrace("cat").stdin(Stdio::piped()).spawn().expect("cat starts");
-    let pid = Pid::from_raw(i32::try_from(other.id()).expect("a pid"));
-    // The process has to get through `setpriv` first.
-    let seen = std::panic::catch_unwind(|| eventually("the check sees a process", || may_look_into(pid)));
-    let _ = (other.kill(), other.wait());
-    seen.expect("without protection, a process can be looked into");
+    // The check above can fail: it opens the memory of a process that does not forbid this.
+    let mut unprotected = without_ptrace("cat").stdin(Stdio::piped()).spawn().expect("cat starts");
+    let pid = Pid::from_raw(i32::try_from(unprotected.id()).expect("a pid"));
+    // At first the process is `setpriv`, which still has CAP_SYS_PTRACE.
+    let opened = std::panic::catch_unwind(|| eventually("the memory can be opened", || can_open_memory(pid)));
+    let _ = (unprotected.kill(), unprotected.wait());
+    opened.expect("the memory of an unprotected process can be opened");
 }
 
 /// A program with root's capabilities except CAP_SYS_PTRACE.
@@ -141,14 +144,14 @@ fn without_ptrace(program: &str) -> Command {
     command
 }
 
-/// Whether a process of the same user may open the memory of this one. There is nothing to read at
-/// its beginning, so the reading fails either way.
-fn may_look_into(pid: Pid) -> bool {
+/// Whether another process of the same user may open the memory of the process `pid`. No memory is mapped at address 0,
+/// so `head` always fails: with EIO if it could open the file.
+fn can_open_memory(pid: Pid) -> bool {
     let outcome = finish(without_ptrace("head").args(["-c1", &format!("/proc/{pid}/mem")]));
     match outcome.stderr {
         refused if refused.contains("Permission denied") => false,
         opened if opened.contains("Input/output error") => true,
-        other => panic!("neither refused nor opened: {other}"),
+        unexpected => panic!("unexpected error: {unexpected}"),
     }
 }
 
@@ -178,23 +181,25 @@ fn no_file_but_the_manifest_holds_a_value() {
     for pid in [running.pid(), running.server()] {
         for entry in fs::read_dir(format!("/proc/{pid}/fd")).expect("descriptors") {
             let path = entry.expect("an entry").path();
-            // It may be closed by now; pipes, sockets and devices have no bytes to look at.
+            // The process may have closed the descriptor meanwhile. Pipes, sockets and devices have no bytes that the
+            // test could read.
             let Ok(target) = fs::read_link(&path) else { continue };
             if target.is_absolute() && target.is_file() {
-                assert!(!contains(&fs::read(&path).expect("a file"), &secret), "{} holds it", target.display());
+                let contains_secret = contains(&fs::read(&path).expect("a file"), &secret);
+                assert!(!contains_secret, "{} contains the secret", target.display());
             }
         }
     }
 }
 
-/// Looks at every file below `directory` that is really there and not in a volume.
+/// Checks that no file below `directory` contains the secret. Skips the mounted volumes.
 fn assert_not_below(directory: &Path, mounts: &[std::path::PathBuf], secret: &[Vec<u8>]) {
     for entry in fs::read_dir(directory).expect("a listing") {
         let path = entry.expect("an entry").path();
         if path.is_dir() && !mounts.contains(&path) {
             assert_not_below(&path, mounts, secret);
         } else if path.is_file() {
-            assert!(!contains(&fs::read(&path).expect("a file"), secret), "{} holds it", path.display());
+            assert!(!contains(&fs::read(&path).expect("a file"), secret), "{} contains the secret", path.display());
         }
     }
 }
@@ -203,7 +208,7 @@ fn assert_not_below(directory: &Path, mounts: &[std::path::PathBuf], secret: &[V
 fn nothing_of_a_value_stays_in_memory_once_it_is_replaced_or_refused() {
     let pair = |word: &str| [value(word), value(&format!("{word}, encoded"))];
     let [old, refused, new] = ["old", "refused", "new"].map(pair);
-    // Buffers of this size take another way than those of a short value.
+    // podfs and its libraries handle buffers of this size differently from those of a short value.
     let long = |value: &str| value.to_owned() + &"x".repeat(300_000);
     let manifest_of = |[text, encoded]: &[String; 2]| manifest(text, &long(encoded));
     let fixture = Fixture::new(&pod(VOLUMES));
@@ -215,18 +220,19 @@ fn nothing_of_a_value_stays_in_memory_once_it_is_replaced_or_refused() {
             wait_content(&running.volume(volume).join("encoded"), &long(encoded));
         }
     };
-    let assert_held = |values: &[String; 2]| {
+    let assert_in_memory = |values: &[String; 2]| {
         for pid in [running.pid(), running.server()] {
-            assert!(values.iter().all(|value| !remnants(pid, value).is_empty()), "the scan of {pid} does not find it");
+            let finds_all = values.iter().all(|value| !remnants(pid, value).is_empty());
+            assert!(finds_all, "the scan of the memory of {pid} does not find the current values");
         }
     };
     wait_shown(&old);
-    assert_held(&old);
+    assert_in_memory(&old);
     fixture.write("objects/tls.yaml", &format!("{}not: [valid", manifest_of(&refused)));
     running.wait_log("podfs uses the earlier content");
     fixture.write("objects/tls.yaml", &manifest_of(&new));
     wait_shown(&new);
-    assert_held(&new);
+    assert_in_memory(&new);
     for [text, encoded] in [&old, &refused] {
         for value in [text, encoded, &base64(encoded)] {
             assert_gone("supervisor", running.pid(), value);
@@ -235,35 +241,40 @@ fn nothing_of_a_value_stays_in_memory_once_it_is_replaced_or_refused() {
     }
 }
 
-/// Waits until no part of the value is left; the kernel takes a moment to forget a generation.
+/// Waits until the memory of the process contains no part of the value. The server keeps the bytes of an old generation
+/// until the kernel has forgotten its inodes, which takes a moment.
 #[track_caller]
 fn assert_gone(process: &str, pid: Pid, value: &str) {
     let deadline = Instant::now() + TIMEOUT;
-    let mut found = remnants(pid, value);
-    while !found.is_empty() && Instant::now() < deadline {
-        found = remnants(pid, value);
+    let mut regions_with_value = remnants(pid, value);
+    while !regions_with_value.is_empty() && Instant::now() < deadline {
+        regions_with_value = remnants(pid, value);
     }
-    assert!(found.is_empty(), "the {process} keeps {value}: {found:#?}");
+    assert!(
+        regions_with_value.is_empty(),
+        "the memory of the {process} still contains {value}: {regions_with_value:#?}"
+    );
 }
 
-/// The writable regions of a process that hold a part of the value, as `/proc/PID/maps` shows them.
+/// The writable memory regions of a process that contain a part of the value: lines of `/proc/PID/maps`, with the
+/// offset.
 fn remnants(pid: Pid, value: &str) -> Vec<String> {
     let parts = parts(value);
     let memory = File::open(format!("/proc/{pid}/mem")).expect("memory");
     let maps = fs::read_to_string(format!("/proc/{pid}/maps")).expect("regions");
-    let mut found = Vec::new();
+    let mut regions_with_value = Vec::new();
     for region in maps.lines().filter(|region| region.split(' ').nth(1).is_some_and(|mode| mode.starts_with("rw"))) {
         let (start, end) = region.split(' ').next().and_then(|range| range.split_once('-')).expect("a range");
         let address = |text| u64::from_str_radix(text, 16).expect("an address");
         let mut bytes = vec![0; (address(end) - address(start)) as usize];
-        // A region that went away meanwhile holds nothing.
+        // The read fails if the process has unmapped the region meanwhile.
         let read = memory.read_at(&mut bytes, address(start)).unwrap_or(0);
         bytes.truncate(read);
         for part in &parts {
             if let Some(at) = find(&bytes, part) {
-                found.push(format!("{region} at offset {at:#x}: {:?}", String::from_utf8_lossy(part)));
+                regions_with_value.push(format!("{region} at offset {at:#x}: {:?}", String::from_utf8_lossy(part)));
             }
         }
     }
-    found
+    regions_with_value
 }

@@ -1,9 +1,9 @@
 //! A warm volume sends no request to its server.
 //!
-//! Two rounds warm it. In the first the kernel learns names, absent names, attributes, links, listings
-//! and bytes, and what the server does not care about (ENOSYS). A listing, a link or a file that it
-//! asked for in that round has a new time of access for the kernel, so the next `stat` of it asks for
-//! the attributes once more; where that `stat` came before the reading, it comes in the second round.
+//! Two rounds of reads fill the kernel's caches. In the first round the kernel caches names, absent names, attributes, links,
+//! listings and bytes, and which requests the server does not support (ENOSYS). When the kernel reads a listing, a link or a
+//! file from the server, it takes the cached access time as outdated, so the next `stat` of that inode asks for the attributes
+//! once more. If the first round calls `stat` before it reads, this next `stat` is in the second round.
 
 use std::fs::{self, File};
 use std::io::{self, IsTerminal, Read};
@@ -18,7 +18,7 @@ use crate::common::stopped::Stopped;
 use crate::common::tree::{files, names, parse};
 use crate::common::undisturbed::undisturbed;
 
-const WARMING: usize = 2;
+const WARMING_ROUNDS: usize = 2;
 
 const PAYLOAD: &str = "a=1; b=2; sub/c=3; sub/deep/d=4";
 
@@ -36,22 +36,23 @@ fn round(volume: &Path) {
     }
     assert_eq!(files(volume), parse(PAYLOAD));
     for path in ["a", "sub", "..data", "..data/a", "..data/sub/c"] {
-        fs::symlink_metadata(volume.join(path)).expect("it is there");
-        fs::metadata(volume.join(path)).expect("it is there");
+        fs::symlink_metadata(volume.join(path)).expect("attributes");
+        fs::metadata(volume.join(path)).expect("attributes");
     }
     for link in ["a", "sub", "..data"] {
         fs::read_link(volume.join(link)).expect("a link");
     }
     for absent in ["absent", "..data/absent", "sub/absent", "a/absent"] {
-        fs::metadata(volume.join(absent)).expect_err("it is not there");
-        File::open(volume.join(absent)).expect_err("it is not there");
+        fs::metadata(volume.join(absent)).expect_err("the file does not exist");
+        File::open(volume.join(absent)).expect_err("the file does not exist");
     }
     let mut content = String::new();
     File::open(volume.join("sub/deep/d")).expect("a file").read_to_string(&mut content).expect("text");
     fs::canonicalize(volume.join("sub/deep/d")).expect("it resolves");
 }
 
-/// The usual commands of people, without `find` and `du`: these call `statfs`, which the kernel never answers by itself.
+/// The commands that people usually run in a container, except `find` and `du`: these call `statfs`, and the kernel sends a
+/// request for each such call.
 fn round_of_programs(volume: &Path) {
     run(Command::new("ls").arg("-la").arg(volume));
     run(Command::new("ls").arg("-laR").arg(volume));
@@ -70,7 +71,7 @@ fn run(command: &mut Command) {
 fn assert_silent(served: &Served, round: impl Fn(&Path)) {
     let requests = || served.projection.requests().expect("the server answers");
     undisturbed(|| {
-        (0..WARMING).for_each(|_| round(served.path()));
+        (0..WARMING_ROUNDS).for_each(|_| round(served.path()));
         let before = requests();
         round(served.path());
         match requests() - before {
@@ -97,9 +98,9 @@ fn a_warm_volume_is_silent_for_programs_too() {
 #[test]
 fn an_updated_volume_becomes_silent_again() {
     let mut served = Served::with(&[("a", "old"), ("sub/c", "old"), ("gone", "")]);
-    for _ in 0..WARMING {
+    for _ in 0..WARMING_ROUNDS {
         files(served.path());
-        fs::metadata(served.path().join("absent")).expect_err("it is not there");
+        fs::metadata(served.path().join("absent")).expect_err("the file does not exist");
     }
     served.commit_files(&parse(PAYLOAD));
     assert_silent(&served, round);
@@ -110,10 +111,10 @@ fn a_warm_volume_is_silent_through_a_container() {
     // The caches belong to the file system, not to one of its mounts.
     let served = served();
     undisturbed(|| {
-        (0..WARMING).for_each(|_| round(served.path()));
-        let place = TempDir::new().expect("a directory");
+        (0..WARMING_ROUNDS).for_each(|_| round(served.path()));
+        let mount_point = TempDir::new().expect("a directory");
         let container = Container::new(Propagation::Private);
-        let (from, to) = (served.path().to_owned(), place.path().to_owned());
+        let (from, to) = (served.path().to_owned(), mount_point.path().to_owned());
         let stopped = Stopped::server(&served);
         container.run(move || {
             bind(&from, &to);
@@ -125,17 +126,17 @@ fn a_warm_volume_is_silent_through_a_container() {
 
 #[test]
 fn isatty_is_the_one_call_on_an_open_file_that_asks() {
-    // open(3) of Python before 3.14 calls it, and the kernel remembers no answer.
+    // open() of Python before 3.14 calls isatty(3), which sends an ioctl request. The kernel does not cache the answer.
     let served = served();
     let file = File::open(served.path().join("a")).expect("a file");
     let watch = served.projection.watch();
-    let asked = || watch.requests_by_operation().get("IOCTL").copied().unwrap_or_default();
-    let before = asked();
+    let ioctl_requests = || watch.requests_by_operation().get("IOCTL").copied().unwrap_or_default();
+    let before = ioctl_requests();
     for _ in 0..10 {
         assert!(!file.is_terminal());
         assert_eq!(io::Error::last_os_error().raw_os_error(), Some(libc::ENOTTY));
     }
-    assert_eq!(asked() - before, 10);
+    assert_eq!(ioctl_requests() - before, 10);
 }
 
 #[test]
@@ -143,10 +144,10 @@ fn a_stopped_server_is_noticed() {
     // The tests above depend on this: a call about a name that is not cached waits for the server.
     let served = served();
     let stopped = Stopped::server(&served);
-    let path = served.path().join("nobody-asked-yet");
-    let asking = std::thread::spawn(move || fs::metadata(path).map(drop));
+    let path = served.path().join("not-looked-up-yet");
+    let caller = std::thread::spawn(move || fs::metadata(path).map(drop));
     drop(stopped);
-    asking.join().expect("it ends").expect_err("it is not there");
+    caller.join().expect("the call ends").expect_err("the file does not exist");
     let before = served.projection.requests().expect("the server answers");
     round(served.path());
     assert!(served.projection.requests().expect("the server answers") > before, "a cold round sends requests");

@@ -14,7 +14,8 @@ pub struct Ended {
     output: String,
 }
 
-/// Runs all of pjdfstest in `directory`, which other users can reach, with `other` as the second file system it asks for.
+/// Runs all of pjdfstest in `directory`, which other users can reach. `other` is the directory on a second file system that
+/// pjdfstest needs.
 pub fn pjdfstest(configuration: &str, directory: &Path, other: &Path) -> BTreeMap<String, Ended> {
     let beside = TempDir::new().expect("a directory");
     let file = beside.path().join("pjdfstest.toml");
@@ -25,7 +26,7 @@ pub fn pjdfstest(configuration: &str, directory: &Path, other: &Path) -> BTreeMa
     parse(&String::from_utf8_lossy(&output.stdout))
 }
 
-/// Checks that more than `least` tests pass natively, and that all of these pass on the mount. Both ignore the exclusions.
+/// Checks that more than `least` tests pass natively, and that all of these pass on the mount. Ignores the excluded tests.
 #[track_caller]
 pub fn assert_passes_as_well(
     native: &BTreeMap<String, Ended>,
@@ -70,7 +71,7 @@ pub struct Exercise {
 }
 
 impl Exercise {
-    /// Runs one of them on a file in `directory`.
+    /// Runs the sequence of this seed on a file in `directory`.
     #[track_caller]
     pub fn run(&self, directory: &Path, seed: u64) {
         let beside = TempDir::new().expect("a directory");
@@ -83,8 +84,8 @@ impl Exercise {
         let operations = self.operations * times;
         command.args(["-S", &seed.to_string(), "-N", &operations.to_string()]).arg(directory.join("file"));
         let output = command.output().expect("fsx runs");
-        let said = String::from_utf8_lossy(&output.stdout) + String::from_utf8_lossy(&output.stderr);
-        assert!(output.status.success() && said.contains("A-OK"), "seed {seed}: {said}");
+        let report = String::from_utf8_lossy(&output.stdout) + String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success() && report.contains("A-OK"), "seed {seed}: {report}");
     }
 }
 

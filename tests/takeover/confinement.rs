@@ -1,6 +1,7 @@
-//! A confined server reaches only the descriptors that it was given.
+//! A confined server can use only the descriptors that it got from the supervisor.
 //!
-//! A probe is a process that confines itself as a server does, and then tries what a server that was taken over would.
+//! A probe is a process that confines itself like a server, and then tries the system calls that an attacker in control
+//! of the server would try.
 
 mod probe;
 
@@ -28,167 +29,180 @@ use tempfile::TempDir;
 fn a_server_of_projections_reaches_no_file_network_or_process() {
     let given = File::open("/").expect("a directory");
     let parent = Pid::this();
-    let probed = probe(Profile::Projection, |notes| {
-        try_to_get_out(notes, parent);
-        try_arguments(notes);
+    let probed = probe(Profile::Projection, |recorder| {
+        try_forbidden_calls(recorder, parent);
+        try_forbidden_arguments(recorder);
         let given = given.as_raw_fd();
         // SAFETY: the calls read strings that end with a zero byte, or write to memory that outlives them.
         unsafe {
             let mut stat = std::mem::zeroed::<libc::stat>();
-            notes.call("openat", libc::open(c"/etc/passwd".as_ptr(), libc::O_RDONLY));
-            notes.call("from a directory", libc::openat(given, c"etc/passwd".as_ptr(), libc::O_RDONLY));
-            notes.call("stat", libc::stat(c"/etc/passwd".as_ptr(), &raw mut stat));
-            notes.call("processes", libc::stat(c"/proc/self".as_ptr(), &raw mut stat));
-            notes.call("unshare", libc::unshare(libc::CLONE_NEWUSER));
-            notes.call("ioctl", libc::ioctl(0, libc::TCGETS));
-            notes.call("capset", libc::syscall(libc::SYS_capset, 0, 0));
-            notes.call("another process", libc::kill(getppid().as_raw(), 0));
+            recorder.call("openat", libc::open(c"/etc/passwd".as_ptr(), libc::O_RDONLY));
+            recorder.call("from a directory", libc::openat(given, c"etc/passwd".as_ptr(), libc::O_RDONLY));
+            recorder.call("stat", libc::stat(c"/etc/passwd".as_ptr(), &raw mut stat));
+            recorder.call("processes", libc::stat(c"/proc/self".as_ptr(), &raw mut stat));
+            recorder.call("unshare", libc::unshare(libc::CLONE_NEWUSER));
+            recorder.call("ioctl", libc::ioctl(0, libc::TCGETS));
+            recorder.call("capset", libc::syscall(libc::SYS_capset, 0, 0));
+            recorder.call("another process", libc::kill(getppid().as_raw(), 0));
         }
-        work_goes_on(notes);
+        do_usual_work(recorder);
     });
     probed.assert_all(&["missing"], "[]");
-    probed.assert_all(&OUT, "EPERM");
+    probed.assert_all(&FORBIDDEN_CALLS, "EPERM");
     probed.assert_all(&["connect"], "EPERM");
-    probed.assert_all(&WITH_ARGUMENTS, "EPERM");
+    probed.assert_all(&FORBIDDEN_ARGUMENTS, "EPERM");
     probed.assert_all(&["openat", "from a directory", "unshare", "ioctl", "capset", "another process"], "EPERM");
     probed.assert_all(&["stat", "processes"], "ENOENT");
     probed.assert_all(&["clone3"], "ENOSYS");
-    probed.assert_told(&OUT);
-    probed.assert_told(&["openat", "unshare", "ioctl", "capset", "clone", "mmap", "mprotect", "prctl", "prlimit64"]);
+    probed.assert_logged_once(&FORBIDDEN_CALLS);
+    probed.assert_logged_once(&[
+        "openat",
+        "unshare",
+        "ioctl",
+        "capset",
+        "clone",
+        "mmap",
+        "mprotect",
+        "prctl",
+        "prlimit64",
+    ]);
     assert!(!probed.log.contains("clone3"), "{}", probed.log);
     probed.assert_all(&["a thread"], "100000");
-    probed.assert_all(&WORK, "done");
+    probed.assert_all(&USUAL_WORK, "done");
 }
 
 #[test]
 fn a_server_of_audited_projections_may_only_look_at_processes_besides() {
     let parent = Pid::this();
-    let probed = probe(Profile::Audit, |notes| {
-        try_to_get_out(notes, parent);
-        try_arguments(notes);
-        let opens = |notes: &mut Notes, name: &str, path: &str, flags: libc::c_int| {
+    let probed = probe(Profile::Audit, |recorder| {
+        try_forbidden_calls(recorder, parent);
+        try_forbidden_arguments(recorder);
+        let opens = |recorder: &mut Recorder, name: &str, path: &str, flags: libc::c_int| {
             let path = std::ffi::CString::new(path).expect("a path");
             // SAFETY: the path is a string that outlives the call.
-            notes.call(name, unsafe { libc::open(path.as_ptr(), flags) });
+            recorder.call(name, unsafe { libc::open(path.as_ptr(), flags) });
         };
-        let other = |name: &str| format!("/proc/{parent}/{name}");
-        opens(notes, "a file of the host", "/etc/passwd", libc::O_RDONLY);
-        opens(notes, "a setting of the kernel", "/proc/sys/kernel/core_pattern", libc::O_RDONLY);
-        opens(notes, "memory of another", &other("mem"), libc::O_RDONLY);
-        opens(notes, "environment of another", &other("environ"), libc::O_RDONLY);
-        opens(notes, "root of another", &other("root/etc/passwd"), libc::O_RDONLY);
-        opens(notes, "openat", &other("comm"), libc::O_WRONLY);
-        opens(notes, "status of another", &other("status"), libc::O_RDONLY);
-        opens(notes, "cgroup of another", &other("cgroup"), libc::O_RDONLY);
+        let of_parent = |name: &str| format!("/proc/{parent}/{name}");
+        opens(recorder, "a file of the host", "/etc/passwd", libc::O_RDONLY);
+        opens(recorder, "a setting of the kernel", "/proc/sys/kernel/core_pattern", libc::O_RDONLY);
+        opens(recorder, "memory of another", &of_parent("mem"), libc::O_RDONLY);
+        opens(recorder, "environment of another", &of_parent("environ"), libc::O_RDONLY);
+        opens(recorder, "root of another", &of_parent("root/etc/passwd"), libc::O_RDONLY);
+        opens(recorder, "openat", &of_parent("comm"), libc::O_WRONLY);
+        opens(recorder, "status of another", &of_parent("status"), libc::O_RDONLY);
+        opens(recorder, "cgroup of another", &of_parent("cgroup"), libc::O_RDONLY);
         // SAFETY: the call takes numbers.
-        unsafe { notes.call("another process", libc::kill(parent.as_raw(), 0)) };
-        work_goes_on(notes);
+        unsafe { recorder.call("another process", libc::kill(parent.as_raw(), 0)) };
+        do_usual_work(recorder);
     });
     probed.assert_all(&["missing"], "[]");
-    probed.assert_all(&OUT, "EPERM");
+    probed.assert_all(&FORBIDDEN_CALLS, "EPERM");
     probed.assert_all(&["connect"], "EPERM");
-    probed.assert_all(&WITH_ARGUMENTS, "EPERM");
+    probed.assert_all(&FORBIDDEN_ARGUMENTS, "EPERM");
     probed.assert_all(&["openat", "another process"], "EPERM");
     probed.assert_all(&["a file of the host", "a setting of the kernel"], "ENOENT");
     probed.assert_all(&["memory of another", "environment of another", "root of another"], "EACCES");
     probed.assert_all(&["status of another", "cgroup of another"], "done");
-    probed.assert_told(&OUT);
-    probed.assert_told(&["openat"]);
+    probed.assert_logged_once(&FORBIDDEN_CALLS);
+    probed.assert_logged_once(&["openat"]);
     probed.assert_all(&["a thread"], "100000");
-    probed.assert_all(&WORK, "done");
+    probed.assert_all(&USUAL_WORK, "done");
 }
 
 #[test]
 fn a_server_of_directories_reaches_those_and_no_network_or_process() {
-    let place = tempfile::tempdir().expect("a directory");
-    fs::write(place.path().join("file"), "given").expect("written");
-    let given = File::open(place.path()).expect("a directory");
+    let directory = tempfile::tempdir().expect("a directory");
+    fs::write(directory.path().join("file"), "given").expect("written");
+    let given = File::open(directory.path()).expect("a directory");
     let parent = Pid::this();
-    let signals = signals_are_kept_in();
-    let probed = probe(Profile::Passthrough, |notes| {
-        try_to_get_out(notes, parent);
-        try_arguments(notes);
-        let other = |name: &str| format!("/proc/{parent}/{name}");
-        let opens = |notes: &mut Notes, name: &str, path: &str, flags: libc::c_int| {
+    let limits_signals = kernel_can_limit_signals();
+    let probed = probe(Profile::Passthrough, |recorder| {
+        try_forbidden_calls(recorder, parent);
+        try_forbidden_arguments(recorder);
+        let of_parent = |name: &str| format!("/proc/{parent}/{name}");
+        let opens = |recorder: &mut Recorder, name: &str, path: &str, flags: libc::c_int| {
             let path = std::ffi::CString::new(path).expect("a path");
             // SAFETY: the path is a string that outlives the call.
-            notes.call(name, unsafe { libc::open(path.as_ptr(), flags) });
+            recorder.call(name, unsafe { libc::open(path.as_ptr(), flags) });
         };
-        opens(notes, "a file of the host", "/etc/passwd", libc::O_RDONLY);
-        opens(notes, "a device", "/dev/null", libc::O_RDONLY);
-        opens(notes, "a setting of the kernel", "/proc/sys/kernel/core_pattern", libc::O_WRONLY);
-        opens(notes, "sysrq", "/proc/sysrq-trigger", libc::O_WRONLY);
-        opens(notes, "memory of another", &other("mem"), libc::O_RDONLY);
-        opens(notes, "root of another", &other("root/etc/passwd"), libc::O_RDONLY);
-        opens(notes, "descriptor of another", &other("fd/0"), libc::O_RDONLY);
-        opens(notes, "status of another", &other("status"), libc::O_RDONLY);
-        opens(notes, "environment of another", &other("environ"), libc::O_RDONLY);
-        opens(notes, "own memory", "/proc/self/mem", libc::O_RDWR);
-        opens(notes, "a new file", "/new", libc::O_RDWR | libc::O_CREAT);
+        opens(recorder, "a file of the host", "/etc/passwd", libc::O_RDONLY);
+        opens(recorder, "a device", "/dev/null", libc::O_RDONLY);
+        opens(recorder, "a setting of the kernel", "/proc/sys/kernel/core_pattern", libc::O_WRONLY);
+        opens(recorder, "sysrq", "/proc/sysrq-trigger", libc::O_WRONLY);
+        opens(recorder, "memory of another", &of_parent("mem"), libc::O_RDONLY);
+        opens(recorder, "root of another", &of_parent("root/etc/passwd"), libc::O_RDONLY);
+        opens(recorder, "descriptor of another", &of_parent("fd/0"), libc::O_RDONLY);
+        opens(recorder, "status of another", &of_parent("status"), libc::O_RDONLY);
+        opens(recorder, "environment of another", &of_parent("environ"), libc::O_RDONLY);
+        opens(recorder, "own memory", "/proc/self/mem", libc::O_RDWR);
+        opens(recorder, "a new file", "/new", libc::O_RDWR | libc::O_CREAT);
         let given = given.as_raw_fd();
         // SAFETY: the calls read strings that end with a zero byte, or take numbers.
         unsafe {
-            notes.call("a file that was given", libc::openat(given, c"file".as_ptr(), libc::O_RDONLY));
-            notes.call("a node", libc::mknodat(given, c"device".as_ptr(), libc::S_IFCHR | 0o600, libc::makedev(1, 3)));
-            notes.call("unshare", libc::unshare(libc::CLONE_NEWUSER));
-            notes.call("a umask of its own", libc::unshare(libc::CLONE_FS));
-            notes.call("ioctl", libc::ioctl(0, libc::TCGETS));
-            notes.call("another process", libc::kill(parent.as_raw(), 0));
+            recorder.call("a file that was given", libc::openat(given, c"file".as_ptr(), libc::O_RDONLY));
+            recorder
+                .call("a node", libc::mknodat(given, c"device".as_ptr(), libc::S_IFCHR | 0o600, libc::makedev(1, 3)));
+            recorder.call("unshare", libc::unshare(libc::CLONE_NEWUSER));
+            recorder.call("a umask of its own", libc::unshare(libc::CLONE_FS));
+            recorder.call("ioctl", libc::ioctl(0, libc::TCGETS));
+            recorder.call("another process", libc::kill(parent.as_raw(), 0));
         }
-        work_goes_on(notes);
+        do_usual_work(recorder);
     });
     probed.assert_all(&["missing"], "[]");
-    probed.assert_all(&OUT, "EPERM");
-    // Sockets it has none but those that it is given.
+    probed.assert_all(&FORBIDDEN_CALLS, "EPERM");
+    // The filter of this profile allows `connect` on descriptors that the server got from the supervisor. Descriptor 0
+    // of the probe is no socket.
     probed.assert_all(&["connect"], "ENOTSOCK");
-    probed.assert_all(&WITH_ARGUMENTS, "EPERM");
+    probed.assert_all(&FORBIDDEN_ARGUMENTS, "EPERM");
     probed.assert_all(&["unshare", "ioctl"], "EPERM");
     probed.assert_all(&["a file of the host", "a device", "a setting of the kernel", "sysrq"], "ENOENT");
     probed.assert_all(&["memory of another", "root of another", "descriptor of another"], "EACCES");
     // A remaining gap: with its capabilities, a server can read the environment of root's processes on current kernels.
-    probed.assert_all(&["environment of another"], if shows_environments() { "done" } else { "EACCES" });
+    probed.assert_all(&["environment of another"], if kernel_shows_environments() { "done" } else { "EACCES" });
     probed.assert_all(&["own memory", "a new file"], "EROFS");
-    probed.assert_all(&["another process"], if signals { "EPERM" } else { "done" });
+    probed.assert_all(&["another process"], if limits_signals { "EPERM" } else { "done" });
     probed.assert_all(&["a file that was given", "a node", "a umask of its own", "status of another"], "done");
-    probed.assert_told(&OUT);
-    probed.assert_told(&["unshare", "ioctl"]);
+    probed.assert_logged_once(&FORBIDDEN_CALLS);
+    probed.assert_logged_once(&["unshare", "ioctl"]);
     probed.assert_all(&["a thread"], "100000");
-    probed.assert_all(&WORK, "done");
+    probed.assert_all(&USUAL_WORK, "done");
 }
 
-/// A directory in a directory, and a file of the host beside it.
+/// A temporary directory, and the directory `source` in it. The file `outside`, beside `source`, is a file of the host
+/// that a server of `source` must not reach.
 fn source_and_outside() -> (TempDir, PathBuf) {
-    let place = disk_directory();
-    let source = place.path().join("source");
+    let parent = disk_directory();
+    let source = parent.path().join("source");
     fs::create_dir(&source).expect("a directory");
     fs::write(source.join("file"), "given").expect("written");
-    fs::write(place.path().join("outside"), "the host's").expect("written");
-    (place, source)
+    fs::write(parent.path().join("outside"), "the host's").expect("written");
+    (parent, source)
 }
 
 #[test]
 fn a_server_of_directories_does_not_get_above_them() {
     on_a_host_that_shares_mounts(|| {
-        let (place, source) = source_and_outside();
+        let (parent, source) = source_and_outside();
         let given = File::open(&source).expect("a directory");
         let enclosed = SourceWithMounts::of(given.as_fd(), "data").expect("a source");
         drop(given);
-        let outside = File::open(place.path().join("outside")).expect("a file");
+        let outside = File::open(parent.path().join("outside")).expect("a file");
         let mut handle = Handle { size: 128, kind: 0, bytes: [0; 128] };
         let mut mount = 0;
-        // SAFETY: the handle has room for as many bytes as its size says.
-        let known = unsafe {
+        // SAFETY: the handle has space for as many bytes as its size says.
+        let result = unsafe {
             let handle = (&raw mut handle).cast();
             libc::name_to_handle_at(outside.as_raw_fd(), c"".as_ptr(), handle, &raw mut mount, libc::AT_EMPTY_PATH)
         };
-        assert_eq!(known, 0, "{}", Errno::last());
+        assert_eq!(result, 0, "{}", Errno::last());
         drop(outside);
-        let probed = probe(Profile::Passthrough, |notes| {
+        let probed = probe(Profile::Passthrough, |recorder| {
             let given = enclosed.source.as_raw_fd();
             let mut opens = |name: &str, path: &CStr, flags: libc::c_int| {
                 // SAFETY: the path is a string that outlives the call.
                 let opened = unsafe { libc::openat(given, path.as_ptr(), flags) };
-                notes.call(name, opened);
+                recorder.call(name, opened);
                 opened
             };
             let file = opens("a file that was given", c"file", libc::O_RDONLY);
@@ -196,8 +210,9 @@ fn a_server_of_directories_does_not_get_above_them() {
             opens("a file of the host", c"../../../../../../../../etc/passwd", libc::O_RDONLY);
             opens("a new file above", c"../new", libc::O_RDWR | libc::O_CREAT);
             opens("the way back", c"../source/file", libc::O_RDONLY);
-            // SAFETY: the handle is as the kernel has filled it in.
-            notes.call("by handle", unsafe { libc::open_by_handle_at(file, (&raw mut handle).cast(), libc::O_RDONLY) });
+            // SAFETY: the kernel has filled in the handle.
+            recorder
+                .call("by handle", unsafe { libc::open_by_handle_at(file, (&raw mut handle).cast(), libc::O_RDONLY) });
         });
         probed.assert_all(&["missing"], "[]");
         probed.assert_all(&["a file that was given", "the way back"], "done");
@@ -208,7 +223,7 @@ fn a_server_of_directories_does_not_get_above_them() {
     });
 }
 
-/// `struct file_handle`, with room for the longest.
+/// `struct file_handle`, with space for the longest handle.
 #[repr(C)]
 struct Handle {
     size: u32,
@@ -219,7 +234,7 @@ struct Handle {
 #[test]
 fn no_descriptor_of_a_server_of_directories_leads_to_the_hosts_mounts() {
     on_a_host_that_shares_mounts(|| {
-        let (_place, source) = source_and_outside();
+        let (_parent, source) = source_and_outside();
         fs::create_dir_all(source.join("below/deep")).expect("directories");
         crate::common::namespace::mount_tmpfs(&source.join("below/deep"));
         fs::write(source.join("below/deep/file"), "").expect("written");
@@ -228,35 +243,35 @@ fn no_descriptor_of_a_server_of_directories_leads_to_the_hosts_mounts() {
         let fixture = Fixture::new_in(source.parent().expect("a directory"), &pod(&volumes));
         let mut running = fixture.run();
         let volume = running.volume("host");
-        let _held = ["file", "below/deep/file"].map(|name| File::open(volume.join(name)).expect("a file"));
-        let is_enclosed = |server: Pid| {
+        let _open = ["file", "below/deep/file"].map(|name| File::open(volume.join(name)).expect("a file"));
+        let assert_enclosed = |server: Pid| {
             assert!(open_directories(server).iter().any(|directory| directory.join("below/deep/file").exists()));
             assert_eq!(way_out(server, "outside"), None);
             assert_eq!(way_out(server, "etc/passwd"), None);
         };
-        is_enclosed(running.server());
+        assert_enclosed(running.server());
         // The same holds for successors, and for servers that another supervisor has adopted.
         running.kill_server_and_keeper(|| rustix::fs::statvfs(&volume).expect("a server answers"));
-        is_enclosed(running.server());
+        assert_enclosed(running.server());
         let server = fixture.kill_supervisor(&mut running);
         let mut next = fixture.run();
         assert_eq!(next.server(), server);
-        kill(server, Signal::SIGKILL).expect("it is there");
+        kill(server, Signal::SIGKILL).expect("the server exists");
         eventually("another server answers", || next.server() != server && volume.join("file").exists());
-        is_enclosed(next.server());
+        assert_enclosed(next.server());
         assert_eq!(next.stop().code(), Some(0), "{}", next.log());
     });
 }
 
-/// Whether this kernel can keep the signals of a process to itself.
-fn signals_are_kept_in() -> bool {
+/// Whether this kernel can forbid a process to send signals to others: Landlock scopes signals from ABI version 6 on.
+fn kernel_can_limit_signals() -> bool {
     const VERSION_ONLY: libc::c_uint = 1;
-    // SAFETY: with this flag the call takes nothing.
+    // SAFETY: with this flag the call takes no memory.
     unsafe { libc::syscall(libc::SYS_landlock_create_ruleset, 0_usize, 0_usize, VERSION_ONLY) >= 6 }
 }
 
 /// Whether this kernel shows the environment of any process to `CAP_SYS_ADMIN`: from Linux 6.14 on.
-fn shows_environments() -> bool {
+fn kernel_shows_environments() -> bool {
     let release = rustix::system::uname().release().to_string_lossy().into_owned();
     let mut numbers = release.split(['.', '-']).map_while(|part| part.parse::<u32>().ok());
     (numbers.next(), numbers.next()) >= (Some(6), Some(14))
@@ -270,15 +285,16 @@ fn status(pid: Pid, field: &str) -> String {
     line.expect("the field").trim().to_owned()
 }
 
+/// Checks that a server has exactly these capabilities, given by their numbers.
 #[track_caller]
-fn assert_capabilities(pid: Pid, names: &[u32]) {
-    // If the limit of locked memory cannot be raised, the server needs the capability to lock memory.
+fn assert_capabilities(pid: Pid, numbers: &[u32]) {
+    // If podfs cannot raise the limit of locked memory, the server also keeps the capability to lock memory.
     const IPC_LOCK: u32 = 14;
-    let expected = names.iter().fold(0_u64, |all, number| all | 1 << number);
+    let expected = numbers.iter().fold(0_u64, |all, number| all | 1 << number);
     for set in ["CapEff", "CapPrm"] {
-        let own = u64::from_str_radix(&status(pid, set), 16).expect("a set");
-        let own = if memory_can_be_unlimited() { own } else { own & !(1 << IPC_LOCK) };
-        assert_eq!(own, expected, "{set} {own:#x}");
+        let actual = u64::from_str_radix(&status(pid, set), 16).expect("a set");
+        let actual = if memory_can_be_unlimited() { actual } else { actual & !(1 << IPC_LOCK) };
+        assert_eq!(actual, expected, "{set} {actual:#x}");
     }
     for set in ["CapInh", "CapBnd", "CapAmb"] {
         assert_eq!(u64::from_str_radix(&status(pid, set), 16), Ok(0), "{set}");
@@ -292,9 +308,10 @@ fn memory_can_be_unlimited() -> bool {
     hard == nix::sys::resource::RLIM_INFINITY || own & SYS_RESOURCE != 0
 }
 
-/// It has namespaces of its own, with these mounts and nothing else.
+/// Checks that a server has a network namespace and a mount namespace of its own, the latter with exactly these mounts,
+/// and that it has the other restrictions of a confined process.
 #[track_caller]
-fn assert_apart(pid: Pid, mounts: &[&str]) {
+fn assert_own_namespaces(pid: Pid, mounts: &[&str]) {
     for kind in ["net", "mnt"] {
         let namespace = |of: &str| fs::read_link(format!("/proc/{of}/ns/{kind}")).expect("a namespace");
         assert_ne!(namespace(&pid.to_string()), namespace("self"), "{kind}");
@@ -323,13 +340,13 @@ fn the_server_of_a_pod_with_projections_has_no_privilege_and_an_empty_root() {
     let mut running = fixture.run();
     let server = running.server();
     assert_capabilities(server, &[]);
-    assert_apart(server, &["/"]);
+    assert_own_namespaces(server, &["/"]);
     assert!(names_in(format!("/proc/{server}/root")).is_empty());
     let uids = status(server, "Uid");
     assert_eq!(uids, status(server, "Gid"));
     let uid = uids.split_whitespace().next().expect("a uid");
-    assert!(uid.parse::<u32>().expect("a number") >= 65534 && uids.split_whitespace().all(|one| one == uid), "{uids}");
-    // It answers, and new generations reach it.
+    assert!(uid.parse::<u32>().expect("a number") >= 65534 && uids.split_whitespace().all(|id| id == uid), "{uids}");
+    // The server answers requests, and commits still work.
     wait_content(&running.volume("config").join("key"), "value");
     fixture.write("objects/app.yaml", &config_map("app", &[("key", "other")]));
     wait_content(&running.volume("config").join("key"), "other");
@@ -348,10 +365,11 @@ fn the_server_of_a_pod_with_a_host_path_has_the_capabilities_it_needs_and_proces
     let mut running = fixture.run();
     let server = running.server();
     assert_capabilities(server, &NEEDED);
-    assert_apart(server, &["/", "/proc"]);
+    assert_own_namespaces(server, &["/", "/proc"]);
     assert_eq!(names_in(format!("/proc/{server}/root")), ["proc"]);
-    let others = names_in(format!("/proc/{server}/root/proc")).into_iter().filter(|name| name.parse::<u32>().is_err());
-    assert!(others.eq(["self", "thread-self"]), "only processes");
+    let names = names_in(format!("/proc/{server}/root/proc"));
+    let not_processes = names.into_iter().filter(|name| name.parse::<u32>().is_err());
+    assert!(not_processes.eq(["self", "thread-self"]), "/proc of the server shows only processes");
     wait_content(&running.volume("host").join("file"), "shown");
     assert_eq!(running.stop().code(), Some(0), "{}", running.log());
     assert!(!running.log().contains("WARN"), "{}", running.log());
@@ -360,7 +378,7 @@ fn the_server_of_a_pod_with_a_host_path_has_the_capabilities_it_needs_and_proces
 #[test]
 fn a_server_that_cannot_be_confined_serves_and_logs_what_is_missing() {
     const SYS_ADMIN: libc::c_ulong = 21;
-    let (ours, theirs) = UnixStream::pair().expect("a socket pair");
+    let (test_end, server_end) = UnixStream::pair().expect("a socket pair");
     let mut command = Command::new(PODFS_FUSE);
     command.args(["server", "--pod", "test/test", "--uid", "test", "--profile", "projection"]);
     // SAFETY: the call is async-signal-safe.
@@ -370,11 +388,13 @@ fn a_server_that_cannot_be_confined_serves_and_logs_what_is_missing() {
             _ => Err(std::io::Error::last_os_error()),
         });
     }
-    let server = command.stdin(Stdio::from(OwnedFd::from(theirs))).stderr(Stdio::piped()).spawn().expect("a server");
-    // Not a message: it ends when it reads it, and what it has logged is complete then.
-    (&ours).write_all(&[1, 0, 0, 0, b'x']).expect("it listens");
-    let ended = server.wait_with_output().expect("its end");
-    let log = String::from_utf8(ended.stderr).expect("text");
+    let server =
+        command.stdin(Stdio::from(OwnedFd::from(server_end))).stderr(Stdio::piped()).spawn().expect("a server");
+    // These bytes are no valid message, so the server ends when it reads them. By then it has logged the result of the
+    // confinement.
+    (&test_end).write_all(&[1, 0, 0, 0, b'x']).expect("the server has the other end open");
+    let output = server.wait_with_output().expect("the server ends");
+    let log = String::from_utf8(output.stderr).expect("text");
     let missing = "but without a network of its own (Operation not permitted (os error 1)), \
                    an empty root directory (Operation not permitted (os error 1)); podfs continues";
     assert!(

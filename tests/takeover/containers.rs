@@ -1,4 +1,4 @@
-//! Real containers, of runc and crun, on what `podfs mounts prepare` has made ready.
+//! Real containers of runc and crun, with the mounts that `podfs mounts prepare` has prepared.
 
 use std::fs;
 use std::os::unix::fs::{MetadataExt, symlink};
@@ -39,7 +39,7 @@ impl Pod {
         Self::with_spec(mounts, "")
     }
 
-    /// Also with these fields in its spec.
+    /// The same with additional fields in the pod's spec.
     fn with_spec(mounts: &str, spec: &str) -> Pod {
         let (shared, host, claimed) = (SharedDirectory::new(), disk_directory(), disk_directory());
         let manifest = format!(
@@ -73,7 +73,7 @@ impl Pod {
         )
     }
 
-    /// The mounts of a container that is about to start, as an agent asks for them.
+    /// Requests the mounts of a container that is about to start, as an agent does.
     #[track_caller]
     fn mounts(&self) -> Vec<Value> {
         let mut prepare = self.fixture.operator("mounts");
@@ -104,9 +104,9 @@ fn containers_of_runc_and_crun_see_what_podfs_prepares() {
         let pod = Pod::with_all();
         let mut container = pod.start(runtime);
         assert_eq!(container.says("cat /etc/app/setting /etc/app.conf /keys/password"), "11opensesame", "{runtime:?}");
-        let writes = "for f in /etc/app/setting /etc/app.conf /etc/app/new /keys/password /look/new /look-part/new; do \
+        let write_to_all = "for f in /etc/app/setting /etc/app.conf /etc/app/new /keys/password /look/new /look-part/new; do \
                       echo x >$f; done";
-        let refused = container.says(writes);
+        let refused = container.says(write_to_all);
         assert_eq!(refused.matches("Read-only file system").count(), 6, "{runtime:?}: {refused}");
         assert_eq!(container.says("echo in >/etc/app/inner/f; echo in >/data/f; echo in >/part/f; cat /look/f"), "in");
         assert_eq!(fs::read(pod.host.path().join("some/part/f")).expect("the part"), b"in\n");
@@ -140,7 +140,7 @@ fn mt_04_a_mount_of_a_container_in_its_part_reaches_the_volume_and_stays_when_th
     - {name: host, mountPath: /alone, subPath: some/part}
     securityContext: {privileged: true}",
     );
-    // crun cannot run here but in a mount namespace from which nothing reaches the host.
+    // The test cannot use crun: here crun runs only in a mount namespace whose mounts do not propagate to the host.
     let mut container = RuntimeContainer::start_sharing(Runtime::Runc, &pod.mounts());
     container.says("mkdir /part/inner");
     let process = container.pid();
@@ -150,15 +150,15 @@ fn mt_04_a_mount_of_a_container_in_its_part_reaches_the_volume_and_stays_when_th
         fs::write("/part/inner/f", "mounted").expect("written");
     })
     .join()
-    .expect("it is mounted");
+    .expect("the mount is made");
     let inner = pod.running.volume("host").join("some/part/inner");
-    assert_eq!(fs::read_to_string(inner.join("f")).expect("it is in the volume"), "mounted");
+    assert_eq!(fs::read_to_string(inner.join("f")).expect("the mount is in the volume"), "mounted");
     assert_eq!(container.says("cat /late/inner/f /all/some/part/inner/f"), "mountedmounted");
     assert!(container.says("cat /alone/inner/f").contains("No such file"));
     let released = finish(pod.fixture.operator("mounts").args(["release", "--pod", UID]));
     assert_eq!((released.code, released.stderr.as_str()), (Some(0), ""));
     assert_eq!(container.says("cat /part/inner/f /all/some/part/inner/f"), "mountedmounted");
-    assert_eq!(fs::read_to_string(inner.join("f")).expect("it stays in the volume"), "mounted");
+    assert_eq!(fs::read_to_string(inner.join("f")).expect("the mount stays in the volume"), "mounted");
     drop(container);
     nix::mount::umount(&inner).expect("unmounted");
     assert!(pod.running.stop().success(), "{}", pod.running.log());
@@ -191,22 +191,22 @@ fn no_call_of_a_container_fails_when_the_server_and_the_supervisor_are_killed() 
         );
         let part = pod.host.path().join("some/part");
         let rounds = || fs::metadata(part.join("rounds")).map_or(0, |rounds| rounds.len());
-        let go_on = |what: &str| {
+        let wait_for_rounds = |condition: &str| {
             let before = rounds();
-            eventually(what, || rounds() > before + 10);
+            eventually(condition, || rounds() > before + 10);
         };
-        go_on("the container reads");
+        wait_for_rounds("the container reads");
         let Pod { mut running, fixture, _shared, host: _host, claimed: _claimed } = pod;
         for _ in 0..3 {
-            kill(running.server(), Signal::SIGKILL).expect("there is a server");
-            go_on("it reads with another server");
+            kill(running.server(), Signal::SIGKILL).expect("the server exists");
+            wait_for_rounds("the container reads with another server");
         }
         fixture.kill_supervisor(&mut running);
-        go_on("it reads without a supervisor");
+        wait_for_rounds("the container reads without a supervisor");
         let running = fixture.run();
-        go_on("it reads with another supervisor");
-        kill(running.server(), Signal::SIGKILL).expect("there is a server");
-        go_on("it reads with the next server");
+        wait_for_rounds("the container reads with another supervisor");
+        kill(running.server(), Signal::SIGKILL).expect("the server exists");
+        wait_for_rounds("the container reads with the next server");
         fs::write(part.join("stop"), "").expect("written");
         eventually("the loop ends", || part.join("stopped").exists());
         assert!(!part.join("failures").exists(), "{runtime:?}: a call failed\n{}", running.log());
@@ -216,7 +216,7 @@ fn no_call_of_a_container_fails_when_the_server_and_the_supervisor_are_killed() 
 
 #[test]
 fn a_container_with_a_user_namespace_has_the_ids_of_the_volumes() {
-    // FU-04. runc maps ids of mounts from 1.2 on, and Debian 12 has an older one.
+    // FU-04. The test uses crun: runc maps ids of mounts only from 1.2 on, and Debian 12 has an older version.
     let pod = Pod::with_spec(
         "
     - {name: config, mountPath: /etc/app}
@@ -235,12 +235,13 @@ fn a_container_with_a_user_namespace_has_the_ids_of_the_volumes() {
     });
     assert_eq!(container.says("ls -ln /etc/app/..data/setting /key").matches(" 0        0 ").count(), 2);
     container.says("echo x >/scratch/f");
-    let made = fs::metadata(pod.running.volume("scratch").join("f")).expect("the file");
-    assert_eq!((made.uid(), made.gid()), (0, 0), "the volume has the ids of the container");
+    let file = fs::metadata(pod.running.volume("scratch").join("f")).expect("the file");
+    assert_eq!((file.uid(), file.gid()), (0, 0), "the volume has the ids of the container");
     assert!(container.says("echo x >/etc/app/setting").contains("Read-only file system"));
 }
 
-/// The number of times that processes of the container swap a part with a link, in each volume, while podfs prepares the part.
+/// How often the container exchanges the directory of a `subPath` with a symbolic link, in each volume, while podfs prepares
+/// the mount of this directory.
 const SWAPS: usize = 34_000;
 
 #[test]
@@ -260,7 +261,7 @@ fn sp_04_a_container_that_swaps_its_part_with_a_link_gets_nothing_of_the_node() 
     let container = pod.start(Runtime::Runc);
     let swappers = ["/host", "/scratch", "/claim"].map(|volume| swap(&container, volume, outside.path()));
     let forbidden: Vec<(u64, u64)> =
-        [outside.path(), &outside.path().join("made"), Path::new("/")].iter().map(|path| file(path)).collect();
+        [outside.path(), &outside.path().join("made"), Path::new("/")].iter().map(|path| file_id(path)).collect();
     let directory = pod.fixture.path("run").join(UID);
     let (mut prepared, mut refused) = (0, 0);
     while !swappers.iter().all(JoinHandle::is_finished) {
@@ -274,28 +275,31 @@ fn sp_04_a_container_that_swaps_its_part_with_a_link_gets_nothing_of_the_node() 
             ControlAnswer::Prepared(mounts) => {
                 prepared += 1;
                 for path in mounts.iter().map(host_path) {
-                    // A part that the container has removed meanwhile is still a mount of it.
-                    assert!(!forbidden.contains(&file(&path)), "{} shows the node", path.display());
+                    // Each mount still shows the directory that podfs mounted, also after the container has exchanged it.
+                    assert!(!forbidden.contains(&file_id(&path)), "{} shows a directory of the node", path.display());
                 }
             }
             ControlAnswer::Refused(reason) => {
                 refused += 1;
                 assert!(reason.contains("subPath"), "{reason}");
             }
-            other => panic!("{other:?}"),
+            unexpected => panic!("{unexpected:?}"),
         }
     }
-    swappers.into_iter().for_each(|swapper| swapper.join().expect("it swaps"));
+    swappers.into_iter().for_each(|swapper| swapper.join().expect("each exchange succeeds"));
     println!("{prepared} times prepared, {refused} times refused");
-    let left: Vec<_> =
-        fs::read_dir(outside.path()).expect("a listing").map(|entry| entry.expect("one").file_name()).collect();
-    assert_eq!(left, ["made"], "nothing was made outside");
+    let outside_names: Vec<_> =
+        fs::read_dir(outside.path()).expect("a listing").map(|entry| entry.expect("an entry").file_name()).collect();
+    assert_eq!(outside_names, ["made"], "podfs made nothing outside of the volume");
     assert_eq!(fs::read_dir(outside.path().join("made")).expect("a listing").count(), 0);
-    assert!(prepared > 0 && refused > 0, "{prepared} prepared, {refused} refused: there was no race");
+    assert!(
+        prepared > 0 && refused > 0,
+        "{prepared} prepared, {refused} refused: the exchanges never hit the preparation"
+    );
     assert!(pod.claimed.path().join("swapped").symlink_metadata().is_ok());
 }
 
-/// Swaps a directory with a link that leads outside, in the mount namespace of a container.
+/// Exchanges a directory with a symbolic link to `outside` again and again, in the mount namespace of a container.
 fn swap(container: &RuntimeContainer, volume: &str, outside: &Path) -> JoinHandle<()> {
     let (process, volume, outside) = (container.pid(), volume.to_owned(), outside.to_owned());
     thread::spawn(move || {
@@ -309,14 +313,16 @@ fn swap(container: &RuntimeContainer, volume: &str, outside: &Path) -> JoinHandl
     })
 }
 
-fn file(path: &Path) -> (u64, u64) {
-    let found = fs::metadata(path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
-    (found.dev(), found.ino())
+fn file_id(path: &Path) -> (u64, u64) {
+    let metadata = fs::metadata(path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+    (metadata.dev(), metadata.ino())
 }
 
 fn host_path(mount: &ContainerMount) -> PathBuf {
     match &mount.source {
         MountSource::HostPath(path) => path.clone(),
-        MountSource::Image { .. } | MountSource::Device(_) => panic!("only volumes are mounted"),
+        MountSource::Image { .. } | MountSource::Device(_) => {
+            panic!("this pod has no image volume and no block volume")
+        }
     }
 }

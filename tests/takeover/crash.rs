@@ -1,4 +1,4 @@
-//! Several podfs beside each other, and processes that are killed.
+//! Several instances of podfs on one machine, and processes of podfs that are killed.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt;
@@ -53,12 +53,12 @@ fn a_supervisor_and_a_server_that_are_killed_leave_a_dead_mount_that_the_next_ru
     let dead = killed.volume("config");
     let server = killed.server();
     killed.signal(Signal::SIGKILL);
-    kill(server, Signal::SIGKILL).expect("it is there");
+    kill(server, Signal::SIGKILL).expect("the server exists");
     killed.wait();
     eventually("the keeper has ended", || fixture.processes().is_empty());
-    let gone = fs::read_dir(&dead).expect_err("no server answers").raw_os_error().map(Errno::from_raw);
-    assert!(matches!(gone, Some(Errno::ENOTCONN | Errno::ECONNABORTED)), "{gone:?}");
-    assert_eq!(fixture.mounts().len(), 2, "the dead mounts are still there");
+    let errno = fs::read_dir(&dead).expect_err("no server answers").raw_os_error().map(Errno::from_raw);
+    assert!(matches!(errno, Some(Errno::ENOTCONN | Errno::ECONNABORTED)), "{errno:?}");
+    assert_eq!(fixture.mounts().len(), 2, "the dead mounts still exist");
 
     let mut next = fixture.run();
     assert_eq!(next.volume("config"), dead);
@@ -66,7 +66,7 @@ fn a_supervisor_and_a_server_that_are_killed_leave_a_dead_mount_that_the_next_ru
     fixture.write("objects/app.json", &config_map("app", &[("a", "2")]));
     wait_content(&dead.join("a"), "2");
     assert_eq!(next.stop().code(), Some(0));
-    // The dead mounts are gone, too, and the directories that the killed one made.
+    // podfs has also removed the dead mounts, and the directories that the killed supervisor made.
     fixture.assert_nothing_left();
 }
 
@@ -77,7 +77,7 @@ fn podfs_replaces_a_killed_server_and_continues() {
     let mut running = fixture.run();
     let volume = running.volume("config");
     let (generation, inode) = (generation(&volume), fs::metadata(volume.join("a")).expect("a file").ino());
-    kill(running.server(), Signal::SIGKILL).expect("the server is there");
+    kill(running.server(), Signal::SIGKILL).expect("the server exists");
     running.wait_log("the server ended (signal: 9 (SIGKILL)); another one (pid ");
     assert_eq!(fs::metadata(volume.join("a")).expect("a file").ino(), inode);
     assert_eq!(crate::common::generation(&volume), generation);
@@ -89,12 +89,12 @@ fn podfs_replaces_a_killed_server_and_continues() {
 
 #[test]
 fn podfs_replaces_a_server_that_is_killed_while_a_volume_comes_up() {
-    // The second volume waits, so the pod is not ready yet.
+    // The second volume waits for its ConfigMap, so the pod is not ready yet.
     let fixture = Fixture::new(&pod("[{name: config, configMap: {name: app}}, {name: late, configMap: {name: late}}]"));
     fixture.write("objects/app.json", &config_map("app", &[("a", "1")]));
     let mut running = fixture.start();
     running.wait_log(r#"configmap "late" not found"#);
-    kill(running.server(), Signal::SIGKILL).expect("the server is there");
+    kill(running.server(), Signal::SIGKILL).expect("the server exists");
     fixture.write("objects/late.json", &config_map("late", &[("b", "1")]));
     running.wait_ready();
     wait_content(&running.volume("config").join("a"), "1");

@@ -1,5 +1,5 @@
-//! The state of containers that outlives a kill of the server, alone or with its keeper: open files, locks, waits for locks,
-//! directories, watches.
+//! State of a container's processes that must survive a kill of the server, alone or together with its keeper: open files,
+//! locks, waits for locks, listings and working directories, watches.
 
 use std::fs::{self, File};
 use std::io::{Seek, Write};
@@ -19,14 +19,15 @@ use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use nix::sys::signal::{Signal, kill};
 use tempfile::TempDir;
 
-/// The orders that take, wait for and release each kind of lock.
+/// For each kind of lock: the orders to a [`Locker`] that take, wait for and release a lock.
 const KINDS: [(&str, &str, &str); 3] = [
     ("lock f flock exclusive", "lock f flock exclusive wait", "lock f flock none"),
     ("lock f posix exclusive 0 10", "lock f posix exclusive 5 10 wait", "lock f posix none 0 10"),
     ("lock f ofd exclusive 0 10", "lock f ofd exclusive 5 10 wait", "lock f ofd none 0 10"),
 ];
 
-/// A pod with a volume that the kernel reads and writes by itself, and one that the server reads and writes.
+/// A pod with three volumes. The kernel reads and writes the files of `host` and `scratch` itself, without the server. The
+/// server reads and writes the files of `limited`.
 struct Pod {
     running: Running,
     _fixture: Fixture,
@@ -55,7 +56,7 @@ impl Pod {
 
     /// Kills the server, and waits until another one answers.
     fn kill(&self, volume: &Path) {
-        kill(self.running.server(), Signal::SIGKILL).expect("it is there");
+        kill(self.running.server(), Signal::SIGKILL).expect("the server exists");
         self.running.freed(|| rustix::fs::statvfs(volume).expect("a server answers"));
     }
 }
@@ -63,21 +64,21 @@ impl Pod {
 #[test]
 fn a_lock_is_held_over_kills_and_let_go_after() {
     let pod = Pod::new();
-    // The kernel keeps the locks of the last one by itself.
+    // The kernel itself keeps the locks of the last volume: no process outside of the pod uses its files.
     for volume in pod.volumes().into_iter().chain([pod.running.volume("scratch")]) {
         for (lock, _, unlock) in KINDS {
             let file = volume.join(lock.replace(' ', "-"));
-            let (mut owner, mut other) = (Locker::with(&file), Locker::with(&file));
+            let (mut owner, mut contender) = (Locker::with(&file), Locker::with(&file));
             owner.does(lock);
             for _ in 0..3 {
                 pod.kill(&volume);
-                other.is_refused(lock);
+                contender.is_refused(lock);
             }
             owner.does(unlock);
-            other.does(lock);
+            contender.does(lock);
             pod.kill(&volume);
             owner.is_refused(lock);
-            other.dies();
+            contender.dies();
             eventually("the lock of a process that died is free", || owner.ask(lock) == "ok");
         }
     }
@@ -166,9 +167,9 @@ fn a_listing_continues_where_it_was() {
         fs::create_dir(&directory).expect("made");
         names.iter().for_each(|name| fs::write(directory.join(name), "").expect("written"));
         let mut listed = Vec::new();
-        for (place, entry) in fs::read_dir(&directory).expect("a listing").enumerate() {
+        for (index, entry) in fs::read_dir(&directory).expect("a listing").enumerate() {
             listed.push(entry.expect("an entry").file_name().into_string().expect("text"));
-            if place % 500 == 250 {
+            if index % 500 == 250 {
                 pod.kill(&volume);
             }
         }
@@ -206,9 +207,9 @@ fn a_watch_gets_events_after_a_takeover() {
         fs::write(volume.join("new"), "1").expect("written");
         pod.kill(&volume);
         fs::remove_file(volume.join("new")).expect("removed");
-        let heard: Vec<_> = watcher.heard().into_iter().filter(|event| event.ends_with(" new")).collect();
+        let events: Vec<_> = watcher.events().into_iter().filter(|event| event.ends_with(" new")).collect();
         let words = ["CREATE", "OPEN", "MODIFY", "CLOSE_WRITE", "DELETE"];
-        assert_eq!(heard, words.map(|word| format!("root {word} new")));
+        assert_eq!(events, words.map(|word| format!("root {word} new")));
     }
 }
 
@@ -217,14 +218,15 @@ fn descriptors_that_podfs_inherited_do_not_collide_with_open_files_of_containers
     let source = disk_directory();
     let host = format!("{{name: host, hostPath: {{path: {}, type: Directory}}}}", source.path().display());
     let fixture = Fixture::new(&pod(&format!("[{host}]")));
-    // The number of a descriptor is taken in a server only when that is started, so these are in the way of any successor.
+    // The next supervisor inherits descriptors with the numbers of the containers' open files, and its servers could inherit
+    // them. So a successor could find the numbers of the open files taken.
     let mut running = fixture.run();
     let files: Vec<_> =
         (0..50).map(|n| File::create(running.volume("host").join(n.to_string())).expect("made")).collect();
     fixture.kill_supervisor(&mut running);
     let mut command = fixture.command();
     let leave_open = || match (64..128).all(|number| {
-        // SAFETY: only standard input is read, and no code uses these descriptors after `fork(2)`.
+        // SAFETY: the call only duplicates standard input, and no code uses descriptors with these numbers after `fork(2)`.
         unsafe { libc::dup2(0, number) == number }
     }) {
         true => Ok(()),
@@ -234,8 +236,8 @@ fn descriptors_that_podfs_inherited_do_not_collide_with_open_files_of_containers
     unsafe { command.pre_exec(leave_open) };
     let mut running = fixture.start_command(command);
     running.wait_ready();
-    kill(running.server(), Signal::SIGKILL).expect("it is there");
-    running.freed(|| files.iter().for_each(|mut file| file.write_all(b"!").expect("it is open as before")));
+    kill(running.server(), Signal::SIGKILL).expect("the server exists");
+    running.freed(|| files.iter().for_each(|mut file| file.write_all(b"!").expect("the file is still open")));
     drop(files);
     assert!(running.stop().success());
     fixture.assert_nothing_left();
@@ -246,27 +248,27 @@ fn open_files_are_reopened_when_the_keeper_is_killed_too() {
     let pod = Pod::new();
     for volume in pod.volumes() {
         fs::write(volume.join("f"), "0123456789").expect("written");
-        let mut both = File::options().read(true).write(true).open(volume.join("f")).expect("open");
+        let mut file = File::options().read(true).write(true).open(volume.join("f")).expect("open");
         let reader = File::open(volume.join("f")).expect("open");
         let mut log = File::options().append(true).create(true).open(volume.join("log")).expect("open");
-        let number = fs::metadata(volume.join("f")).expect("attributes").ino();
+        let inode = fs::metadata(volume.join("f")).expect("attributes").ino();
         for round in 0..3_u8 {
             pod.kill_both(&volume);
-            both.write_all(&[b'a' + round]).expect("it is open as before");
-            log.write_all(b"line\n").expect("it is open as before");
+            file.write_all(&[b'a' + round]).expect("the file is still open");
+            log.write_all(b"line\n").expect("the file is still open");
             let mut byte = [0];
-            reader.read_exact_at(&mut byte, u64::from(round)).expect("it is open as before");
+            reader.read_exact_at(&mut byte, u64::from(round)).expect("the file is still open");
             assert_eq!(byte, [b'a' + round]);
-            assert!((&reader).write(b"x").is_err(), "it is open for reading only");
+            assert!((&reader).write(b"x").is_err(), "the file is open for reading only");
         }
-        both.sync_all().expect("synced");
-        both.set_len(4).expect("shortened");
+        file.sync_all().expect("synced");
+        file.set_len(4).expect("shortened");
         pod.kill_both(&volume);
-        // A close or another open finds the same server.
+        // The next server also handles a close of a file that it has not reopened yet, and another open of this file.
         drop(reader);
         assert_eq!(fs::read_to_string(volume.join("f")).expect("read"), "abc3");
         assert_eq!(fs::read_to_string(volume.join("log")).expect("read"), "line\n".repeat(3));
-        assert_eq!(fs::metadata(volume.join("f")).expect("attributes").ino(), number);
+        assert_eq!(fs::metadata(volume.join("f")).expect("attributes").ino(), inode);
     }
 }
 
@@ -283,7 +285,7 @@ fn an_open_file_that_is_removed_right_after_both_were_killed_can_be_used_on() {
             fs::rename(volume.join("other"), volume.join("replaced")).expect("replaced");
         });
         for file in &mut files {
-            file.write_all(b"still here").expect("it is open as before");
+            file.write_all(b"still here").expect("the file is still open");
             file.rewind().expect("rewound");
             assert_eq!(std::io::read_to_string(file).expect("read"), "still here");
         }
@@ -294,9 +296,9 @@ fn an_open_file_that_is_removed_right_after_both_were_killed_can_be_used_on() {
 fn only_files_without_a_name_are_lost_with_the_keeper_and_say_so() {
     let pod = Pod::new();
     let [host, limited] = pod.volumes();
-    let room = |volume: &Path| rustix::fs::statvfs(volume).expect("a server answers").f_bavail;
+    let free_blocks = |volume: &Path| rustix::fs::statvfs(volume).expect("a server answers").f_bavail;
     for volume in [&host, &limited] {
-        let before = room(volume);
+        let before = free_blocks(volume);
         let open = || File::options().read(true).write(true).create_new(true).open(volume.join("f")).expect("made");
         let mut unnamed = File::options();
         let unnamed = unnamed.read(true).write(true).custom_flags(libc::O_TMPFILE).open(volume).expect("made");
@@ -306,24 +308,24 @@ fn only_files_without_a_name_are_lost_with_the_keeper_and_say_so() {
         pod.kill_both(volume);
         for file in &mut files {
             let mut bytes = [0; 4];
-            let (read, looked) = (file.read_exact_at(&mut bytes, 0), file.metadata().map(|found| found.len()));
+            let (read, length) = (file.read_exact_at(&mut bytes, 0), file.metadata().map(|metadata| metadata.len()));
             if volume == &host {
-                // The kernel reads and writes them by itself, and has them open.
-                read.expect("it is open as before");
-                assert_eq!((bytes, looked.expect("attributes")), ([7; 4], 100_000));
+                // The kernel reads and writes the files of this volume itself, and has them open.
+                read.expect("the file is still open");
+                assert_eq!((bytes, length.expect("attributes")), ([7; 4], 100_000));
                 continue;
             }
             let written = file.write(b"more");
-            for errno in [read.err(), looked.err(), written.err(), file.sync_all().err()] {
+            for errno in [read.err(), length.err(), written.err(), file.sync_all().err()] {
                 assert_eq!(errno.and_then(|error| error.raw_os_error()), Some(libc::ESTALE));
             }
         }
         if volume == &limited {
             pod.running.wait_log("2 open files without a name went with the server and its keeper");
-            eventually("what they took is free", || room(volume) == before);
+            eventually("the space of the lost files is free again", || free_blocks(volume) == before);
         }
         drop(files);
-        fs::write(volume.join("f"), "1").expect("the volume goes on");
+        fs::write(volume.join("f"), "1").expect("the volume can still be used");
         fs::remove_file(volume.join("f")).expect("removed");
     }
 }
@@ -337,9 +339,9 @@ fn a_listing_and_a_working_directory_stay_usable_when_the_keeper_is_killed_too()
         fs::create_dir(&directory).expect("made");
         names.iter().for_each(|name| fs::write(directory.join(name), "").expect("written"));
         let mut listed = Vec::new();
-        for (place, entry) in fs::read_dir(&directory).expect("a listing").enumerate() {
+        for (index, entry) in fs::read_dir(&directory).expect("a listing").enumerate() {
             listed.push(entry.expect("an entry").file_name().into_string().expect("text"));
-            if place % 500 == 250 {
+            if index % 500 == 250 {
                 pod.kill_both(&volume);
             }
         }
@@ -359,20 +361,21 @@ fn locks_are_taken_again_when_the_keeper_is_killed_too() {
     for volume in pod.volumes() {
         for (lock, wait, unlock) in KINDS {
             let file = volume.join(lock.replace(' ', "-"));
-            let (mut owner, mut other, mut waiter) = (Locker::with(&file), Locker::with(&file), Locker::with(&file));
+            let (mut owner, mut contender, mut waiter) =
+                (Locker::with(&file), Locker::with(&file), Locker::with(&file));
             owner.does(lock);
             waiter.waits_in(wait);
             for _ in 0..3 {
                 pod.kill_both(&volume);
-                other.is_refused(lock);
+                contender.is_refused(lock);
             }
-            // A released lock stays released, whichever process is killed.
+            // A released lock stays released after the kill.
             owner.does(unlock);
             assert_eq!(waiter.answer(), "ok", "{wait} in {}", volume.display());
             pod.kill_both(&volume);
             owner.is_refused(&wait.replace(" wait", ""));
             waiter.dies();
-            eventually("the lock of a process that died is free", || other.ask(lock) == "ok");
+            eventually("the lock of a process that died is free", || contender.ask(lock) == "ok");
             pod.kill_both(&volume);
             owner.is_refused(lock);
         }
@@ -384,20 +387,19 @@ fn parts_of_a_file_are_locked_again_as_they_were() {
     let pod = Pod::new();
     for volume in pod.volumes() {
         let file = volume.join("parts");
-        let (mut owner, mut other) = (Locker::with(&file), Locker::with(&file));
+        let (mut owner, mut contender) = (Locker::with(&file), Locker::with(&file));
         ["posix exclusive 0 100", "posix none 40 20", "posix shared 80 20"]
             .iter()
             .for_each(|order| owner.does(&format!("lock f {order}")));
         pod.kill_both(&volume);
-        let found = |range: &str| (format!("test f posix exclusive {range}"), format!("test f posix shared {range}"));
         for (range, exclusive, shared) in [
             ("0 40", "exclusive 0 40", "exclusive 0 40"),
             ("40 20", "free", "free"),
             ("60 20", "exclusive 60 20", "exclusive 60 20"),
             ("80 20", "shared 80 20", "free"),
         ] {
-            let (ask_exclusive, ask_shared) = found(range);
-            assert_eq!((other.ask(&ask_exclusive), other.ask(&ask_shared)), (exclusive.to_owned(), shared.to_owned()));
+            assert_eq!(contender.ask(&format!("test f posix exclusive {range}")), exclusive);
+            assert_eq!(contender.ask(&format!("test f posix shared {range}")), shared);
         }
     }
 }
@@ -412,20 +414,21 @@ fn the_owner_of_a_lock_that_another_process_got_meanwhile_gets_eio() {
         let (mut owner, mut host) = (Locker::with(&volume.join(&name)), Locker::with(&source.join(&name)));
         let mut bystander = Locker::with(&volume.join(&name));
         owner.does(lock);
-        // It gets the lock from the kernel at once when the descriptions of the dead server are closed.
+        // When the kernel closes the open files of the dead server and keeper, it gives the lock to this process of the host at
+        // once.
         host.waits_in(wait);
         pod.kill_both(&volume);
         assert_eq!(host.answer(), "ok", "{wait}");
         assert_eq!(owner.ask(lock), "EIO");
         assert_eq!(owner.ask(unlock), "EIO");
-        // A successor knows of it, too.
+        // The next server still returns EIO to the owner.
         pod.kill(&volume);
         assert_eq!(owner.ask(lock), "EIO");
         bystander.is_refused(&wait.replace(" wait", ""));
         host.does(unlock.replace("0 10", "5 10").as_str());
         bystander.does(lock);
         bystander.does(unlock);
-        // After a close, another open of the file begins without the error.
+        // A new open of the file does not have the error of the earlier open file.
         owner.ask("close f");
         owner.does(&format!("open f {}", volume.join(&name).display()));
         owner.does(lock);
@@ -465,11 +468,11 @@ fn find_mounts_below_again() {
     let [disk, file, proc] = ["disk", "file", "proc"].map(|name| source.path().join(name));
     [&disk, &proc].iter().for_each(|at| fs::create_dir(at).expect("made"));
     fs::write(&file, "").expect("written");
-    let elsewhere = disk_directory();
-    fs::write(elsewhere.path().join("f"), "elsewhere").expect("written");
+    let other_directory = disk_directory();
+    fs::write(other_directory.path().join("f"), "elsewhere").expect("written");
     let nothing = None::<&str>;
     mount(Some("tmpfs"), &disk, Some("tmpfs"), MsFlags::empty(), nothing).expect("a tmpfs");
-    mount(Some(&elsewhere.path().join("f")), &file, nothing, MsFlags::MS_BIND, nothing).expect("a bind mount");
+    mount(Some(&other_directory.path().join("f")), &file, nothing, MsFlags::MS_BIND, nothing).expect("a bind mount");
     mount(Some("proc"), &proc, Some("proc"), MsFlags::empty(), nothing).expect("proc");
     let host = format!("{{name: host, hostPath: {{path: {}, type: Directory}}}}", source.path().display());
     let fixture = Fixture::new(&pod(&format!("[{host}]")));
@@ -477,8 +480,9 @@ fn find_mounts_below_again() {
     let volume = running.volume("host");
     fs::write(volume.join("disk/f"), "below").expect("written");
     let open = ["disk/f", "file"].map(|name| File::open(volume.join(name)).expect("open"));
-    let kernel = File::open(volume.join("proc/version")).expect("open");
-    let numbers = ["disk", "disk/f", "file"].map(|name| fs::metadata(volume.join(name)).expect("attributes").ino());
+    let proc_file = File::open(volume.join("proc/version")).expect("open");
+    let inodes = || ["disk", "disk/f", "file"].map(|name| fs::metadata(volume.join(name)).expect("attributes").ino());
+    let before = inodes();
     for _ in 0..2 {
         running.kill_server_and_keeper(|| rustix::fs::statvfs(&volume).expect("a server answers"));
         for (mut file, content) in open.iter().zip(["below", "elsewhere"]) {
@@ -486,14 +490,13 @@ fn find_mounts_below_again() {
             assert_eq!(std::io::read_to_string(file).expect("read"), content);
             file.metadata().expect("attributes");
         }
-        let found = ["disk", "disk/f", "file"].map(|name| fs::metadata(volume.join(name)).expect("attributes").ino());
-        assert_eq!(found, numbers);
-        // The file system of the kernel has no file handles: open files are gone, and can be opened again.
-        let gone = kernel.metadata().expect_err("it is gone").raw_os_error();
-        assert_eq!(gone, Some(libc::ESTALE));
+        assert_eq!(inodes(), before);
+        // proc has no file handles, so the next server cannot reopen open files of it. A container can open them again.
+        let errno = proc_file.metadata().expect_err("the open file is lost").raw_os_error();
+        assert_eq!(errno, Some(libc::ESTALE));
         assert!(fs::read_to_string(volume.join("proc/version")).expect("read").starts_with("Linux"));
     }
-    drop((open, kernel));
+    drop((open, proc_file));
     assert!(running.stop().success());
     [&disk, &file, &proc].iter().for_each(|at| umount2(*at, MntFlags::MNT_DETACH).expect("unmounted"));
     fixture.assert_nothing_left();

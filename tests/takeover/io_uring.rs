@@ -1,5 +1,5 @@
-//! Kills of servers whose volumes are served over io_uring: these tests once more, by this program itself, with the setting. And
-//! volumes that ask for io_uring in vain.
+//! Kills of servers whose volumes are served over io_uring: this test program starts itself again with the setting, and repeats
+//! some of its tests. And volumes with the setting, on a kernel that does not offer io_uring.
 
 use std::fs;
 use std::os::unix::process::CommandExt;
@@ -12,16 +12,22 @@ use nix::mount::{MsFlags, mount};
 use nix::sched::{CloneFlags, unshare};
 use nix::sys::signal::{Signal, kill};
 
-/// The tests that run over both transports.
-const SUITES: &[&str] = &["held::", "isolation::so_many_callers", "soak::whatever_is_killed"];
+/// The filters of the tests that run over both transports.
+const FILTERS: &[&str] =
+    &["held::", "isolation::so_many_callers", "soak::no_call_fails_when_processes_are_killed_at_random"];
 
 #[test]
 fn no_caller_notices_kills_over_io_uring_either() {
     if io_uring::is_chosen() || !io_uring::is_offered() {
         return;
     }
-    let mut again = Command::new(std::env::current_exe().expect("this program"));
-    again.args(SUITES).env(io_uring::VARIABLE, "on");
+    let this_program = std::env::current_exe().expect("this program");
+    for filter in FILTERS {
+        let tests = outcome::finish(Command::new(&this_program).args(["--list", filter])).stdout;
+        assert!(tests.contains(": test"), "no test is called {filter}");
+    }
+    let mut again = Command::new(this_program);
+    again.args(FILTERS).env(io_uring::VARIABLE, "on");
     assert!(again.status().expect("this program starts").success());
 }
 
@@ -74,7 +80,7 @@ fn a_volume_keeps_its_transport_when_the_next_podfs_has_another_setting() {
     let mut next = with("off");
     assert_eq!(transport(), "io_uring");
     for _ in 0..3 {
-        kill(next.server(), Signal::SIGKILL).expect("the server is there");
+        kill(next.server(), Signal::SIGKILL).expect("the server exists");
         assert_eq!(next.freed(|| fs::read_to_string(&file)).expect("a server answers"), "1");
     }
     assert_eq!(transport(), "io_uring");
@@ -94,14 +100,15 @@ fn where_the_kernel_offers_no_io_uring_requests_come_through_the_device_with_one
     fs::write(&refusal, "N\n").expect("written");
     let mut command = fixture.command();
     command.env(io_uring::VARIABLE, "on");
-    // Other tests need the parameter as it is, so only this podfs sees another one.
-    let refuse = move || {
+    // Other tests need the real value of the parameter. So the test hides the parameter with a bind mount in the mount
+    // namespace of this podfs.
+    let hide_parameter = move || {
         unshare(CloneFlags::CLONE_NEWNS)?;
         mount(None::<&str>, "/", None::<&str>, MsFlags::MS_REC | MsFlags::MS_PRIVATE, None::<&str>)?;
         Ok(mount(Some(refusal.path()), io_uring::PARAMETER, None::<&str>, MsFlags::MS_BIND, None::<&str>)?)
     };
-    // SAFETY: these calls are system calls only.
-    unsafe { command.pre_exec(refuse) };
+    // SAFETY: the closure only makes system calls.
+    unsafe { command.pre_exec(hide_parameter) };
     let mut running = fixture.start_command(command);
     running.wait_ready();
     let pods = fixture.pods();
@@ -109,16 +116,17 @@ fn where_the_kernel_offers_no_io_uring_requests_come_through_the_device_with_one
     let transports: Vec<_> = volumes.iter().map(|volume| volume["transport"].as_str()).collect();
     assert_eq!(transports, [Some("/dev/fuse"); 2]);
     assert_eq!(running.log().matches("the kernel offers no io_uring").count(), 1, "{}", running.log());
-    let seen = |volume| {
+    // The mounts of this podfs are not in the mount namespace of the test.
+    let path_of = |volume| {
         Path::new("/proc")
             .join(running.pid().to_string())
             .join("root")
             .join(running.volume(volume).strip_prefix("/").expect("an absolute path"))
     };
-    assert_eq!(fs::read_to_string(seen("host").join("file")).expect("a file"), "1");
-    fs::write(seen("empty").join("new"), "2").expect("written");
-    kill(running.server(), Signal::SIGKILL).expect("the server is there");
-    assert_eq!(running.freed(|| fs::read_to_string(seen("empty").join("new"))).expect("a server answers"), "2");
+    assert_eq!(fs::read_to_string(path_of("host").join("file")).expect("a file"), "1");
+    fs::write(path_of("empty").join("new"), "2").expect("written");
+    kill(running.server(), Signal::SIGKILL).expect("the server exists");
+    assert_eq!(running.freed(|| fs::read_to_string(path_of("empty").join("new"))).expect("a server answers"), "2");
     assert_eq!(fixture.pods()[0]["volumes"][0]["transport"], "/dev/fuse");
     assert_eq!(running.stop().code(), Some(0));
 }

@@ -1,4 +1,4 @@
-//! Faults of one pod's processes affect no other pod (FU-16, FU-17).
+//! Faults of the processes of one pod affect no other pod (FU-16, FU-17).
 
 use std::fs::{self, File};
 use std::io;
@@ -18,7 +18,7 @@ use nix::sys::resource::{Resource, setrlimit};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
-/// A pod of its own with these volumes, beside an object `app` and a directory `source`.
+/// A pod with a unique uid and these volumes, an object `app`, and a directory `source`.
 fn fixture(volumes: &str) -> Fixture {
     let fixture = Fixture::new("");
     fs::create_dir(fixture.path("source")).expect("a directory");
@@ -30,7 +30,7 @@ fn fixture(volumes: &str) -> Fixture {
     fixture
 }
 
-/// Different for all that run at the same time.
+/// A uid that no other pod on this machine has: the name of the fixture's temporary directory.
 fn uid(fixture: &Fixture) -> String {
     let directory = fixture.path("");
     let name = directory.file_name().and_then(|name| name.to_str()).expect("text");
@@ -52,35 +52,35 @@ fn assert_reads(running: &Running, content: &str) {
     assert_eq!(fs::read_to_string(running.volume("config").join("a")).expect("readable"), content);
 }
 
-/// Kills the server, and gives the one that goes on.
+/// Kills the server, and returns its successor.
 #[track_caller]
 fn kill_server(running: &Running) -> Pid {
     let killed = running.server();
-    kill(killed, Signal::SIGKILL).expect("the server is there");
+    kill(killed, Signal::SIGKILL).expect("the server exists");
     running.wait_log("goes on");
     let next = running.server();
     assert_ne!(next, killed);
     next
 }
 
-/// The directory of the cgroups of version 2, if root can make some on this machine.
+/// The mount point of cgroup v2, if the test can make cgroups on this machine.
 fn cgroups() -> Option<PathBuf> {
     let mounts = podfs_fuse::mount::table::mounts().expect("a mount table");
-    let place = mounts.into_iter().find(|mounted| mounted.fs_type == "cgroup2").map(|mounted| mounted.at);
-    let place = place.filter(|place| {
-        let probe = place.join(format!("podfs-test-probe-{}-{:?}", std::process::id(), thread::current().id()));
+    let top = mounts.into_iter().find(|mount| mount.fs_type == "cgroup2").map(|mount| mount.at);
+    let top = top.filter(|top| {
+        let probe = top.join(format!("podfs-test-probe-{}-{:?}", std::process::id(), thread::current().id()));
         fs::create_dir(&probe).and_then(|()| fs::remove_dir(&probe)).is_ok()
     });
-    if place.is_none() {
-        eprintln!("skipped: there are no writable cgroups of version 2 here");
+    if top.is_none() {
+        eprintln!("skipped: this machine has no writable cgroups of version 2");
     }
-    place
+    top
 }
 
 /// The cgroup that a process is in.
 fn cgroup_of(top: &Path, process: Pid) -> PathBuf {
-    let all = fs::read_to_string(format!("/proc/{process}/cgroup")).expect("a process");
-    let path = all.lines().find_map(|line| line.strip_prefix("0::/")).expect("a cgroup of version 2");
+    let cgroups = fs::read_to_string(format!("/proc/{process}/cgroup")).expect("a process");
+    let path = cgroups.lines().find_map(|line| line.strip_prefix("0::/")).expect("a cgroup of version 2");
     top.join(path)
 }
 
@@ -109,17 +109,17 @@ fn a_cgroup_that_a_crash_has_left_is_removed_in_the_end() {
     let cgroup = cgroup_of(&top, running.server());
     let server = running.server();
     running.signal(Signal::SIGKILL);
-    kill(server, Signal::SIGKILL).expect("the server is there");
+    kill(server, Signal::SIGKILL).expect("the server exists");
     running.wait();
     eventually("the keeper ends, too", || fixture.processes().is_empty());
-    assert!(cgroup.exists(), "no process was left to remove it");
+    assert!(cgroup.exists(), "no process has removed the cgroup");
 
-    // The next one is started elsewhere, so it has no use for that cgroup.
-    let elsewhere = Elsewhere::new(&top, "podfs-test-elsewhere");
-    let mut next = fixture.start_command(elsewhere.command(&fixture));
+    // The next podfs starts in another cgroup, so it does not use the old cgroup of the server again.
+    let other_cgroup = OtherCgroup::new(&top, "podfs-test-elsewhere");
+    let mut next = fixture.start_command(other_cgroup.command(&fixture));
     next.wait_ready();
     assert!(!cgroup.exists());
-    assert!(cgroup_of(&top, next.server()).starts_with(&elsewhere.0));
+    assert!(cgroup_of(&top, next.server()).starts_with(&other_cgroup.0));
     assert_reads(&next, "1");
     assert_eq!(next.stop().code(), Some(0));
     fixture.assert_nothing_left();
@@ -132,7 +132,7 @@ fn a_cgroup_that_a_crash_has_left_goes_with_the_rest_that_is_cleaned_up() {
     let mut running = fixture.run();
     let cgroup = cgroup_of(&top, running.server());
     fixture.kill_both(&mut running);
-    assert!(cgroup.exists(), "no process was left to remove it");
+    assert!(cgroup.exists(), "no process has removed the cgroup");
     assert_eq!(fixture.cleanup(&["--dry-run"]).code, Some(0));
     assert!(cgroup.exists());
     assert_eq!(fixture.cleanup(&[]).code, Some(0));
@@ -148,39 +148,39 @@ fn a_server_that_is_taken_over_stays_where_it_is() {
     let cgroup = cgroup_of(&top, server);
     running.signal(Signal::SIGKILL);
     running.wait();
-    let elsewhere = Elsewhere::new(&top, "podfs-test-adopter");
-    let mut next = fixture.start_command(elsewhere.command(&fixture));
+    let other_cgroup = OtherCgroup::new(&top, "podfs-test-adopter");
+    let mut next = fixture.start_command(other_cgroup.command(&fixture));
     next.wait_ready();
     assert_eq!(cgroup_of(&top, server), cgroup);
-    kill(server, Signal::SIGKILL).expect("the server is there");
+    kill(server, Signal::SIGKILL).expect("the server exists");
     next.wait_log("goes on");
-    assert_eq!(cgroup_of(&top, next.server()), cgroup, "its successor joins it");
+    assert_eq!(cgroup_of(&top, next.server()), cgroup, "the successor joins the cgroup of the killed server");
     assert_eq!(next.stop().code(), Some(0));
     assert!(!cgroup.exists());
 }
 
-/// A cgroup to start podfs in.
-struct Elsewhere(PathBuf);
+/// A cgroup, other than that of the test, in which a test starts podfs. The drop removes it.
+struct OtherCgroup(PathBuf);
 
-impl Elsewhere {
+impl OtherCgroup {
     fn new(top: &Path, name: &str) -> Self {
         let path = top.join(format!("{name}-{}", std::process::id()));
-        fs::create_dir(&path).expect("root may");
+        fs::create_dir(&path).expect("a cgroup");
         Self(path)
     }
 
     fn command(&self, fixture: &Fixture) -> Command {
         let mut command = fixture.command();
-        let entrance = File::options().write(true).open(self.0.join("cgroup.procs")).expect("root may");
+        let processes = File::options().write(true).open(self.0.join("cgroup.procs")).expect("a writable file");
         // SAFETY: the closure makes one system call, on a descriptor that is open until the child is started.
-        unsafe { command.pre_exec(move || Ok(rustix::io::write(&entrance, b"0").map(drop)?)) };
+        unsafe { command.pre_exec(move || Ok(rustix::io::write(&processes, b"0").map(drop)?)) };
         command
     }
 }
 
-impl Drop for Elsewhere {
+impl Drop for OtherCgroup {
     fn drop(&mut self) {
-        // Processes that a failed test has left in it end with the fixture.
+        // If the test failed, the cgroup may still have processes. The drop of the fixture kills them.
         for _ in 0..1000 {
             if fs::remove_dir(&self.0).is_ok() {
                 return;
@@ -195,7 +195,7 @@ fn podfs_warns_if_it_runs_in_the_kubelets_cgroups() {
     // FU-16
     let Some(top) = cgroups() else { return };
     let fixture = fixture(CONFIG);
-    let kubelets = Elsewhere::new(&top, "kubepods-podfs-test");
+    let kubelets = OtherCgroup::new(&top, "kubepods-podfs-test");
     let mut running = fixture.start_command(kubelets.command(&fixture));
     running.wait_ready();
     assert_eq!(running.stop().code(), Some(0));
@@ -207,10 +207,10 @@ fn podfs_warns_if_it_runs_in_the_kubelets_cgroups() {
 #[test]
 fn a_limit_of_memory_that_makes_no_sense_is_refused() {
     let fixture = fixture(CONFIG);
-    for (given, said) in [("much", "is not a quantity"), ("1Mi", "less than a server needs"), ("-1", "")] {
-        let outcome = finish(fixture.command().arg(format!("--server-memory-max={given}")));
-        assert_eq!(outcome.code, Some(2), "{given}: {}", outcome.stderr);
-        assert!(outcome.stderr.contains(said), "{}", outcome.stderr);
+    for (limit, message) in [("much", "is not a quantity"), ("1Mi", "less than a server needs"), ("-1", "")] {
+        let outcome = finish(fixture.command().arg(format!("--server-memory-max={limit}")));
+        assert_eq!(outcome.code, Some(2), "{limit}: {}", outcome.stderr);
+        assert!(outcome.stderr.contains(message), "{}", outcome.stderr);
     }
 }
 
@@ -218,12 +218,12 @@ fn a_limit_of_memory_that_makes_no_sense_is_refused() {
 fn podfs_replaces_a_server_that_the_kernel_killed_for_its_memory() {
     let Some(top) = cgroups() else { return };
     const LIMIT: &str = "64Mi";
-    let (greedy, other) = (fixture(HOST), fixture(CONFIG));
-    let untouched = other.run();
-    let its_server = untouched.server();
-    let mut command = greedy.command();
+    let (limited, other) = (fixture(HOST), fixture(CONFIG));
+    let other_running = other.run();
+    let other_server = other_running.server();
+    let mut command = limited.command();
     command.args(["--server-memory-max", LIMIT]);
-    let mut running = greedy.start_command(command);
+    let mut running = limited.start_command(command);
     running.wait_ready();
     if running.log().contains("the memory of the server is not limited") {
         eprintln!("skipped: this machine has no memory controller of version 2: {}", running.log());
@@ -232,47 +232,47 @@ fn podfs_replaces_a_server_that_the_kernel_killed_for_its_memory() {
     let cgroup = cgroup_of(&top, running.server());
     assert_eq!(fs::read_to_string(cgroup.join("memory.max")).expect("a limit"), format!("{}\n", 64 << 20));
     let events = || fs::read_to_string(cgroup.join("memory.events")).expect("events");
-    let killed = |events: &str| !events.contains("oom_kill 0\n");
-    assert!(!killed(&events()));
-    // The limit falls below what the server needs, and it needs more.
-    fs::write(cgroup.join("memory.max"), "2M").expect("root may");
-    eventually("the server is killed", || {
+    let has_oom_kill = |events: &str| !events.contains("oom_kill 0\n");
+    assert!(!has_oom_kill(&events()));
+    // This limit is lower than the memory that the server already uses. The writes make the server allocate more.
+    fs::write(cgroup.join("memory.max"), "2M").expect("written");
+    eventually("the kernel kills the server", || {
         let _ = fs::write(running.volume("host").join("file"), vec![0; 1 << 20]);
-        killed(&events())
+        has_oom_kill(&events())
     });
-    fs::write(cgroup.join("memory.max"), "max").expect("root may");
+    fs::write(cgroup.join("memory.max"), "max").expect("written");
     running.wait_log("goes on");
-    assert_reads(&untouched, "1");
-    assert_eq!(untouched.server(), its_server);
+    assert_reads(&other_running, "1");
+    assert_eq!(other_running.server(), other_server);
     fs::write(running.volume("host").join("file"), "still there").expect("written");
     assert_eq!(running.stop().code(), Some(0));
     assert!(!cgroup.exists());
 }
 
-fn score(process: Pid) -> i32 {
-    let score = fs::read_to_string(format!("/proc/{process}/oom_score_adj")).expect("a process");
-    score.trim().parse().expect("a number")
+fn oom_score(process: Pid) -> i32 {
+    let adjustment = fs::read_to_string(format!("/proc/{process}/oom_score_adj")).expect("a process");
+    adjustment.trim().parse().expect("a number")
 }
 
 /// Whether this process and its children may lower their OOM score.
 fn may_lower_scores() -> bool {
-    let capabilities = rustix::thread::capabilities(None).expect("one's own");
+    let capabilities = rustix::thread::capabilities(None).expect("the capabilities of this thread");
     capabilities.effective.contains(rustix::thread::CapabilitySet::SYS_RESOURCE)
 }
 
 #[test]
 fn the_oom_order_is_containers_servers_supervisors() {
     if !may_lower_scores() {
-        eprintln!("skipped: this needs CAP_SYS_RESOURCE");
+        eprintln!("skipped: the test needs CAP_SYS_RESOURCE");
         return;
     }
-    // The best protected containers have -997.
+    // The kubelet gives containers scores of -997 and higher, so the kernel kills containers before servers.
     let fixture = fixture(CONFIG);
     let running = fixture.run();
-    let scores = |server: Pid| [score(server), score(running.pid()), score(keeper(&fixture))];
+    let scores = |server: Pid| [oom_score(server), oom_score(running.pid()), oom_score(keeper(&fixture))];
     assert_eq!(scores(running.server()), [-998, -999, -1000]);
     let next = kill_server(&running);
-    eventually("the successor's are the same", || scores(next) == [-998, -999, -1000]);
+    eventually("the successor has the same scores", || scores(next) == [-998, -999, -1000]);
 }
 
 #[test]
@@ -281,7 +281,7 @@ fn a_podfs_that_may_not_lower_oom_scores_still_serves() {
     let fixture = fixture(CONFIG);
     let mut command = fixture.command();
     command.env("RUST_LOG", "debug");
-    // SAFETY: prctl is async-signal-safe. It fails without the capability.
+    // SAFETY: prctl is async-signal-safe. It fails without CAP_SETPCAP.
     unsafe {
         command.pre_exec(|| {
             let _ = libc::prctl(libc::PR_CAPBSET_DROP, CAP_SYS_RESOURCE, 0, 0, 0);
@@ -290,8 +290,8 @@ fn a_podfs_that_may_not_lower_oom_scores_still_serves() {
     }
     let mut running = fixture.start_command(command);
     running.wait_ready();
-    let inherited = score(Pid::this());
-    assert_eq!([running.pid(), running.server(), keeper(&fixture)].map(score), [inherited; 3]);
+    let inherited = oom_score(Pid::this());
+    assert_eq!([running.pid(), running.server(), keeper(&fixture)].map(oom_score), [inherited; 3]);
     running.wait_log("the OOM score of process");
     assert_reads(&running, "1");
 }
@@ -300,14 +300,14 @@ fn a_podfs_that_may_not_lower_oom_scores_still_serves() {
 fn a_pod_whose_server_is_killed_leaves_the_other_alone() {
     // FU-17
     let (first, second) = (fixture(CONFIG), fixture(CONFIG));
-    let (struck, other) = (first.run(), second.run());
+    let (running, other) = (first.run(), second.run());
     let server = other.server();
     for _ in 0..3 {
-        let killed = struck.server();
-        kill(killed, Signal::SIGKILL).expect("the server is there");
+        let killed = running.server();
+        kill(killed, Signal::SIGKILL).expect("the server exists");
         assert_reads(&other, "1");
-        assert_reads(&struck, "1");
-        eventually("another server goes on", || struck.servers().last().is_some_and(|server| *server != killed));
+        assert_reads(&running, "1");
+        eventually("another server serves", || running.servers().last().is_some_and(|server| *server != killed));
     }
     assert_eq!(other.server(), server);
     assert!(!other.log().contains("goes on"));
@@ -319,22 +319,23 @@ fn a_pod_whose_server_hangs_delays_no_other() {
     let (first, second) = (fixture(CONFIG), fixture(CONFIG));
     let hanging = first.run();
     let server = hanging.server();
-    kill(server, Signal::SIGSTOP).expect("the server is there");
-    // From its start over a commit to its end, each within the patience of the harness.
+    kill(server, Signal::SIGSTOP).expect("the server exists");
+    // The other pod starts, commits and stops. The helpers of the tests limit the time of each step.
     let mut other = second.run();
     assert_reads(&other, "1");
     second.write("objects/app.json", &config_map("app", &[("a", "2")]));
     wait_content(&other.volume("config").join("a"), "2");
     assert_eq!(other.stop().code(), Some(0));
     second.assert_nothing_left();
-    // Its supervisor may have given it up by now, and started another.
+    // The supervisor may already have killed the stopped server and started another one.
     let _ = kill(server, Signal::SIGCONT);
     assert_reads(&hanging, "1");
 }
 
 #[test]
 fn a_volume_has_its_share_of_descriptors_and_the_other_volume_has_its_own() {
-    /// Of the server: 400 for each of two volumes, when 600 are set aside for each.
+    /// The server's limit of descriptors. The server sets 600 aside for each of its two volumes, and divides the rest:
+    /// 400 for each.
     const LIMIT: u64 = 2000;
     const SHARE: usize = 400;
     let fixture = fixture("[{name: host, hostPath: {path: SOURCE}}, {name: other, emptyDir: {}}]");
@@ -347,16 +348,17 @@ fn a_volume_has_its_share_of_descriptors_and_the_other_volume_has_its_own() {
     let file = running.volume("host").join("file");
     let open = || (0..SHARE + 1).map_while(|_| File::open(&file).ok()).collect::<Vec<_>>();
     let all = open();
-    // The root is one of them.
+    // The server counts its open root directory of the volume, too.
     assert_eq!(all.len(), SHARE - 1);
     assert_eq!(refusal(File::open(&file)), Errno::ENFILE);
     assert_eq!(refusal(fs::read_dir(running.volume("host"))), Errno::ENFILE, "directories are counted, too");
-    assert_eq!(fs::metadata(&file).expect("a look takes none").len(), 1);
+    assert_eq!(fs::metadata(&file).expect("stat(2) needs no descriptor").len(), 1);
     let other = running.volume("other");
-    let others: Vec<_> =
-        (0..SHARE / 2).map(|n| File::create(other.join(n.to_string())).expect("a share of its own")).collect();
+    let others: Vec<_> = (0..SHARE / 2)
+        .map(|n| File::create(other.join(n.to_string())).expect("this volume has its own share"))
+        .collect();
     drop((all, others));
-    eventually("what is closed can be opened again", || open().len() == SHARE - 1);
+    eventually("after the close, as many files can be opened again", || open().len() == SHARE - 1);
     let log = running.log();
     assert_eq!(log.matches("its 400 descriptors are all in use").count(), 1, "{log}");
     assert!(log.contains(r#"volume "host""#), "{log}");
@@ -364,26 +366,26 @@ fn a_volume_has_its_share_of_descriptors_and_the_other_volume_has_its_own() {
 
 #[test]
 fn open_files_stay_open_when_the_successor_has_a_smaller_share() {
-    /// Of the first server: 400 for each of two volumes.
-    const BEFORE: u64 = 2000;
+    /// The first server's limit of descriptors, with a share of 400 for each of two volumes.
+    const LIMIT_BEFORE: u64 = 2000;
     const SHARE: usize = 400;
-    /// Of the next one: the least that a share can be.
-    const AFTER: u64 = 1500;
-    const LEAST: usize = 256;
+    /// The successor's limit, which is so low that each volume gets the smallest possible share.
+    const LIMIT_AFTER: u64 = 1500;
+    const SMALLEST_SHARE: usize = 256;
     let fixture = fixture("[{name: limited, emptyDir: {sizeLimit: 1Gi}}, {name: other, emptyDir: {}}]");
     let mut command = fixture.command();
     // SAFETY: setrlimit is async-signal-safe.
-    unsafe { command.pre_exec(|| Ok(setrlimit(Resource::RLIMIT_NOFILE, BEFORE, BEFORE)?)) };
+    unsafe { command.pre_exec(|| Ok(setrlimit(Resource::RLIMIT_NOFILE, LIMIT_BEFORE, LIMIT_BEFORE)?)) };
     let mut running = fixture.start_command(command);
     running.wait_ready();
     let file = running.volume("limited").join("file");
     fs::write(&file, "").expect("written");
     let open = || File::options().read(true).write(true).open(&file);
-    // The root is one of them.
-    let mut all: Vec<_> = (0..SHARE - 1).map(|_| open().expect("a place")).collect();
+    // The server counts its open root directory of the volume, too.
+    let mut all: Vec<_> = (0..SHARE - 1).map(|_| open().expect("the share is not used up")).collect();
     assert_eq!(refusal(open()), Errno::ENFILE);
 
-    limit_files(running.pid(), AFTER);
+    limit_files(running.pid(), LIMIT_AFTER);
     kill_server(&running);
     // Each write goes through the server, and through its descriptor of the file.
     let text: Vec<_> = (0..all.len()).map(|n| b'a' + (n % 26) as u8).collect();
@@ -394,12 +396,16 @@ fn open_files_stay_open_when_the_successor_has_a_smaller_share() {
     let content = pod.join("plugins/kubernetes.io~empty-dir/limited/content/file");
     assert_eq!(fs::read(content).expect("a file"), text);
 
-    assert_eq!(refusal(open()), Errno::ENFILE, "there are more than its share");
-    // A close is known to the server a moment later.
-    all.truncate(LEAST);
-    assert_eq!(refusal(open()), Errno::ENFILE, "there still is one too many");
-    all.truncate(LEAST - 2);
-    eventually("what is closed can be opened again", || open().is_ok());
+    assert_eq!(refusal(open()), Errno::ENFILE, "more files are open than the share allows");
+    // The kernel sends the request for a close a moment after the close.
+    all.truncate(SMALLEST_SHARE);
+    assert_eq!(
+        refusal(open()),
+        Errno::ENFILE,
+        "with the root directory, still one more file is open than the share allows"
+    );
+    all.truncate(SMALLEST_SHARE - 2);
+    eventually("after the close, a file can be opened again", || open().is_ok());
     let log = running.log();
     assert_eq!(log.matches("its 400 descriptors are all in use").count(), 1, "{log}");
     assert_eq!(log.matches("its 256 descriptors are all in use").count(), 1, "{log}");
@@ -413,12 +419,12 @@ fn a_successor_without_enough_descriptors_logs_it_and_continues_when_it_has_them
     let fixture = fixture("[{name: limited, emptyDir: {sizeLimit: 1Gi}}]");
     let mut running = fixture.run();
     let file = running.volume("limited").join("file");
-    let all: Vec<_> = (0..FILES).map(|_| File::create(&file).expect("a place")).collect();
-    let before = limit_files(running.pid(), FILES as u64);
-    kill(running.server(), Signal::SIGKILL).expect("the server is there");
-    // The numbers below 64 are for the server itself.
+    let all: Vec<_> = (0..FILES).map(|_| File::create(&file).expect("a file")).collect();
+    let usual_limit = limit_files(running.pid(), FILES as u64);
+    kill(running.server(), Signal::SIGKILL).expect("the server exists");
+    // The server reserves the descriptors below 64, so a limit of 300 is too low for 300 open files.
     running.wait_log("may have no more than 300 (RLIMIT_NOFILE)");
-    limit_files(running.pid(), before);
+    limit_files(running.pid(), usual_limit);
     running.wait_log("goes on");
     all.iter().enumerate().for_each(|(n, file)| file.write_all_at(b"x", n as u64).expect("written"));
     assert_eq!(fs::read(&file).expect("a file"), [b'x'; FILES]);
@@ -429,7 +435,7 @@ fn a_successor_without_enough_descriptors_logs_it_and_continues_when_it_has_them
 
 #[track_caller]
 fn refusal<T>(outcome: io::Result<T>) -> Errno {
-    let Err(error) = outcome else { panic!("it is not refused") };
+    let Err(error) = outcome else { panic!("the call is not refused") };
     Errno::from_raw(error.raw_os_error().expect("an error of the kernel"))
 }
 
@@ -443,7 +449,7 @@ fn so_many_callers_of_a_volume_wait_for_locks_and_no_more() {
     let open = || File::open(&file).expect("a file");
     let lock = |file| Flock::lock(file, FlockArg::LockExclusive).map_err(|(_, errno)| errno);
     let holder = lock(open()).expect("the lock is free");
-    let waiting = || {
+    let waiting_threads = || {
         let threads = fs::read_dir(format!("/proc/{}/task", running.server())).expect("threads").flatten();
         threads
             .filter(|thread| fs::read_to_string(thread.path().join("comm")).is_ok_and(|comm| comm == "lock\n"))
@@ -456,18 +462,18 @@ fn so_many_callers_of_a_volume_wait_for_locks_and_no_more() {
                 waiter.spawn_scoped(scope, || lock(open()).map(drop)).expect("a thread")
             })
             .collect();
-        eventually("all of them wait", || waiting() == WAITS);
+        eventually("all of them wait", || waiting_threads() == WAITS);
         for _ in 0..3 {
             let file = open();
             let refused = within_timeout("one more", move || Flock::lock(file, FlockArg::LockExclusive).map(drop));
             assert_eq!(refused.map_err(|(_, errno)| errno), Err(Errno::ENOLCK));
         }
-        assert_eq!(fs::read_to_string(&file).expect("nothing else is refused"), "1");
+        assert_eq!(fs::read_to_string(&file).expect("the server refuses no other request"), "1");
         drop(holder);
-        waiters.into_iter().for_each(|waiter| assert_eq!(waiter.join().expect("it ends"), Ok(())));
+        waiters.into_iter().for_each(|waiter| assert_eq!(waiter.join().expect("the call ends"), Ok(())));
     });
-    eventually("no thread waits any more", || waiting() == 0);
-    lock(open()).expect("it is free");
+    eventually("no thread waits any more", || waiting_threads() == 0);
+    lock(open()).expect("the lock is free");
     let log = running.log();
     assert_eq!(log.matches("512 callers wait for locks").count(), 1, "{log}");
 }
@@ -475,18 +481,18 @@ fn so_many_callers_of_a_volume_wait_for_locks_and_no_more() {
 #[test]
 fn directories_can_be_read_however_many_are_open() {
     const FILES: usize = 300;
-    // Beyond 1024, podfs drops the bytes that it read.
+    // The server keeps entries that it has read ahead for at most 1024 open directories.
     const OPEN: usize = 1100;
     let fixture = fixture(HOST);
     (0..FILES)
         .for_each(|n| fs::write(fixture.path(&format!("source/a-file-with-a-long-name-{n}")), "").expect("written"));
-    setrlimit(Resource::RLIMIT_NOFILE, 4096, 4096).expect("root may");
+    setrlimit(Resource::RLIMIT_NOFILE, 4096, 4096).expect("the limit can be set");
     let running = fixture.run();
     let host = running.volume("host");
     let mut all: Vec<_> = (0..OPEN).map(|_| fs::read_dir(&host).expect("a directory")).collect();
-    all.iter_mut().for_each(|one| drop(one.next().expect("an entry").expect("read")));
-    for one in all {
-        let mut names: Vec<_> = one.map(|entry| entry.expect("read").file_name()).collect();
+    all.iter_mut().for_each(|listing| drop(listing.next().expect("an entry").expect("read")));
+    for listing in all {
+        let mut names: Vec<_> = listing.map(|entry| entry.expect("read").file_name()).collect();
         names.sort_unstable();
         names.dedup();
         assert_eq!(names.len(), FILES - 1);

@@ -1,5 +1,5 @@
-//! Live parts of projections (`podfs.io/sub-path.<volume>: live`): in running containers, and when the server or the
-//! supervisor is killed between any two of its system calls while they change.
+//! Live parts of projection volumes (`podfs.io/sub-path.<volume>: live`): in running containers, and when the server or
+//! the supervisor is killed between any two of its system calls while the live parts change.
 
 use std::fs::{self, File};
 use std::os::unix::fs::{FileExt, MetadataExt};
@@ -17,7 +17,7 @@ use crate::common::*;
 
 const UID: &str = "d0a4f2c7-6f0e-4f0b-9a3d-8a1f6f0b7c21";
 
-/// More system calls than an update takes.
+/// More system calls than the server or the supervisor makes for an update.
 const STOPS: usize = 2000;
 
 /// A pod with a container that mounts a key and a directory of its ConfigMap live. Fields are dropped in this order.
@@ -32,7 +32,7 @@ impl Pod {
         Self::with_spec(arguments, "")
     }
 
-    /// Also with these fields in its spec.
+    /// The same with additional fields in the pod's spec.
     fn with_spec(arguments: &[&str], spec: &str) -> Pod {
         let shared = SharedDirectory::new();
         let live = if arguments.is_empty() { ", annotations: {podfs.io/sub-path.config: live}" } else { "" };
@@ -56,7 +56,7 @@ impl Pod {
         Pod { running, fixture, _shared: shared }
     }
 
-    /// The mounts of the container, as an agent asks for them.
+    /// Requests the mounts of the container, as an agent does.
     #[track_caller]
     fn mounts(&self) -> Vec<Value> {
         let outcome = finish(self.fixture.operator("mounts").args(["prepare", "--pod", UID, "--container", "web"]));
@@ -68,8 +68,8 @@ impl Pod {
     #[track_caller]
     fn parts(&self) -> [PathBuf; 2] {
         let mounts = self.mounts();
-        ["/app.conf", "/conf.d"].map(|place| {
-            let mount = mounts.iter().find(|mount| mount["destination"] == place).expect("it is mounted");
+        ["/app.conf", "/conf.d"].map(|destination| {
+            let mount = mounts.iter().find(|mount| mount["destination"] == destination).expect("a mount");
             mount["source"].as_str().expect("a path").into()
         })
     }
@@ -96,14 +96,14 @@ fn a_running_container_sees_its_live_parts_change() {
         watcher.add("dir", &directory);
         write(&pod.fixture, "2");
         wait_content(&file, "2");
-        let mut heard = Vec::new();
-        eventually("the watchers hear all of it", || {
-            heard.extend(watcher.heard());
-            heard.contains(&"dir ATTRIB setting".to_owned())
+        let mut events = Vec::new();
+        eventually("the watcher gets the last event of the update", || {
+            events.extend(watcher.events());
+            events.contains(&"dir ATTRIB setting".to_owned())
         });
         for event in ["file MODIFY", "file CLOSE_WRITE", "file ATTRIB", "dir MODIFY setting", "dir CLOSE_WRITE setting"]
         {
-            assert!(heard.iter().any(|one| one == event), "{runtime:?}: {event}: {heard:?}");
+            assert!(events.iter().any(|received| received == event), "{runtime:?}: {event}: {events:?}");
         }
         let mut bytes = [0; 4];
         assert_eq!(open.read_at(&mut bytes, 0).expect("an open file can be read"), 1);
@@ -113,16 +113,16 @@ fn a_running_container_sees_its_live_parts_change() {
         pod.fixture.remove("objects/more.json");
         eventually("a key vanishes", || container.says("ls /conf.d") == "setting");
         assert!(container.says("echo y >/app.conf").contains("Read-only file system"));
-        // The mounts of a container that starts again are the same.
-        let before = pod.parts().map(|path| fs::metadata(path).expect("it is there").ino());
-        assert_eq!(pod.parts().map(|path| fs::metadata(path).expect("it is there").ino()), before);
+        // A container that starts again gets mounts of the same inodes.
+        let before = pod.parts().map(|path| fs::metadata(path).expect("attributes").ino());
+        assert_eq!(pod.parts().map(|path| fs::metadata(path).expect("attributes").ino()), before);
         drop(container);
     }
 }
 
 #[test]
 fn live_parts_have_the_ids_of_a_container_with_a_user_namespace() {
-    // FU-04. runc maps ids of mounts from 1.2 on, and Debian 12 has an older one.
+    // FU-04. The test uses crun: runc maps ids of mounts only from 1.2 on, and Debian 12 has an older version.
     let pod = Pod::with_spec(&[], "  hostUsers: false\n");
     let mut container = RuntimeContainer::start_in_user_namespace(Runtime::Crun, &pod.mounts());
     assert_eq!(container.says("cat /app.conf /conf.d/*"), "11");
@@ -139,7 +139,7 @@ fn no_call_of_a_container_fails_when_live_parts_change_and_processes_are_killed(
         let mounts = finish(fixture.operator("mounts").args(["prepare", "--pod", UID, "--container", "web"]));
         let mounts: Vec<Value> = serde_json::from_str(&mounts.stdout).expect("JSON");
         let mut container = RuntimeContainer::start(runtime, &mounts);
-        // Each file has one digit; its value changes during the test.
+        // Each file contains one digit, which changes during the test.
         container.begin(
             "while [ ! -e /out/stop ]; do a=$(cat /app.conf) && b=$(cat /conf.d/setting) && ls /conf.d/extra /conf.d >/out/ls; \
              case $a$b in [0-9][0-9]) echo x >>/out/rounds;; *) echo \"$a$b\" >>/out/failures;; esac; done; \
@@ -147,24 +147,24 @@ fn no_call_of_a_container_fails_when_live_parts_change_and_processes_are_killed(
         );
         let out = running.volume("out");
         let rounds = || fs::metadata(out.join("rounds")).map_or(0, |rounds| rounds.len());
-        let go_on = |what: &str| {
+        let wait_for_rounds = |condition: &str| {
             let before = rounds();
-            eventually(what, || rounds() > before + 10);
+            eventually(condition, || rounds() > before + 10);
         };
         let file = PathBuf::from(format!("/proc/{}/root/app.conf", container.pid()));
-        go_on("the container reads");
+        wait_for_rounds("the container reads");
         for content in ["2", "3", "4"] {
-            kill(running.server(), Signal::SIGKILL).expect("there is a server");
+            kill(running.server(), Signal::SIGKILL).expect("the server exists");
             write(&fixture, content);
             wait_content(&file, content);
-            go_on("it reads with another server");
+            wait_for_rounds("the container reads with another server");
         }
         fixture.kill_supervisor(&mut running);
         write(&fixture, "5");
-        go_on("it reads without a supervisor");
+        wait_for_rounds("the container reads without a supervisor");
         let running = fixture.run();
         wait_content(&file, "5");
-        go_on("it reads with another supervisor");
+        wait_for_rounds("the container reads with another supervisor");
         running.kill_server_and_keeper(|| rustix::fs::statvfs(&out).expect("a server answers"));
         write(&fixture, "6");
         wait_content(&file, "6");
@@ -186,24 +186,24 @@ fn a_kill_of_the_server_while_live_parts_change_is_not_noticed() {
         let content = format!("{stop:0width$}", width = 1 + stop % 7);
         let act = || {
             write(&pod.fixture, &content);
-            let mut heard = Vec::new();
-            eventually("the change is heard of", || {
-                heard.extend(watcher.heard());
-                heard.contains(&"file ATTRIB".to_owned())
+            let mut events = Vec::new();
+            eventually("the watcher gets the last event of the update", || {
+                events.extend(watcher.events());
+                events.contains(&"file ATTRIB".to_owned())
             });
             assert_eq!(read(&file), content);
             eventually("the directory changes", || files(&directory) == parse(&format!("setting={content}")));
             let is_change = |event: &&String| {
                 ["MODIFY", "CLOSE_WRITE", "ATTRIB"].iter().any(|word| **event == format!("file {word}"))
             };
-            let changes: Vec<_> = heard.iter().filter(is_change).cloned().collect();
+            let changes: Vec<_> = events.iter().filter(is_change).cloned().collect();
             assert_eq!(changes, ["file MODIFY", "file CLOSE_WRITE", "file ATTRIB"], "killed at stop {stop}");
         };
         let (_, killed) = pod.running.freed(|| killed_at(pod.running.server(), stop, act));
         assert_eq!(fs::metadata(&file).expect("a file").ino(), inode);
         if !killed {
             println!("{stop} kills");
-            assert!(stop > 3, "an update asks the server");
+            assert!(stop > 3, "an update causes requests to the server");
             assert!(!pod.running.log().contains("cannot commit"), "{}", pod.running.log());
             return;
         }
@@ -213,49 +213,50 @@ fn a_kill_of_the_server_while_live_parts_change_is_not_noticed() {
 
 #[test]
 fn an_update_whose_supervisor_is_killed_is_completed_by_the_next_one() {
-    /// Every so many-th system call: a supervisor makes a lot of them.
+    /// The test kills the supervisor only before every ninth system call, because a supervisor makes many of them.
     const STRIDE: usize = 9;
     let mut pod = Pod::new(&[]);
     let [file, directory] = pod.parts();
     let watcher = Watcher::on("file", &file);
     for stop in (0..STOPS).step_by(STRIDE) {
         let content = format!("{stop:0width$}", width = 1 + stop % 7);
-        let mut heard = Vec::new();
+        let mut events = Vec::new();
         let supervisor = pod.running.pid();
         let (_, killed) = killed_at(supervisor, stop, || {
             write(&pod.fixture, &content);
-            eventually("the change is complete, or the supervisor is dead", || {
-                heard.extend(watcher.heard());
-                heard.contains(&"file ATTRIB".to_owned()) || !is_alive(supervisor)
+            eventually("the update is complete, or the supervisor is dead", || {
+                events.extend(watcher.events());
+                events.contains(&"file ATTRIB".to_owned()) || !is_alive(supervisor)
             });
         });
-        // A server alone answers.
+        // The server answers also without a supervisor.
         assert!(read(&file).parse::<usize>().is_ok());
         if killed {
             let next = pod.fixture.run();
-            // The tracer has reaped it, so another process may have its number.
+            // The tracer has reaped the supervisor, so its pid may belong to another process. The drop of `Running`
+            // would kill that process.
             let _ended = std::mem::ManuallyDrop::new(std::mem::replace(&mut pod.running, next));
         }
         wait_content(&file, &content);
-        eventually("all is heard", || {
-            heard.extend(watcher.heard());
-            heard.contains(&"file ATTRIB".to_owned())
+        eventually("the watcher has got the last event of the update", || {
+            events.extend(watcher.events());
+            events.contains(&"file ATTRIB".to_owned())
         });
         for event in ["file MODIFY", "file CLOSE_WRITE"] {
-            assert!(heard.iter().any(|one| one == event), "killed at stop {stop}: {heard:?}");
+            assert!(events.iter().any(|received| received == event), "killed at stop {stop}: {events:?}");
         }
         eventually("the directory changes", || files(&directory) == parse(&format!("setting={content}")));
         if !killed {
             println!("{} kills", stop / STRIDE);
-            assert!(stop > 10 * STRIDE, "an update takes system calls");
+            assert!(stop > 10 * STRIDE, "a supervisor makes system calls for an update");
             return;
         }
     }
     panic!("an update does not end after {STOPS} system calls");
 }
 
-/// Whether a process is there, and has not ended.
+/// Whether a process exists and has not ended.
 fn is_alive(pid: nix::unistd::Pid) -> bool {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-    stat.rsplit_once(") ").is_some_and(|(_, rest)| !rest.starts_with(['Z', 'X']))
+    stat.rsplit_once(") ").is_some_and(|(_, state)| !state.starts_with(['Z', 'X']))
 }

@@ -1,4 +1,4 @@
-//! Processes that are killed, hang or are replaced, without a failed call.
+//! Servers, keepers and supervisors that are killed, hang or are replaced: no system call of a container fails.
 
 mod adoption;
 mod commits;

@@ -1,5 +1,5 @@
-//! Volumes that an agent adds to a running pod and removes again: the other volumes notice nothing, whichever process is
-//! killed meanwhile.
+//! An agent adds volumes to a running pod and removes them again. The other volumes of the pod stay usable, also when the test
+//! kills processes of podfs meanwhile.
 
 use std::fs;
 use std::os::unix::fs::FileExt;
@@ -16,12 +16,14 @@ use serde_json::{Value, json};
 use tempfile::TempDir;
 
 use crate::common::control::{Connection, ask};
+use crate::common::identity::identity;
+use crate::common::outcome::finish;
 use crate::common::passthrough::disk_directory;
 use crate::common::*;
 
 const UID: &str = "0f0c1f0e-8a43-4c11-9a55-6f3f6c1f6a01";
 
-/// A pod whose volumes come and go, with the ConfigMaps `one` and `two`, and a directory of the node.
+/// A pod whose volumes change while it runs, with the ConfigMaps `one` and `two`, and a directory of the node.
 pub struct Dynamic {
     pub fixture: Fixture,
     source: TempDir,
@@ -39,7 +41,7 @@ impl Dynamic {
         dynamic
     }
 
-    /// The pod with these volumes.
+    /// The manifest of the pod with these volumes.
     fn manifest(&self, volumes: &[&str]) -> Value {
         let volume = |name: &&str| match *name {
             "host" => json!({"name": "host", "hostPath": {"path": self.source.path(), "type": "Directory"}}),
@@ -84,7 +86,8 @@ impl Dynamic {
         self.fixture.path(&format!("root/pods/{UID}/volumes/kubernetes.io~{plugin}/{name}"))
     }
 
-    fn home(&self, name: &str) -> PathBuf {
+    /// The directory with the content of an emptyDir.
+    fn empty_dir(&self, name: &str) -> PathBuf {
         self.fixture.path(&format!("root/pods/{UID}/plugins/kubernetes.io~empty-dir/{name}"))
     }
 
@@ -94,6 +97,7 @@ impl Dynamic {
         eventually("every volume is mounted", is_running);
     }
 
+    /// The names of the pod's volumes, from its status.
     fn names(&self) -> Vec<String> {
         let status = self.ask(&json!("status"));
         let volumes = status["status"]["volumes"].as_array().expect("volumes");
@@ -101,7 +105,7 @@ impl Dynamic {
     }
 }
 
-/// Programs that open and read files all the time, until it is finished.
+/// Threads that list directories and read files again and again, until the test stops them.
 struct Readers {
     stop: Arc<AtomicBool>,
     reads: Arc<AtomicU64>,
@@ -116,11 +120,11 @@ impl Readers {
             thread::spawn(move || {
                 let mut failures = Vec::new();
                 while !stop.load(Ordering::Relaxed) {
-                    // A listing asks the server, also when the kernel knows the file by heart.
+                    // A listing causes requests to the server, also when the kernel has cached the file.
                     let listed = fs::read_dir(file.parent().expect("a directory")).map(Iterator::count);
                     match (listed, fs::read_to_string(&file)) {
                         (Ok(_), Ok(text)) if text == content => {}
-                        other => failures.push(format!("{}: {other:?}", file.display())),
+                        failure => failures.push(format!("{}: {failure:?}", file.display())),
                     }
                     reads.fetch_add(1, Ordering::Relaxed);
                 }
@@ -130,15 +134,16 @@ impl Readers {
         Self { threads: files.iter().map(read).collect(), stop, reads }
     }
 
-    /// Waits until each of them has read some more.
-    fn go_on(&self) {
+    /// Waits until the threads together have made 50 more reads.
+    fn wait_for_reads(&self) {
         let goal = self.reads.load(Ordering::Relaxed) + 50;
-        eventually("the readers go on", || self.reads.load(Ordering::Relaxed) > goal);
+        eventually("the readers read more", || self.reads.load(Ordering::Relaxed) > goal);
     }
 
+    /// Stops the threads, and checks that no read has failed.
     #[track_caller]
     fn assert_none_failed(self) {
-        self.go_on();
+        self.wait_for_reads();
         self.stop.store(true, Ordering::Relaxed);
         for thread in self.threads {
             assert_eq!(thread.join().expect("no panic"), Vec::<String>::new());
@@ -157,7 +162,7 @@ fn volumes_come_and_go_while_others_are_read() {
     let server = running.server();
     let one = pod.volume("configmap", "one").join("k");
     let readers = Readers::start(&[(one.clone(), "1")]);
-    readers.go_on();
+    readers.wait_for_reads();
     let all = ["one", "two", "host", "scratch", "memory"];
     assert_eq!(pod.publish(&all), json!({"published": {"volumes": ["two", "host", "scratch", "memory"]}}));
     assert_eq!(pod.names(), all);
@@ -166,24 +171,29 @@ fn volumes_come_and_go_while_others_are_read() {
     let (scratch, memory) = (pod.volume("empty-dir", "scratch"), pod.volume("empty-dir", "memory"));
     pod.wait_live();
     assert!(fs::write(scratch.join("f"), "x").is_ok() && fs::write(memory.join("f"), "x").is_ok());
-    assert_ne!(running.server(), server, "the server of projections only gave way to another");
-    readers.go_on();
-    // Publishing a mounted volume changes nothing.
+    assert_ne!(
+        running.server(),
+        server,
+        "a server with the rights for a hostPath has replaced the server of projections"
+    );
+    readers.wait_for_reads();
+    // To publish a mounted volume again changes nothing.
     assert_eq!(pod.publish(&all), json!({"published": {"volumes": []}}));
     // A volume that the manifest no longer has stays until it is unpublished.
     assert_eq!(pod.publish(&["two"]), json!({"published": {"volumes": []}}));
     assert_eq!(pod.names(), all);
     let host = pod.volume("host-path", "host");
-    let others = Readers::start(&[(host.join("f"), "host")]);
+    let host_readers = Readers::start(&[(host.join("f"), "host")]);
     pod.unpublish(&["two", "scratch", "memory"]);
-    for gone in [pod.volume("configmap", "two"), scratch, memory, pod.home("scratch"), pod.home("memory")] {
-        assert!(!gone.exists(), "{}", gone.display());
+    for removed in [pod.volume("configmap", "two"), scratch, memory, pod.empty_dir("scratch"), pod.empty_dir("memory")]
+    {
+        assert!(!removed.exists(), "{}", removed.display());
     }
     assert_eq!(pod.names(), ["one", "host"]);
     assert_eq!(pod.fixture.mounts(), [pod.volume("configmap", "one"), host.clone()]);
-    others.assert_none_failed();
+    host_readers.assert_none_failed();
     pod.unpublish(&["host"]);
-    assert!(!host.exists() && pod.source.path().join("f").exists(), "the node's directory stays as it is");
+    assert!(!host.exists() && pod.source.path().join("f").exists(), "the directory of the node still has its files");
     // An unpublished volume can be published again, and shows changes of its object.
     assert_eq!(pod.publish(&["one", "two"]), json!({"published": {"volumes": ["two"]}}));
     let two = pod.volume("configmap", "two").join("k");
@@ -222,36 +232,37 @@ fn the_next_supervisor_adopts_a_volume_that_was_published_before_a_kill() {
         wanted.push(next);
         pod.write(&wanted);
         assert_eq!(pod.publish(&wanted), json!({"published": {"volumes": [next]}}));
-        // Mounted or not: the next one goes on.
+        // The supervisor may or may not have mounted the volume when it is killed. The next supervisor completes the work.
         running.signal(Signal::SIGKILL);
         running.wait();
         running = pod.fixture.run();
         running.wait_log("podfs takes them over");
         assert_eq!(pod.names(), wanted);
     }
-    // Also a volume that the server had and the killed supervisor had not mounted yet.
+    // This is also true for a volume that the server already served and the killed supervisor had not mounted yet.
     assert_eq!(content(&pod.volume("configmap", "two").join("k")), "2");
     assert_eq!(content(&pod.volume("host-path", "host").join("f")), "host");
     let scratch = pod.volume("empty-dir", "scratch");
     fs::write(scratch.join("f"), "x").expect("written");
-    // The agent has written its question, and the supervisor does not answer it any more.
+    // The agent has sent the request, and the supervisor is killed before it answers.
     pod.write(&["one", "host"]);
     running.signal(Signal::SIGSTOP);
     let _unanswered = Connection::ask(&pod.run_directory(), &json!({"unpublish": {"volumes": ["scratch", "two"]}}));
     running.signal(Signal::SIGKILL);
     running.wait();
     running = pod.fixture.run();
-    for gone in [scratch, pod.home("scratch"), pod.volume("configmap", "two")] {
-        eventually(&format!("{} goes", gone.display()), || !gone.exists());
+    for removed in [scratch, pod.empty_dir("scratch"), pod.volume("configmap", "two")] {
+        eventually(&format!("{} is removed", removed.display()), || !removed.exists());
     }
     assert_eq!(pod.names(), ["one", "host"]);
     readers.assert_none_failed();
-    // Killed just after volumes were unpublished, with the manifest of before.
+    // The supervisor is killed just after the volume was unpublished. The manifest still has the volume, so the next supervisor
+    // mounts it again.
     pod.unpublish(&["host"]);
     running.signal(Signal::SIGKILL);
     running.wait();
     running = pod.fixture.run();
-    assert_eq!(content(&pod.volume("host-path", "host").join("f")), "host", "the manifest has it still");
+    assert_eq!(content(&pod.volume("host-path", "host").join("f")), "host", "the manifest still has the volume");
     assert!(running.stop().success());
     pod.fixture.assert_nothing_left();
 }
@@ -260,7 +271,8 @@ fn the_next_supervisor_adopts_a_volume_that_was_published_before_a_kill() {
 fn supervisor_and_server_may_be_killed_at_once_after_a_publication_or_while_volumes_leave() {
     let pod = Dynamic::new(&["one"]);
     let mut running = pod.fixture.run();
-    // A new mount covers the mounts that both processes left, and they go with the pod.
+    // New mounts cover the dead mounts of the killed processes. podfs removes the dead mounts of `one` only at the end of the
+    // pod.
     let one = pod.volume("configmap", "one");
     for round in 0..6 {
         let wanted = ["one", "two", "host", "scratch"];
@@ -278,10 +290,10 @@ fn supervisor_and_server_may_be_killed_at_once_after_a_publication_or_while_volu
         let _answer = Connection::ask(&pod.run_directory(), &json!({"unpublish": {"volumes": wanted[1..]}}));
         pod.fixture.kill_both(&mut running);
         running = pod.fixture.run();
-        eventually("only what is wanted is left", || {
-            let gone = [pod.volume("configmap", "two"), pod.volume("host-path", "host"), pod.home("scratch")];
+        eventually("podfs has removed the unpublished volumes", || {
+            let removed = [pod.volume("configmap", "two"), pod.volume("host-path", "host"), pod.empty_dir("scratch")];
             pod.names() == ["one"]
-                && gone.iter().all(|gone| !gone.exists())
+                && removed.iter().all(|path| !path.exists())
                 && pod.fixture.mounts().iter().all(|mount| *mount == one)
         });
         assert_eq!(content(&pod.source.path().join("f")), "host");
@@ -297,7 +309,7 @@ fn the_successor_has_all_open_files_after_volumes_have_left() {
     let wanted = ["one", "two", "scratch-1", "host", "scratch-2", "scratch-3"];
     pod.publish(&wanted);
     pod.wait_live();
-    // The files that are opened now get the numbers that the descriptors of these volumes had, the lowest of all.
+    // The server opens the next files at the descriptor numbers of these two volumes, because they are the lowest free ones.
     pod.unpublish(&["one", "two"]);
     let directory = pod.volume("empty-dir", "scratch-3");
     let open: Vec<_> = (0..50)
@@ -308,11 +320,11 @@ fn the_successor_has_all_open_files_after_volumes_have_left() {
         })
         .collect();
     let first = running.server();
-    kill(first, Signal::SIGKILL).expect("a server");
+    kill(first, Signal::SIGKILL).expect("the server exists");
     eventually("another server serves the pod", || running.server() != first);
     pod.wait_live();
     for (index, file) in &open {
-        assert_eq!(file.metadata().expect("served").len(), index.to_string().len() as u64);
+        assert_eq!(file.metadata().expect("attributes").len(), index.to_string().len() as u64);
         file.write_all_at(b"again", 0).expect("written");
         assert_eq!(fs::read_to_string(directory.join(index.to_string())).expect("read"), "again");
     }
@@ -364,7 +376,7 @@ fn impossible_publications_are_refused_with_a_sentence() {
         let reason = refusal(garbage);
         assert!(reason.contains("does not understand the question"), "{reason}");
     }
-    // Nothing of it was done.
+    // None of the requests had an effect.
     assert_eq!(pod.names(), ["one"]);
     assert_eq!(content(&pod.volume("configmap", "one").join("k")), "1");
     assert!(running.stop().success());
@@ -416,11 +428,11 @@ fn volumes_are_refreshed_and_mounted_again_when_an_agent_asks() {
     pod.fixture.assert_nothing_left();
 }
 
-/// The next status for which `is_it` holds.
-async fn next(follower: &mut StatusFollower, is_it: impl Fn(&PodStatus) -> bool) -> PodStatus {
+/// The next status for which `condition` is true.
+async fn next(follower: &mut StatusFollower, condition: impl Fn(&PodStatus) -> bool) -> PodStatus {
     loop {
-        let status = follower.next().await.expect("understood").expect("the supervisor goes on");
-        if is_it(&status) {
+        let status = follower.next().await.expect("a valid message").expect("the supervisor still runs");
+        if condition(&status) {
             return status;
         }
     }
@@ -431,13 +443,13 @@ fn a_follower_of_a_pod_gets_every_change_until_its_end() {
     let pod = Dynamic::new(&["one"]);
     let mut running = pod.fixture.run();
     let directory = pod.run_directory();
-    // A follower that does not read does not delay others.
-    let mut deaf = Connection::ask(&directory, &json!("follow"));
+    // A follower that does not read its messages does not delay the other followers.
+    let mut not_reading = Connection::ask(&directory, &json!("follow"));
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
     runtime.block_on(async {
-        let mut follower = control::follow(&directory).await.expect("it listens");
+        let mut follower = control::follow(&directory).await.expect("the supervisor listens");
         assert_eq!(follower.pid(), running.pid().as_raw() as u32);
-        let first = follower.next().await.expect("understood").expect("at once");
+        let first = follower.next().await.expect("a valid message").expect("a status at once");
         assert_eq!((first.uid.as_str(), first.volumes.len()), (UID, 1));
         let generation = first.volumes[0].generation.clone();
         pod.fixture.write("objects/one.json", &config_map("one", &[("k", "11")]));
@@ -449,19 +461,77 @@ fn a_follower_of_a_pod_gets_every_change_until_its_end() {
         assert_eq!(published.volumes[1].path, Some(pod.volume("host-path", "host")));
         pod.unpublish(&["host"]);
         next(&mut follower, |status| status.volumes.len() == 1).await;
-        kill(running.server(), Signal::SIGKILL).expect("it is there");
+        kill(running.server(), Signal::SIGKILL).expect("the server exists");
         let restarts = published.server.expect("a server").restarts;
         next(&mut follower, |status| status.server.as_ref().is_some_and(|server| server.restarts > restarts)).await;
-        // They have a limit of their own, and are not among those that are served at once.
+        // Followers have a separate limit, and do not count for the limit of other connections.
         let more: Vec<_> = (0..6).map(|_| Connection::ask(&directory, &json!("follow"))).collect();
-        let refused = || Connection::ask(&directory, &json!("follow")).next().expect("an answer");
-        eventually("there is a limit", || refused()["busy"].is_string());
+        let first_answer = || Connection::ask(&directory, &json!("follow")).next().expect("an answer");
+        eventually("podfs refuses one more follower", || first_answer()["busy"].is_string());
         assert_eq!(pod.names(), ["one"]);
         drop(more);
-        eventually("one that is gone makes room", || refused()["status"].is_object());
+        eventually("podfs accepts another follower", || first_answer()["status"].is_object());
         assert!(running.stop().success());
-        while follower.next().await.expect("understood").is_some() {}
+        while follower.next().await.expect("a valid message").is_some() {}
     });
-    assert!(deaf.next().is_some(), "it was told, too");
+    assert!(not_reading.next().is_some(), "this follower got messages, too");
     pod.fixture.assert_nothing_left();
+}
+
+#[test]
+fn the_mount_of_a_claim_outlives_the_volume_that_it_was_made_for() {
+    let source = disk_directory();
+    fs::create_dir(source.path().join("part")).expect("a directory");
+    let fixture = Fixture::new("");
+    let reference = json!({"namespace": "default", "name": "data", "uid": "c-1"});
+    let claim = json!({
+        "apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": {"name": "data", "uid": "c-1"},
+        "spec": {"volumeName": "pv-1"}, "status": {"phase": "Bound"},
+    });
+    let volume = json!({
+        "apiVersion": "v1", "kind": "PersistentVolume", "metadata": {"name": "pv-1"},
+        "spec": {"claimRef": reference, "local": {"path": source.path()}},
+    });
+    fixture.write("objects/claim.json", &claim.to_string());
+    fixture.write("objects/volume.json", &volume.to_string());
+    let write = |names: &[&str]| {
+        let mounts = names.iter().map(|name| json!({"name": name, "mountPath": format!("/{name}"), "subPath": "part"}));
+        let volumes = names.iter().map(|name| json!({"name": name, "persistentVolumeClaim": {"claimName": "data"}}));
+        let manifest = json!({
+            "apiVersion": "v1", "kind": "Pod", "metadata": {"name": "web", "namespace": "default", "uid": UID},
+            "spec": {
+                "containers": [{"name": "c", "volumeMounts": mounts.collect::<Vec<_>>()}],
+                "volumes": volumes.collect::<Vec<_>>(),
+            },
+        });
+        fixture.write("pod.yaml", &manifest.to_string());
+    };
+    let parts = || fixture.mounts().iter().filter(|at| at.iter().any(|name| name == "volume-subpaths")).count();
+    write(&["a", "b"]);
+    let mut running = fixture.run();
+    let volume = running.volume("b");
+    let before = identity(&volume);
+    let operate = |words: &[&str]| {
+        let outcome = finish(fixture.operator("mounts").args(words));
+        assert_eq!((outcome.code, outcome.stderr.as_str()), (Some(0), ""));
+    };
+    operate(&["prepare", "--pod", UID, "--container", "c"]);
+    assert_eq!(parts(), 2);
+    let run_directory = fixture.path(&format!("run/{UID}"));
+    let unpublished = json!({"volumes": ["a"]});
+    assert_eq!(ask(&run_directory, &json!({"unpublish": unpublished})), json!({"unpublished": unpublished}));
+    assert_eq!(identity(&volume), before, "volume b shows the mount");
+    assert_eq!(parts(), 2);
+    operate(&["release", "--pod", UID]);
+    assert_eq!(parts(), 0);
+    // The next supervisors know the claim by other volumes than the one for which podfs has mounted it.
+    for names in [&["b"][..], &["c", "b"]] {
+        write(names);
+        running.signal(Signal::SIGKILL);
+        running.wait();
+        running = fixture.run();
+        assert_eq!(identity(&volume), before, "{}", running.log());
+    }
+    assert!(running.stop().success());
+    fixture.assert_nothing_left();
 }

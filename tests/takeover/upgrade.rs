@@ -1,7 +1,7 @@
-//! `podfs upgrade`: a pod switches to the podfs on disk, or keeps the one it had.
+//! `podfs upgrade`: the processes of a pod switch to the programs on disk, or keep the ones they had.
 
 use std::fs;
-use std::io::{Read, Write};
+use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -16,7 +16,7 @@ use crate::common::*;
 use nix::sys::signal::{Signal, kill};
 use tempfile::TempDir;
 
-/// A pod with a projection and a directory of the host, whose podfs is upgraded.
+/// A pod with a projection and a directory of the host. The tests replace its programs on disk, and upgrade it.
 struct Pod {
     fixture: Fixture,
     builds: Builds,
@@ -50,18 +50,19 @@ impl Pod {
     }
 
     /// The number of open descriptors of the supervisor and of the server.
-    fn open(&self) -> [usize; 2] {
+    fn open_descriptors(&self) -> [usize; 2] {
         let count = |process| fs::read_dir(format!("/proc/{process}/fd")).expect("descriptors").count();
         [self.running.pid(), self.running.server()].map(count)
     }
 
-    /// The same, once it has not changed for a while: podfs is still closing descriptors.
-    fn open_at_rest(&self) -> [usize; 2] {
-        let mut open = self.open();
+    /// The same numbers, when they have not changed for half a second: after an upgrade, podfs still closes descriptors
+    /// for a while.
+    fn settled_descriptors(&self) -> [usize; 2] {
+        let mut open = self.open_descriptors();
         let mut since = Instant::now();
         while since.elapsed() < Duration::from_millis(500) {
             thread::sleep(Duration::from_millis(20));
-            let now = self.open();
+            let now = self.open_descriptors();
             if now != open {
                 (open, since) = (now, Instant::now());
             }
@@ -69,20 +70,21 @@ impl Pod {
         open
     }
 
-    /// Checks that the pod is served on as ever, and that its podfs ends as it should.
-    fn ends_well(mut self) {
+    /// Checks that podfs commits changes and replaces a killed server, and that it ends cleanly.
+    fn assert_works_and_stops(mut self) {
         self.fixture.write("objects/app.json", &config_map("app", &[("a", "2")]));
         wait_content(&self.config().join("a"), "2");
-        kill(self.running.server(), Signal::SIGKILL).expect("it is there");
-        fs::write(self.running.volume("host").join("f"), "there is a server").expect("written");
+        kill(self.running.server(), Signal::SIGKILL).expect("the server exists");
+        fs::write(self.running.volume("host").join("f"), "written by the next server").expect("written");
         assert!(self.running.stop().success());
         self.fixture.assert_nothing_left();
     }
 
-    fn is_not_upgraded(&self, outcome: &Outcome, told: &[&str]) {
+    /// Checks that the upgrade failed, and that its output contains these texts.
+    fn assert_not_upgraded(&self, outcome: &Outcome, texts: &[&str]) {
         outcome.says(1, &["1 of 1 pods are not upgraded"]);
-        for part in told {
-            assert!(outcome.stdout.contains(part), "{part:?} is not in: {}", outcome.stdout);
+        for text in texts {
+            assert!(outcome.stdout.contains(text), "{text:?} is not in: {}", outcome.stdout);
         }
     }
 }
@@ -93,17 +95,17 @@ fn a_pod_becomes_the_program_on_disk_with_its_open_files_and_so_do_its_next_serv
     let mut file = fs::File::create(pod.running.volume("host").join("f")).expect("a file");
     // After each further upgrade, podfs must have the same descriptors open as after the first one.
     pod.builds.upgrade(&pod.fixture);
-    let open = pod.open_at_rest();
+    let open = pod.settled_descriptors();
     for _ in 0..3 {
         let (before, supervisor) = (pod.identity(), pod.running.pid());
         pod.builds.upgrade(&pod.fixture);
         assert_eq!(pod.identity(), before);
         assert_eq!(pod.running.pid(), supervisor);
         file.write_all(b"!").expect("the file is open as before");
-        eventually("nothing else is open", || pod.open() == open);
+        eventually("the same number of descriptors is open", || pod.open_descriptors() == open);
     }
     drop(file);
-    pod.ends_well();
+    pod.assert_works_and_stops();
 }
 
 #[test]
@@ -112,10 +114,13 @@ fn a_program_that_is_no_podfs_is_refused_and_nothing_happens() {
     let (before, server) = (pod.identity(), pod.running.server());
     pod.builds.put_script("exit 1");
     let outcome = upgrade(&pod.fixture);
-    pod.is_not_upgraded(&outcome, &["default/web: started, refused: the new podfs does not answer", "exit status: 1"]);
+    pod.assert_not_upgraded(
+        &outcome,
+        &["default/web: started, refused: the new podfs does not answer", "exit status: 1"],
+    );
     assert_eq!(pod.running.server(), server, "the same server serves");
     assert_eq!(pod.identity(), before);
-    pod.ends_well();
+    pod.assert_works_and_stops();
 }
 
 #[test]
@@ -128,23 +133,23 @@ fn both_programs_are_replaced_or_neither() {
     let sentence =
         format!("podfs {version} ({podfs}) does not work with podfs-fuse {VERSION} ({podfs_fuse}); install both");
     let outcome = upgrade(&pod.fixture);
-    pod.is_not_upgraded(&outcome, &["default/web: started, refused: ", &sentence]);
+    pod.assert_not_upgraded(&outcome, &["default/web: started, refused: ", &sentence]);
     fs::remove_file(pod.builds.server_program()).expect("removed");
     let outcome = upgrade(&pod.fixture);
-    pod.is_not_upgraded(
+    pod.assert_not_upgraded(
         &outcome,
         &["default/web: started, refused: ", "podfs-fuse, the program that serves volumes, is neither"],
     );
     assert_eq!(pod.running.server(), server, "the same server serves");
     assert_eq!(pod.identity(), before);
-    pod.ends_well();
+    pod.assert_works_and_stops();
 }
 
 #[test]
 fn programs_on_disk_that_were_replaced_change_nothing_until_the_upgrade() {
     let mut pod = Pod::new();
     pod.builds.put_other();
-    kill(pod.running.server(), Signal::SIGKILL).expect("it is there");
+    kill(pod.running.server(), Signal::SIGKILL).expect("the server exists");
     pod.running.wait_log("another one (pid ");
     assert_eq!(pod.server_version(), VERSION);
     let name = fs::read_to_string(format!("/proc/{}/comm", pod.running.server())).expect("a name");
@@ -152,7 +157,7 @@ fn programs_on_disk_that_were_replaced_change_nothing_until_the_upgrade() {
     let outcome = upgrade(&pod.fixture);
     assert!(outcome.stdout.contains("default/web: started, done, podfs "), "{}{}", outcome.stdout, outcome.stderr);
     assert_ne!(pod.server_version(), VERSION);
-    pod.ends_well();
+    pod.assert_works_and_stops();
 }
 
 #[test]
@@ -161,9 +166,26 @@ fn a_pod_whose_program_is_gone_from_the_disk_is_not_upgraded() {
     let server = pod.running.server();
     fs::remove_file(pod.builds.program()).expect("removed");
     let outcome = upgrade(&pod.fixture);
-    pod.is_not_upgraded(&outcome, &["refused: there is no podfs at", &pod.builds.program().display().to_string()]);
+    pod.assert_not_upgraded(&outcome, &["refused: there is no podfs at", &pod.builds.program().display().to_string()]);
     assert_eq!(pod.running.server(), server, "the same server serves");
-    pod.ends_well();
+    pod.assert_works_and_stops();
+}
+
+#[test]
+fn an_upgrade_says_that_it_waits_for_a_supervisor_that_is_stopped() {
+    let pod = Pod::new();
+    let supervisor = pod.running.pid();
+    kill(supervisor, Signal::SIGSTOP).expect("it is there");
+    let mut command = pod.fixture.operator("upgrade");
+    let mut upgrading =
+        command.arg("--all").stdout(Stdio::null()).stderr(Stdio::piped()).spawn().expect("podfs starts");
+    let mut said = String::new();
+    BufReader::new(upgrading.stderr.take().expect("a pipe")).read_line(&mut said).expect("a line");
+    kill(supervisor, Signal::SIGCONT).expect("it is there");
+    let waits = format!("podfs: default/web: the supervisor (pid {supervisor}) does not answer yet: it is stopped");
+    assert!(said.starts_with(&waits), "{said}");
+    assert!(upgrading.wait().expect("it ends").success());
+    pod.assert_works_and_stops();
 }
 
 #[test]
@@ -176,30 +198,32 @@ fn an_upgraded_server_that_cannot_continue_is_replaced_by_the_program_before() {
     let real = pod.builds.last();
     pod.builds.put_script(&format!("[ \"$1\" = server ] && ulimit -n 100\nexec {} \"$@\"", real.display()));
     let outcome = upgrade(&pod.fixture);
-    pod.is_not_upgraded(&outcome, &["default/web: started, rolled back: "]);
+    pod.assert_not_upgraded(&outcome, &["default/web: started, rolled back: "]);
     assert_eq!(pod.identity(), before);
     for mut file in &files {
         file.write_all(b"!").expect("the file is open as before");
     }
     drop(files);
-    pod.ends_well();
+    pod.assert_works_and_stops();
 }
 
 #[test]
 fn a_supervisor_that_cannot_adopt_becomes_the_program_before_again() {
     let pod = Pod::new();
     let (before, supervisor) = (pod.identity(), pod.running.pid());
-    // The new supervisor finds a stranger where the server should be; the one before finds the server.
+    // When the new supervisor starts, the script puts the socket of a fake server in the place of the server's socket.
+    // The fake server moves the socket of the real server back, so the earlier program finds the real server.
     let socket = pod.fixture.run_files().join("server.sock");
-    let (hidden, stranger) = (pod.fixture.path("hidden"), pod.fixture.path("stranger"));
-    let listener = UnixListener::bind(&stranger).expect("a socket");
+    let (hidden, fake) = (pod.fixture.path("hidden"), pod.fixture.path("fake"));
+    let listener = UnixListener::bind(&fake).expect("a socket");
     let real = pod.builds.last();
-    let [at, away, other] = [&socket, &hidden, &stranger].map(|path| path.display());
-    // The podfs-fuse of the program before is gone by then; that program has it open.
+    let [socket_path, hidden_path, fake_path] = [&socket, &hidden, &fake].map(|path| path.display());
+    // The script also removes podfs-fuse from the disk. The earlier program has its podfs-fuse open.
     let podfs_fuse = pod.builds.server_program();
     let podfs_fuse = podfs_fuse.display();
     pod.builds.put_script(&format!(
-        "[ \"$1\" = run ] && mv {at} {away} && mv {other} {at} && rm {podfs_fuse}\nexec {} \"$@\"",
+        "[ \"$1\" = run ] && mv {socket_path} {hidden_path} && mv {fake_path} {socket_path} && rm {podfs_fuse}\n\
+         exec {} \"$@\"",
         real.display()
     ));
     let restored = thread::spawn(move || {
@@ -208,10 +232,46 @@ fn a_supervisor_that_cannot_adopt_becomes_the_program_before_again() {
         connection.write_all(b"nonsense")
     });
     let outcome = upgrade(&pod.fixture);
-    pod.is_not_upgraded(&outcome, &["default/web: started, rolled back: "]);
-    within_timeout("the stranger was asked", move || restored.join().expect("no panic")).expect("restored");
+    pod.assert_not_upgraded(&outcome, &["default/web: started, rolled back: "]);
+    within_timeout("the fake server gets a connection", move || restored.join().expect("no panic")).expect("restored");
     assert_eq!((pod.identity(), pod.running.pid()), (before, supervisor));
-    pod.ends_well();
+    pod.assert_works_and_stops();
+}
+
+#[test]
+fn a_supervisor_that_refuses_its_arguments_becomes_the_program_before_again() {
+    // The program before does not get these options.
+    for (option, reason) in [
+        ("--ready-fd=none", "invalid value 'none' for '--ready-fd"),
+        ("--ready-fd=77", "--ready-fd 77: there is no such open descriptor"),
+        ("--config=/none", "/none"),
+    ] {
+        let pod = Pod::new();
+        let (before, supervisor) = (pod.identity(), pod.running.pid());
+        let real = pod.builds.last();
+        let real = real.display();
+        pod.builds.put_script(&format!("[ \"$1\" = run ] && exec {real} \"$@\" {option}\nexec {real} \"$@\""));
+        let outcome = upgrade(&pod.fixture);
+        pod.assert_not_upgraded(&outcome, &["default/web: started, rolled back: ", reason]);
+        assert_eq!((pod.identity(), pod.running.pid()), (before, supervisor));
+        pod.assert_works_and_stops();
+    }
+}
+
+#[test]
+fn a_supervisor_that_cannot_execute_the_new_program_still_ignores_sigpipe() {
+    let pod = Pod::new();
+    let before = pod.identity();
+    let real = pod.builds.last();
+    pod.builds.put_script(&format!("[ \"$1\" = server ] && rm \"$0\"\nexec {} \"$@\"", real.display()));
+    let outcome = upgrade(&pod.fixture);
+    pod.assert_not_upgraded(&outcome, &["default/web: started, rolled back: ", "No such file or directory"]);
+    let status = fs::read_to_string(format!("/proc/{}/status", pod.running.pid())).expect("a status");
+    let ignored = status.lines().find_map(|line| line.strip_prefix("SigIgn:")).expect("the ignored signals");
+    let ignored = u64::from_str_radix(ignored.trim(), 16).expect("a number");
+    assert_ne!(ignored & 1 << (Signal::SIGPIPE as u32 - 1), 0, "{status}");
+    assert_eq!(pod.identity(), before);
+    pod.assert_works_and_stops();
 }
 
 #[test]
@@ -225,17 +285,17 @@ fn a_traced_volume_is_traced_on_by_the_next_server() {
     let mut command = std::process::Command::new(PODFS);
     command.args(["mount", "--trace", "--volume"]).arg(fixture.path("volume.yaml")).arg(&at);
     let mut running = fixture.spawn(&mut command);
-    let shown = |name: &str| {
+    let is_traced = |name: &str| {
         let _missing = fs::metadata(at.join(name));
-        let out = fs::read_to_string(fixture.path("out")).unwrap_or_default();
-        out.lines().any(|line| line.contains("LOOKUP") && line.contains(name))
+        let trace = fs::read_to_string(fixture.path("out")).unwrap_or_default();
+        trace.lines().any(|line| line.contains("LOOKUP") && line.contains(name))
     };
-    eventually("a request is shown", || is_mounted(&at) && shown("before"));
-    kill(running.server(), Signal::SIGKILL).expect("it is there");
+    eventually("the trace shows a request", || is_mounted(&at) && is_traced("before"));
+    kill(running.server(), Signal::SIGKILL).expect("the server exists");
     let mut number = 0;
-    eventually("a request to the next server is shown", || {
+    eventually("the trace shows a request to the next server", || {
         number += 1;
-        shown(&format!("after-{number}"))
+        is_traced(&format!("after-{number}"))
     });
     assert!(running.stop().success());
 }
@@ -246,7 +306,8 @@ fn is_mounted(at: &Path) -> bool {
 
 #[test]
 fn a_signal_to_stop_that_arrives_during_an_upgrade_stops_the_pod() {
-    // Before the new program starts, while it starts, and while it adopts the server.
+    // With these pauses the signal arrives before the new program starts, while it starts, and while it adopts the
+    // server.
     for pause in [0, 20, 40, 60, 80, 120].map(Duration::from_millis) {
         let Pod { fixture, mut builds, mut running, _source } = Pod::new();
         builds.put_other();
@@ -264,8 +325,8 @@ fn a_signal_to_stop_that_arrives_during_an_upgrade_stops_the_pod() {
         running.signal(Signal::SIGTERM);
         let status = running.wait();
         assert!(status.success(), "after {pause:?}: {status}\n{}", running.log());
-        upgrading.wait().expect("it ends");
-        eventually("no process is left", || fixture.processes().is_empty());
+        upgrading.wait().expect("the upgrade ends");
+        eventually("every process has ended", || fixture.processes().is_empty());
         fixture.assert_nothing_left();
     }
 }

@@ -1,4 +1,5 @@
-//! Servers that hang or do not stay up, and sources that do not answer: what callers, other volumes and `podfs status` see.
+//! Servers that hang or end again and again, and sources that do not answer. The tests check the results of the callers, the
+//! other volumes and `podfs status`.
 
 use std::fs::{self, File};
 use std::io::Write;
@@ -13,7 +14,7 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::Value;
 
-/// A pod whose volumes show `app` and the directory `source`.
+/// A pod with a volume of the ConfigMap `app`, an emptyDir, and a hostPath volume of the directory `source`.
 fn fixture() -> Fixture {
     let fixture = Fixture::new("");
     fs::create_dir(fixture.path("source")).expect("a directory");
@@ -26,7 +27,7 @@ fn fixture() -> Fixture {
     fixture
 }
 
-fn the_pod(fixture: &Fixture) -> Value {
+fn pod_status(fixture: &Fixture) -> Value {
     fixture.pods().swap_remove(0)
 }
 
@@ -36,13 +37,13 @@ fn a_stopped_server_is_replaced_and_no_call_fails() {
     let fixture = fixture();
     let mut running = fixture.run();
     let (config, host, server) = (running.volume("config"), running.volume("host"), running.server());
-    kill(server, Signal::SIGSTOP).expect("it is there");
+    kill(server, Signal::SIGSTOP).expect("the server exists");
     within_timeout("the write ends", move || fs::write(host.join("file"), "1")).expect("another server answers");
     assert_ne!(running.server(), server);
     running.wait_log("hangs: it is stopped");
     assert_eq!(fs::read_to_string(config.join("a")).expect("read"), "1");
     assert_eq!(fs::read_to_string(fixture.path("source/file")).expect("read"), "1");
-    let pod = the_pod(&fixture);
+    let pod = pod_status(&fixture);
     assert_eq!((pod["state"].as_str(), pod["server"]["restarts"].as_u64()), (Some("running"), Some(1)), "{pod}");
     assert!(running.stop().success());
     fixture.assert_nothing_left();
@@ -57,16 +58,16 @@ fn servers_that_die_again_and_again_are_followed_after_pauses_and_no_mount_is_gi
     let mut last = None;
     for _ in 0..KILLS {
         eventually("another server serves", || {
-            the_pod(&fixture)["server"]["pid"].as_i64().is_some_and(|it| Some(it) != last)
+            pod_status(&fixture)["server"]["pid"].as_i64().is_some_and(|pid| Some(pid) != last)
         });
-        last = the_pod(&fixture)["server"]["pid"].as_i64();
-        kill(Pid::from_raw(last.expect("it serves") as i32), Signal::SIGKILL).expect("it is there");
+        last = pod_status(&fixture)["server"]["pid"].as_i64();
+        kill(Pid::from_raw(last.expect("a server") as i32), Signal::SIGKILL).expect("the server exists");
     }
-    eventually("the pod is said to be degraded", || the_pod(&fixture)["state"] == "degraded");
-    let pod = the_pod(&fixture);
+    eventually("the status of the pod is degraded", || pod_status(&fixture)["state"] == "degraded");
+    let pod = pod_status(&fixture);
     let reason = pod["reason"].as_str().expect("a reason");
     assert!(reason.contains("SIGKILL") && reason.contains("had answered nothing"), "{reason}");
-    eventually("all of them are counted", || the_pod(&fixture)["server"]["restarts"] == KILLS);
+    eventually("the status counts all restarts", || pod_status(&fixture)["server"]["restarts"] == KILLS);
     assert_eq!(fs::read_to_string(config.join("a")).expect("read"), "1");
     fixture.write("objects/app.json", &config_map("app", &[("a", "2")]));
     wait_content(&config.join("a"), "2");
@@ -93,8 +94,8 @@ fn a_server_and_its_keeper_that_are_killed_at_once_are_replaced_and_no_call_fail
         fixture.write("objects/app.json", &config_map("app", &[("a", &next)]));
         wait_content(&config.join("a"), &next);
     }
-    eventually("each commit is heard of", || watcher.switches() == KILLS);
-    eventually("all of them are counted", || the_pod(&fixture)["server"]["restarts"] == KILLS);
+    eventually("the watcher gets the events of each commit", || watcher.switches() == KILLS);
+    eventually("the status counts all restarts", || pod_status(&fixture)["server"]["restarts"] == KILLS);
     eventually("podfs waits for its children", || running.zombies().is_empty());
     eventually("one server serves, with one keeper", || (running.servers().len(), running.keepers().len()) == (1, 1));
     assert!(!running.log().contains("cannot start a server for the volumes"), "no attempt fails: {}", running.log());
@@ -110,12 +111,13 @@ fn a_keeper_that_is_killed_while_podfs_waits_before_it_starts_another_server_is_
     let mut file = File::create(host.join("file")).expect("made");
     let kill_all = |processes: Vec<Pid>| {
         for process in processes {
-            // It may have ended.
+            // The process may have ended.
             let _ = kill(process, Signal::SIGKILL);
         }
     };
-    // Each successor is killed before it has answered anything, so that the pauses grow.
-    let reason = || the_pod(&fixture)["reason"].as_str().unwrap_or_default().to_owned();
+    // The test kills each successor before it has answered a request, so podfs waits longer and longer before it starts another
+    // one.
+    let reason = || pod_status(&fixture)["reason"].as_str().unwrap_or_default().to_owned();
     while !reason().contains("had answered nothing") {
         kill_all(running.servers());
     }
@@ -123,7 +125,7 @@ fn a_keeper_that_is_killed_while_podfs_waits_before_it_starts_another_server_is_
     kill_all(running.keepers());
     running.freed(|| {
         rustix::fs::statvfs(&config).expect("a server answers");
-        file.write_all(b"1").expect("it is open as before");
+        file.write_all(b"1").expect("the file is still open");
         fs::metadata(host.join("none")).expect_err("a server answers");
     });
     assert_eq!(fs::read_to_string(fixture.path("source/file")).expect("read"), "1");
@@ -147,7 +149,7 @@ fn a_source_that_does_not_answer_delays_only_its_own_volume_when_server_and_keep
         fs::write(scratch.join("file"), "2").expect("another volume answers");
     });
     source.signal(Signal::SIGCONT);
-    running.freed(|| file.write_all(b"3").expect("it is open as before"));
+    running.freed(|| file.write_all(b"3").expect("the file is still open"));
     drop(file);
     assert_eq!(fs::read_to_string(fixture.path("source/file")).expect("read"), "3");
     assert!(running.stop().success());
@@ -167,25 +169,31 @@ fn a_source_that_does_not_answer_delays_only_its_own_volume() {
     assert_eq!(fs::read_to_string(host.join("file")).expect("read"), "1");
 
     source.signal(Signal::SIGSTOP);
-    let (result, came) = channel();
+    let (result, results) = channel();
     for name in ["file", "none"] {
         let (file, result) = (host.join(name), result.clone());
         thread::spawn(move || result.send(fs::read_to_string(file).ok()));
     }
-    eventually("status names the volume", || the_pod(&fixture)["volumes"][2]["state"] == "silent");
-    let pod = the_pod(&fixture);
+    eventually("status names the volume", || pod_status(&fixture)["volumes"][2]["state"] == "silent");
+    let pod = pod_status(&fixture);
     assert_eq!(pod["state"], "degraded");
     assert_eq!(pod["reason"], r#"volume "host" waits for the host: its source does not answer"#);
     fs::write(scratch.join("file"), "2").expect("another volume answers");
     fixture.write("objects/app.json", &config_map("app", &[("a", "2")]));
     wait_content(&config.join("a"), "2");
-    assert_eq!(running.server(), server, "another server would wait there as well");
-    assert!(came.try_recv().is_err(), "a process that uses the volume waits");
+    assert_eq!(
+        running.server(),
+        server,
+        "podfs does not replace the server: another one would wait for the source, too"
+    );
+    assert!(results.try_recv().is_err(), "a process that uses the volume waits");
 
     source.signal(Signal::SIGCONT);
-    let both = within_timeout("the calls end", move || [came.recv(), came.recv()].map(|it| it.expect("a result")));
+    let both = within_timeout("the calls end", move || {
+        [results.recv(), results.recv()].map(|result| result.expect("a result"))
+    });
     assert!(both.contains(&Some("1".to_owned())) && both.contains(&None), "{both:?}");
-    eventually("status says so", || the_pod(&fixture)["state"] == "running");
+    eventually("the status of the pod is running", || pod_status(&fixture)["state"] == "running");
     assert!(running.stop().success());
     unmount_below(&fixture.path("source"));
     drop(source);

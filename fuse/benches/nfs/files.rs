@@ -13,9 +13,9 @@ use crate::nfs_rig::{Ganesha, Proxy};
 use crate::raw::ROUNDS;
 use crate::rig::{Figure, header, median, row, server};
 
-/// Of the large file, in MiB.
+/// The size of the large file, in MiB.
 const LARGE: u64 = 256;
-/// Small files.
+/// The number of small files.
 const SMALL: u64 = 100;
 
 pub fn run() {
@@ -24,7 +24,7 @@ pub fn run() {
     table("whole files, one run", &server, (server.address(), server.mount_address()), &libnfs);
 }
 
-/// The same with a network between that takes a millisecond each way.
+/// The same over a network that takes a millisecond each way.
 pub fn delayed() {
     let server = server();
     let proxy = Proxy::start(server.address());
@@ -33,9 +33,9 @@ pub fn delayed() {
     table("whole files, 1 ms each way", &server, (proxy.address(), server.mount_address()), &libnfs);
 }
 
-fn table(title: &str, server: &Ganesha, places: (SocketAddr, SocketAddr), libnfs: &Libnfs) {
-    let here = tempfile::TempDir::with_prefix("podfs-test-").expect("a directory");
-    let local = here.path().join("large");
+fn table(title: &str, server: &Ganesha, addresses: (SocketAddr, SocketAddr), libnfs: &Libnfs) {
+    let directory = tempfile::TempDir::with_prefix("podfs-test-").expect("a directory");
+    let local = directory.path().join("large");
     fs::write(&local, vec![7; (LARGE << 20) as usize]).expect("written");
     fs::copy(&local, server.exported().join("large")).expect("copied");
     for index in 0..SMALL {
@@ -46,7 +46,7 @@ fn table(title: &str, server: &Ganesha, places: (SocketAddr, SocketAddr), libnfs
     let url = |name: &str| libnfs.url(name);
     let cat = |shown: &Shown| program("cat", [shown.path().join("large")]);
     let nfs_cat = || program("nfs-cat", [url("large")]);
-    compare("cat 256 MiB, MiB/s", LARGE, places, cat, nfs_cat);
+    compare("cat 256 MiB, MiB/s", LARGE, addresses, cat, nfs_cat);
 
     let exported = server.exported();
     let count = Cell::new(0);
@@ -60,16 +60,16 @@ fn table(title: &str, server: &Ganesha, places: (SocketAddr, SocketAddr), libnfs
     };
     let cp = |shown: &Shown| with_new(&|name| program("cp", [&local, &shown.path().join(name)]));
     let nfs_cp = || with_new(&|name| program("nfs-cp", [local.as_os_str(), url(name).as_ref()]));
-    compare("cp 256 MiB there, MiB/s", LARGE, places, cp, nfs_cp);
+    compare("cp 256 MiB there, MiB/s", LARGE, addresses, cp, nfs_cp);
     // By sendfile(2), which writes at most the size of a pipe.
     let copy = |shown: &Shown| {
         with_new(&|name| assert_eq!(fs::copy(&local, shown.path().join(name)).expect("copied"), LARGE << 20))
     };
-    compare("send 256 MiB there, MiB/s", LARGE, places, copy, nfs_cp);
+    compare("send 256 MiB there, MiB/s", LARGE, addresses, copy, nfs_cp);
 
     let all = |shown: &Shown| (0..SMALL).for_each(|index| program("cat", [shown.path().join(small(index))]));
     let theirs = || (0..SMALL).for_each(|index| program("nfs-cat", [url(&small(index))]));
-    compare("cat a small file", SMALL, places, all, theirs);
+    compare("cat a small file", SMALL, addresses, all, theirs);
 }
 
 /// Runs a program and drops its output.
@@ -78,15 +78,15 @@ fn program<A: AsRef<OsStr>>(name: &str, arguments: impl IntoIterator<Item = A>) 
     assert!(status.unwrap_or_else(|error| panic!("{name}: {error}")).success(), "{name}");
 }
 
-fn compare(what: &str, count: u64, places: (SocketAddr, SocketAddr), ours: impl Fn(&Shown), theirs: impl Fn()) {
-    let (mut here, mut there) = (Vec::new(), Vec::new());
+fn compare(what: &str, count: u64, addresses: (SocketAddr, SocketAddr), ours: impl Fn(&Shown), theirs: impl Fn()) {
+    let (mut our_figures, mut their_figures) = (Vec::new(), Vec::new());
     for _ in 0..ROUNDS {
-        let shown = Mounted::new(&places).shown();
+        let shown = Mounted::new(&addresses).shown();
         shown.mounted.read_ahead();
-        here.push(timed(count, || ours(&shown)));
-        there.push(timed(count, &theirs));
+        our_figures.push(timed(count, || ours(&shown)));
+        their_figures.push(timed(count, &theirs));
     }
-    row(what, median(here), median(there));
+    row(what, median(our_figures), median(their_figures));
 }
 
 /// The CPU time of other processes is not known, so the cost is left out.

@@ -1,4 +1,4 @@
-//! `nfs3_client`: one call at a time on a connection, so that each loop has its own.
+//! The crate `nfs3_client`. It makes one call at a time on a connection, so each loop has its own connection.
 
 use nfs3_client::nfs3_types::nfs3::{
     CREATE3args, GETATTR3args, LOOKUP3args, READ3args, READDIRPLUS3args, WRITE3args, cookieverf3, createhow3,
@@ -12,7 +12,7 @@ use podfs_nfs::v3::NfsFileHandle;
 use tokio::net::TcpStream;
 
 use crate::nfs_rig::Ganesha;
-use crate::raw::{MEBIBYTE, Work, somewhere};
+use crate::raw::{MEBIBYTE, Work, scattered_offset};
 
 /// A connection, and the files that it works on.
 pub struct Peer {
@@ -24,14 +24,14 @@ pub struct Peer {
 
 impl Peer {
     pub async fn connect(server: &Ganesha, created: &NfsFileHandle) -> Self {
-        let who = || opaque_auth::auth_unix(&auth_unix::default());
+        let credential = || opaque_auth::auth_unix(&auth_unix::default());
         let stream = TcpStream::connect(server.mount_address()).await.expect("connected");
-        let mut mountd = MountClient::new_with_auth(TokioIo::new(stream), who(), opaque_auth::default());
+        let mut mountd = MountClient::new_with_auth(TokioIo::new(stream), credential(), opaque_auth::default());
         let mounted = mountd.mnt(nfs3_client::nfs3_types::mount::dirpath(Opaque::borrowed(b"/export"))).await;
         let root = nfs_fh3 { data: Opaque::owned(mounted.expect("mounted").fhandle.0.to_vec()) };
         let stream = TcpStream::connect(server.address()).await.expect("connected");
         stream.set_nodelay(true).expect("set");
-        let mut client = Nfs3Client::new_with_auth(TokioIo::new(stream), who(), opaque_auth::default());
+        let mut client = Nfs3Client::new_with_auth(TokioIo::new(stream), credential(), opaque_auth::default());
         let mut found = Vec::new();
         for name in [&b"file"[..], b"listed"] {
             let what = diropargs3 { dir: root.clone(), name: name.into() };
@@ -57,7 +57,7 @@ impl Peer {
                 self.client.write(&args).await.expect("an answer").unwrap();
             }
             Work::ReadSome => {
-                let args = READ3args { file, offset: somewhere(index), count: 4096 };
+                let args = READ3args { file, offset: scattered_offset(index), count: 4096 };
                 self.client.read(&args).await.expect("an answer").unwrap();
             }
             Work::Getattr => {

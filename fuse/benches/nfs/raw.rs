@@ -34,7 +34,7 @@ pub enum Work {
     Getattr,
     Lookup,
     Create,
-    /// What the kernel asks for to create a file.
+    /// The calls that the kernel causes when it creates a file.
     LookupAndCreate,
     /// A whole directory.
     List,
@@ -47,7 +47,7 @@ pub struct Scene {
     file: NfsFileHandle,
     data: Slice,
     directory: NfsFileHandle,
-    /// Directories that were made.
+    /// The number of directories that were made.
     made: Cell<u32>,
 }
 
@@ -76,7 +76,7 @@ impl Scene {
         Self::at(server(), None).await
     }
 
-    /// The client finds the server at another address, if there is one.
+    /// `address` is where the client finds the server, if that is not the server's own address.
     pub async fn at(server: Ganesha, address: Option<SocketAddr>) -> Self {
         let directory = server.exported().join("listed");
         std::fs::create_dir_all(&directory).expect("made");
@@ -91,16 +91,16 @@ impl Scene {
             ..MountRequest::new(export, server.address().ip(), budget)
         };
         let export = Rc::new(mount(&Servers::default(), &request).await.expect("it is mounted"));
-        let how = CallOptions::new(&ROOT);
+        let options = CallOptions::new(&ROOT);
         let creation = Creation::Unchecked(AttributeChanges::default());
         let file =
-            export.create(how, &export.root(), b"file", &creation).await.expect("made").handle.expect("a handle");
+            export.create(options, &export.root(), b"file", &creation).await.expect("made").handle.expect("a handle");
         let data: Slice = vec![7; MEBIBYTE as usize].into();
         for index in 0..FILE_SIZE {
             let offset = index * u64::from(MEBIBYTE);
-            export.write(how, &file, offset, &data, Stability::Unstable).await.expect("written");
+            export.write(options, &file, offset, &data, Stability::Unstable).await.expect("written");
         }
-        let directory = export.lookup(how, &export.root(), b"listed").await.expect("found").handle;
+        let directory = export.lookup(options, &export.root(), b"listed").await.expect("found").handle;
         Self { server, export, file, data, directory, made: Cell::new(0) }
     }
 
@@ -114,7 +114,7 @@ impl Scene {
         row(what, median(ours), median(theirs));
     }
 
-    /// An empty directory, the only one. The server knows it, because it has made it.
+    /// Makes an empty directory, and removes the one before. The server has it in its cache, because it has made it.
     pub async fn new_directory(&self) -> NfsFileHandle {
         let count = self.made.replace(self.made.get() + 1);
         if let Some(last) = count.checked_sub(1) {
@@ -185,44 +185,44 @@ pub fn made(index: u64) -> String {
     format!("file-{index}")
 }
 
-/// Some place in the file, another one each time.
-pub fn somewhere(index: u64) -> u64 {
+/// An offset in the file, another one for each `index`.
+pub fn scattered_offset(index: u64) -> u64 {
     index.wrapping_mul(0x9e37_79b9) % (FILE_SIZE * 256) * 4096
 }
 
 async fn step(export: &Export, work: Work, index: u64, file: &NfsFileHandle, directory: &NfsFileHandle, data: &Slice) {
-    let how = CallOptions::new(&ROOT);
+    let options = CallOptions::new(&ROOT);
     match work {
         Work::Read => {
-            let read = export.read(how, file, index * u64::from(MEBIBYTE), MEBIBYTE).await.expect("read");
+            let read = export.read(options, file, index * u64::from(MEBIBYTE), MEBIBYTE).await.expect("read");
             assert_eq!(read.data.len(), MEBIBYTE as usize);
         }
         Work::Write => {
-            export.write(how, file, index * u64::from(MEBIBYTE), data, Stability::Unstable).await.expect("written");
+            export.write(options, file, index * u64::from(MEBIBYTE), data, Stability::Unstable).await.expect("written");
         }
         Work::ReadSome => {
-            export.read(how, file, somewhere(index), 4096).await.expect("read");
+            export.read(options, file, scattered_offset(index), 4096).await.expect("read");
         }
         Work::Getattr => {
-            export.getattr(how, file).await.expect("attributes");
+            export.getattr(options, file).await.expect("attributes");
         }
         Work::Lookup => {
-            export.lookup(how, directory, listed(index).as_bytes()).await.expect("found");
+            export.lookup(options, directory, listed(index).as_bytes()).await.expect("found");
         }
         Work::LookupAndCreate => {
             let name = made(index);
-            export.lookup(how, directory, name.as_bytes()).await.expect_err("there is no such file");
+            export.lookup(options, directory, name.as_bytes()).await.expect_err("there is no such file");
             let creation = Creation::Guarded(AttributeChanges::default());
-            export.create(how, directory, name.as_bytes(), &creation).await.expect("made");
+            export.create(options, directory, name.as_bytes(), &creation).await.expect("made");
         }
         Work::Create => {
             let creation = Creation::Guarded(AttributeChanges::default());
-            export.create(how, directory, made(index).as_bytes(), &creation).await.expect("made");
+            export.create(options, directory, made(index).as_bytes(), &creation).await.expect("made");
         }
         Work::List => {
             let (mut cookie, mut verifier, mut names) = (0, [0; 8], 0);
             loop {
-                let page = export.readdirplus(how, directory, cookie, verifier).await.expect("listed");
+                let page = export.readdirplus(options, directory, cookie, verifier).await.expect("listed");
                 page.entries().for_each(|entry| (cookie, names) = (entry.cookie, names + 1));
                 verifier = page.verifier;
                 if page.is_last {

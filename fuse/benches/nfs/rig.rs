@@ -15,22 +15,22 @@ pub fn server() -> Ganesha {
     Ganesha::with(Setup { exports: vec![export], ..Setup::default() })
 }
 
-/// Runs on one thread, as the server's process runs the client.
+/// Runs `future` on one thread, as podfs's server runs the client.
 pub fn run<T>(future: impl Future<Output = T>) -> T {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
     tokio::task::LocalSet::new().block_on(&runtime, future)
 }
 
-/// What a number of calls took.
+/// The rate and the cost of a number of calls.
 #[derive(Clone, Copy)]
 pub struct Figure {
-    /// Per second.
+    /// Calls in a second.
     pub rate: f64,
-    /// Microseconds of this thread's time for each; not a number where that is not known.
+    /// CPU time of a call in microseconds; NaN where that is not known.
     pub cost: f64,
 }
 
-/// Measures `count` calls.
+/// Measures `count` calls of this thread.
 pub async fn measure(count: u64, calls: impl Future<Output = ()>) -> Figure {
     let (began, used) = (Instant::now(), thread_time());
     calls.await;
@@ -38,7 +38,7 @@ pub async fn measure(count: u64, calls: impl Future<Output = ()>) -> Figure {
     Figure { rate: count as f64 / elapsed.as_secs_f64(), cost: used.as_secs_f64() * 1e6 / count as f64 }
 }
 
-/// Measures `count` calls of other threads. Their time is that of this whole process.
+/// Measures `count` calls of other threads. The CPU time is that of this whole process.
 pub fn measure_threads(count: u64, calls: impl FnOnce()) -> Figure {
     let (began, used) = (Instant::now(), time_of(UsageWho::RUSAGE_SELF));
     calls();
@@ -56,7 +56,7 @@ fn time_of(who: UsageWho) -> Duration {
     Duration::from_micros(micros.unsigned_abs())
 }
 
-/// The figure in the middle, by rate.
+/// The figure with the median rate.
 pub fn median(mut figures: Vec<Figure>) -> Figure {
     figures.sort_unstable_by(|one, other| one.rate.total_cmp(&other.rate));
     figures[figures.len() / 2]

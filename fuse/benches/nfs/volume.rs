@@ -13,10 +13,10 @@ use rustix::fs::{Advice, fadvise};
 
 use crate::mounted::{Mounted, Shown};
 use crate::nfs_rig::Proxy;
-use crate::raw::{ENTRIES, FILE_SIZE, MEBIBYTE, ROUNDS, Scene, Work, listed, made, somewhere};
+use crate::raw::{ENTRIES, FILE_SIZE, MEBIBYTE, ROUNDS, Scene, Work, listed, made, scattered_offset};
 use crate::rig::{self, Figure, header, measure_threads, median, row};
 
-/// What is compared: by what a program does, and what the client alone does in a loop; how often, and how many at a time.
+/// What is compared: the title, the calls of a program, the calls of the client alone, how many calls, and how many at a time.
 const WORKS: [(&str, Work, Work, u64, u64); 9] = [
     ("read 1 MiB, MiB/s", Work::Read, Work::Read, FILE_SIZE, 1),
     ("write 1 MiB and close, MiB/s", Work::Write, Work::Write, FILE_SIZE, 1),
@@ -37,28 +37,28 @@ pub fn run() {
     });
 }
 
-/// The same with a network between that takes a millisecond each way.
+/// The same over a network that takes a millisecond each way.
 pub fn delayed() {
     rig::run(async {
         let server = rig::server();
         let proxy = Proxy::start(server.address());
-        let places = (proxy.address(), server.mount_address());
+        let addresses = (proxy.address(), server.mount_address());
         let scene = Scene::at(server, Some(proxy.address())).await;
         proxy.delay(Duration::from_millis(1));
-        compare("1 ms each way, one run", &scene, places, 10).await;
+        compare("1 ms each way, one run", &scene, addresses, 10).await;
     });
 }
 
-/// Prints a table; each operation is done a part of the times.
-async fn compare(title: &str, scene: &Scene, places: (SocketAddr, SocketAddr), part: u64) {
+/// Prints a table. Each count of calls is divided by `part`.
+async fn compare(title: &str, scene: &Scene, addresses: (SocketAddr, SocketAddr), part: u64) {
     header(title, "client alone");
     for (what, work, beside, count, depth) in WORKS {
         let exported = scene.server.exported();
         let count = (count / part).max(1);
         let (mut ours, mut alone) = (Vec::new(), Vec::new());
         for _ in 0..ROUNDS {
-            // Mounting has a runtime of its own.
-            let through = || through_a_mount(places, &exported, work, count, depth);
+            // The mount makes a runtime of its own, so another thread does this.
+            let through = || through_a_mount(addresses, &exported, work, count, depth);
             let mounted = thread::scope(|scope| scope.spawn(through).join());
             ours.push(mounted.expect("no panic"));
             alone.push(scene.ours(beside, count, depth, scene.new_directory().await).await);
@@ -67,9 +67,9 @@ async fn compare(title: &str, scene: &Scene, places: (SocketAddr, SocketAddr), p
     }
 }
 
-/// In a new mount, which knows nothing yet.
-fn through_a_mount(places: (SocketAddr, SocketAddr), exported: &Path, work: Work, count: u64, depth: u64) -> Figure {
-    let shown = Mounted::new(&places).shown();
+/// Measures in a new mount, whose caches are empty.
+fn through_a_mount(addresses: (SocketAddr, SocketAddr), exported: &Path, work: Work, count: u64, depth: u64) -> Figure {
+    let shown = Mounted::new(&addresses).shown();
     shown.mounted.read_ahead();
     let at = |name: &str| shown.path().join(name);
     match work {
@@ -130,7 +130,7 @@ fn read_some(shown: &Shown, count: u64, depth: u64) {
                 fadvise(&file, 0, None, Advice::Random).expect("advised");
                 let mut buffer = [0; 4096];
                 for index in (first..count).step_by(depth as usize) {
-                    file.read_exact_at(&mut buffer, somewhere(index)).expect("read");
+                    file.read_exact_at(&mut buffer, scattered_offset(index)).expect("read");
                 }
             });
         }

@@ -1,4 +1,4 @@
-//! The choice of the arguments: groups, rows, places, rounds and the callers' CPU. Without arguments, all of it.
+//! What the arguments choose: groups, rows, places, rounds and the callers' CPU. Without arguments, the bench measures everything.
 
 use std::sync::OnceLock;
 
@@ -13,7 +13,7 @@ pub struct Choice {
 }
 
 impl Choice {
-    /// The one of this run.
+    /// The choice of this run.
     pub fn of_arguments() -> &'static Self {
         static CHOICE: OnceLock<Choice> = OnceLock::new();
         CHOICE.get_or_init(|| Self::parse(std::env::args().skip(1)))

@@ -1,7 +1,7 @@
-//! The file system that everything is measured on: a new ext4 with a journal, in a file, on a loop device.
+//! The file system on which the bench measures: a new ext4 with a journal, in a file, on a loop device.
 //!
-//! The one that this program is built on may be another kind, nearly full, or without a journal. Without a journal, ext4 looks at
-//! each inode that was freed in the last minutes before it makes a file, which takes longer than a request does.
+//! The file system that this program is built on may be another kind, nearly full, or without a journal. Without a journal, ext4
+//! looks at each inode that was freed in the last minutes before it makes a file, which takes longer than a request does.
 
 use std::fs::File;
 use std::path::{Path, PathBuf};

@@ -1,5 +1,5 @@
-//! A directory shown by a file system of the crate `fuser`, written the way its examples are: nodes are paths, the kernel may believe
-//! what it hears for a second, and data goes through the server.
+//! A directory shown by a file system of the crate `fuser`, written like the examples of the crate: nodes are paths, the kernel may
+//! cache answers for a second, and data goes through the server.
 
 use std::collections::HashMap;
 use std::ffi::OsStr;
@@ -19,7 +19,8 @@ use fuser::{
     ReplyOpen, ReplyWrite, Request, TimeOrNow, WriteFlags,
 };
 
-const BELIEVED: Duration = Duration::from_secs(1);
+/// How long the kernel may cache an answer.
+const VALIDITY: Duration = Duration::from_secs(1);
 
 /// The argument that makes this program serve such a file system.
 pub const SERVE: &str = "--serve-by-fuser";
@@ -32,7 +33,7 @@ pub fn serve(source: &Path, shown: &Path) {
 }
 
 struct PathFs {
-    /// Where the nodes are, by inode number.
+    /// The paths of the nodes, by inode number.
     paths: Mutex<HashMap<u64, PathBuf>>,
     files: Mutex<HashMap<u64, Arc<File>>>,
     next: AtomicU64,
@@ -95,8 +96,8 @@ impl PathFs {
     fn rename_to(&self, from: PathBuf, to: PathBuf) -> io::Result<()> {
         fs::rename(&from, &to)?;
         for path in self.paths.lock().expect("no thread panics with it").values_mut() {
-            if let Ok(rest) = path.strip_prefix(&from) {
-                *path = if rest.as_os_str().is_empty() { to.clone() } else { to.join(rest) };
+            if let Ok(below) = path.strip_prefix(&from) {
+                *path = if below.as_os_str().is_empty() { to.clone() } else { to.join(below) };
             }
         }
         Ok(())
@@ -164,28 +165,28 @@ fn options(flags: OpenFlags) -> OpenOptions {
     options
 }
 
-/// Answers with what `$act` gives to `$tell`, or with its error.
+/// Passes the result of `$act` to `$send`, or answers with the error.
 macro_rules! answer {
-    ($reply:ident, $act:expr, $tell:expr) => {
+    ($reply:ident, $act:expr, $send:expr) => {
         match $act {
-            Ok(found) => $tell($reply, found),
+            Ok(found) => $send($reply, found),
             Err(error) => $reply.error(errno(error)),
         }
     };
 }
 
-fn told(reply: ReplyEntry, found: FileAttr) {
-    reply.entry(&BELIEVED, &found, Generation(0));
+fn send_entry(reply: ReplyEntry, found: FileAttr) {
+    reply.entry(&VALIDITY, &found, Generation(0));
 }
 
 impl Filesystem for PathFs {
     fn lookup(&self, _: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
-        answer!(reply, self.below(parent, name).and_then(|path| self.enter(path)), told);
+        answer!(reply, self.below(parent, name).and_then(|path| self.enter(path)), send_entry);
     }
 
     fn getattr(&self, _: &Request, node: INodeNo, _: Option<FileHandle>, reply: ReplyAttr) {
         let found = self.path(node).and_then(|path| Ok(attributes(&fs::symlink_metadata(path)?)));
-        answer!(reply, found, |reply: ReplyAttr, found| reply.attr(&BELIEVED, &found));
+        answer!(reply, found, |reply: ReplyAttr, found| reply.attr(&VALIDITY, &found));
     }
 
     fn setattr(
@@ -207,7 +208,7 @@ impl Filesystem for PathFs {
         reply: ReplyAttr,
     ) {
         let found = self.change(node, mode, (uid, gid), size, (accessed, modified));
-        answer!(reply, found, |reply: ReplyAttr, found| reply.attr(&BELIEVED, &found));
+        answer!(reply, found, |reply: ReplyAttr, found| reply.attr(&VALIDITY, &found));
     }
 
     fn readlink(&self, _: &Request, node: INodeNo, reply: ReplyData) {
@@ -220,7 +221,7 @@ impl Filesystem for PathFs {
             DirBuilder::new().mode(mode).create(&path)?;
             self.enter(path)
         });
-        answer!(reply, made, told);
+        answer!(reply, made, send_entry);
     }
 
     fn symlink(&self, _: &Request, parent: INodeNo, name: &OsStr, target: &Path, reply: ReplyEntry) {
@@ -228,7 +229,7 @@ impl Filesystem for PathFs {
             symlink(target, &path)?;
             self.enter(path)
         });
-        answer!(reply, made, told);
+        answer!(reply, made, send_entry);
     }
 
     fn unlink(&self, _: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {
@@ -260,7 +261,7 @@ impl Filesystem for PathFs {
             fs::hard_link(from, &to)?;
             self.enter(to)
         });
-        answer!(reply, made, told);
+        answer!(reply, made, send_entry);
     }
 
     fn open(&self, _: &Request, node: INodeNo, flags: OpenFlags, reply: ReplyOpen) {
@@ -274,7 +275,7 @@ impl Filesystem for PathFs {
             Ok((self.enter(path)?, self.keep(file)))
         });
         answer!(reply, made, |reply: ReplyCreate, (found, handle)| {
-            reply.created(&BELIEVED, &found, Generation(0), handle, FopenFlags::empty());
+            reply.created(&VALIDITY, &found, Generation(0), handle, FopenFlags::empty());
         });
     }
 

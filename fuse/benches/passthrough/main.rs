@@ -4,14 +4,15 @@
 //! `cargo bench -p podfs-fuse --bench passthrough [-- data|names|programs|trees|threads]...` prints tables: for each place the
 //! median of rounds in which the places take turns, and half of the distance between the quartiles in percent. `row=TEXT`
 //! chooses the rows with TEXT in their title, `place=NAME` chooses places, and `rounds=N` sets the number of rounds; each of the
-//! first two may stand there several times. `cpu=N` lets the callers run on one CPU alone: then no call wakes another CPU to let
-//! its caller go on, which takes longer than most calls and hides what a server costs. The bench needs root, `/dev/fuse`, `bindfs`, `fio`, `git` and `sqlite3`;
-//! `passthrough_hp` if `fuse/benches/passthrough/libfuse` has built it. `PODFS_THREADS` sets the number of podfs's session threads.
+//! first two may be given several times. `cpu=N` lets the callers run on one CPU alone: then no answer wakes another CPU, which
+//! takes longer than most calls and hides what a server costs. The bench needs root, `/dev/fuse`, `bindfs`, `fio`, `git` and
+//! `sqlite3`. It measures `passthrough_hp` if `fuse/benches/passthrough/libfuse` has built it. `PODFS_THREADS` sets the number of
+//! podfs's session threads.
 //!
 //! | module | measures, or owns |
 //! |---|---|
 //! | [`choice`] | what the arguments choose |
-//! | [`disk`] | the file system that it is measured on |
+//! | [`disk`] | the file system on which the bench measures |
 //! | [`fuser_peer`] | a file system of the crate `fuser` |
 //! | [`data`] | reading and writing a cached file with fio |
 //! | [`names`] | create, stat, open, rename, unlink, one call after the other |

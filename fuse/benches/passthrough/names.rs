@@ -11,7 +11,8 @@ use super::rig::{Place, SIZE, file, fill, forget_names, header, per_call, row};
 const ROUNDS: usize = 11;
 const FILES: usize = 400;
 
-/// Names a measurement, and takes it in a new directory: shown and behind. It gives microseconds of a call.
+/// The title of a measurement, and its function. That gets a new directory, as it is shown and on the disk, and returns the
+/// microseconds of a call.
 pub type Measurement = (&'static str, fn(&Path, &Path) -> f64);
 
 pub const MEASUREMENTS: [Measurement; 8] = [
@@ -33,13 +34,13 @@ pub fn run() {
     }
 }
 
-/// Takes one measurement in a directory of its own. Its name is new, so nothing is remembered of it.
+/// Takes one measurement in a new directory. No cache has its name, which is new.
 pub fn measure(place: &Place, (_, measurement): Measurement) -> f64 {
     static NEXT: AtomicUsize = AtomicUsize::new(0);
     let name = format!("directory-{}", NEXT.fetch_add(1, Ordering::Relaxed));
-    let behind = place.source.join(&name);
-    let figure = measurement(&place.shown.join(&name), &behind);
-    fs::remove_dir_all(behind).expect("removed");
+    let on_disk = place.source.join(&name);
+    let figure = measurement(&place.shown.join(&name), &on_disk);
+    fs::remove_dir_all(on_disk).expect("removed");
     figure
 }
 
@@ -51,30 +52,30 @@ fn create(shown: &Path, _: &Path) -> f64 {
     })
 }
 
-fn stat_cold(shown: &Path, behind: &Path) -> f64 {
-    fill(behind, FILES);
+fn stat_cold(shown: &Path, on_disk: &Path) -> f64 {
+    fill(on_disk, FILES);
     forget_names();
     per_call(FILES, |number| stat(shown, number))
 }
 
-fn stat_warm(shown: &Path, behind: &Path) -> f64 {
-    fill(behind, FILES);
+fn stat_warm(shown: &Path, on_disk: &Path) -> f64 {
+    fill(on_disk, FILES);
     per_call(FILES, |number| stat(shown, number));
     per_call(FILES, |number| stat(shown, number))
 }
 
-/// As most programs do. The standard library asks for the birth time too, with `statx(2)`.
+/// Calls `stat(2)`, as most programs do. The standard library calls `statx(2)`, which asks for the birth time too.
 fn stat(shown: &Path, number: usize) {
     black_box(rustix::fs::stat(file(shown, number)).expect("a file"));
 }
 
-fn stat_absent(shown: &Path, behind: &Path) -> f64 {
-    fill(behind, FILES);
+fn stat_absent(shown: &Path, on_disk: &Path) -> f64 {
+    fill(on_disk, FILES);
     per_call(FILES, |number| assert!(rustix::fs::stat(file(shown, FILES + number)).is_err()))
 }
 
-fn open_read_close(shown: &Path, behind: &Path) -> f64 {
-    fill(behind, FILES);
+fn open_read_close(shown: &Path, on_disk: &Path) -> f64 {
+    fill(on_disk, FILES);
     let read = |number| {
         let mut buffer = [0; 2 * SIZE];
         let mut opened = File::open(file(shown, number)).expect("a file");
@@ -84,13 +85,13 @@ fn open_read_close(shown: &Path, behind: &Path) -> f64 {
     per_call(FILES, read)
 }
 
-fn rename(shown: &Path, behind: &Path) -> f64 {
-    fill(behind, FILES);
+fn rename(shown: &Path, on_disk: &Path) -> f64 {
+    fill(on_disk, FILES);
     per_call(FILES, |number| fs::rename(file(shown, number), file(shown, FILES + number)).expect("renamed"))
 }
 
-fn unlink(shown: &Path, behind: &Path) -> f64 {
-    fill(behind, FILES);
+fn unlink(shown: &Path, on_disk: &Path) -> f64 {
+    fill(on_disk, FILES);
     per_call(FILES, |number| fs::remove_file(file(shown, number)).expect("removed"))
 }
 

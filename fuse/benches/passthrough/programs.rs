@@ -1,4 +1,4 @@
-//! Programs of every day over 5 000 files of 4 KiB in 50 directories, and over a database.
+//! Everyday programs over 5 000 files of 4 KiB in 50 directories, and over a database.
 
 use std::fs;
 use std::path::Path;
@@ -86,7 +86,7 @@ fn git(repository: &Path, arguments: &[&str]) {
     run_in(repository, "git", &[&settings, arguments].concat());
 }
 
-/// Writes one statement for each transaction. What a disk costs that has to write is no matter here.
+/// Writes one statement for each transaction. SQLite does not wait for the disk, whose speed is not measured here.
 fn write_transactions(sql: &Path) {
     let mut text = "PRAGMA synchronous = OFF; CREATE TABLE numbers (number INTEGER);\n".to_owned();
     for number in 0..TRANSACTIONS {

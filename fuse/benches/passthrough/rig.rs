@@ -38,15 +38,15 @@ pub fn serve() {
     process::serve("bench", "bench", AuditOutput::standard_error()).expect("the bench closes the socket");
 }
 
-/// A directory that calls are made in.
+/// A directory in which the bench makes calls.
 pub struct Place {
-    /// Its name in tables.
+    /// The name in tables.
     pub name: &'static str,
-    /// Where it is used.
+    /// The path at which calls use it.
     pub shown: PathBuf,
     /// Its directory on the disk.
     pub source: PathBuf,
-    // Dropped before the directory goes.
+    // Dropped before the directory is removed.
     _server: Option<Serving>,
     _base: TempDir,
 }
@@ -146,8 +146,8 @@ impl Place {
         })
     }
 
-    /// A place whose server asks for io_uring, which the kernel offers meanwhile. The server has asked when it has answered the
-    /// first call.
+    /// Starts a place whose server asks for io_uring. The kernel offers that meanwhile: the server has asked for it when it answers
+    /// the first call.
     fn over_io_uring(place: impl FnOnce() -> Self) -> Self {
         let allowed = fs::read_to_string(ENABLE_URING).expect("Linux 6.14 or newer");
         fs::write(ENABLE_URING, "Y").expect("root may");
@@ -168,8 +168,8 @@ impl Place {
         Self { name, shown, source, _server: Some(serving), _base: base }
     }
 
-    /// Of these, those that are there and chosen: the native directory, podfs as hostPath and as emptyDir (both also over
-    /// io_uring), and the peers.
+    /// The places that this machine can have and that are chosen: the native directory, podfs as hostPath and as emptyDir (both
+    /// also over io_uring), and the peers.
     pub fn all() -> Vec<Self> {
         type Start = fn() -> Place;
         let (has_rings, has_hp) = (Path::new(ENABLE_URING).exists(), hp_program().exists());
@@ -251,14 +251,14 @@ pub fn forget_names() {
     fs::write("/proc/sys/vm/drop_caches", "2").expect("root may");
 }
 
-/// What the rounds of one measurement gave at one place.
+/// The result of one measurement at one place.
 struct Figures {
     median: f64,
     /// Half of the distance between the quartiles.
     spread: f64,
 }
 
-/// The figures of each place. The places take turns, so that other work of the machine meets all of them alike.
+/// The figures of each place. The places take turns, so that other work of the machine affects all of them alike.
 fn take_turns(places: &[Place], rounds: usize, measure: impl Fn(&Place) -> f64) -> Vec<Figures> {
     let mut samples = vec![Vec::with_capacity(rounds); places.len()];
     // The first round warms everything.
@@ -273,7 +273,7 @@ fn take_turns(places: &[Place], rounds: usize, measure: impl Fn(&Place) -> f64) 
     samples.into_iter().map(Figures::of).collect()
 }
 
-/// Calls `measure` on the chosen CPU, with the programs that it starts. Servers run where they like.
+/// Calls `measure` on the chosen CPU, with the programs that it starts. Servers run on any CPU.
 fn on_chosen_cpu(measure: impl FnOnce() -> f64) -> f64 {
     let Some(cpu) = Choice::of_arguments().cpu() else { return measure() };
     let before = sched_getaffinity(None).expect("the CPUs of this thread");
@@ -301,7 +301,7 @@ pub fn millis(call: impl FnOnce()) -> f64 {
     began.elapsed().as_secs_f64() * 1e3
 }
 
-/// Microseconds of one call, from `count` of them.
+/// The microseconds of one call: the mean of `count` calls.
 pub fn per_call(count: usize, call: impl FnMut(usize)) -> f64 {
     let began = Instant::now();
     (0..count).for_each(call);

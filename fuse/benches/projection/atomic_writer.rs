@@ -1,6 +1,6 @@
-//! The system calls of the kubelet's `AtomicWriter`, in its order, as the peer of a commit.
+//! The system calls of the kubelet's `AtomicWriter`, in the same order, as the peer of a commit.
 //!
-//! It stands for the real writer's work, not for its code: what it leaves out is Go's own overhead.
+//! They stand for the work of the real writer, not for its code: the overhead of Go is left out.
 
 use std::fs::{self, DirBuilder, OpenOptions, Permissions};
 use std::io::Write;
@@ -8,7 +8,7 @@ use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt, symlink};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-/// Writes `payload` as generation `round` below `volume`; gives the time until `..data` was switched.
+/// Writes `payload` as generation `round` below `volume`. Returns the time until `..data` was switched.
 pub fn write(volume: &Path, payload: &[(String, Vec<u8>)], round: usize) -> Duration {
     let began = Instant::now();
     let data = volume.join("..data");

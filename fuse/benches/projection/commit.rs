@@ -1,4 +1,4 @@
-//! From a changed payload in memory to `..data` switched, beside the `AtomicWriter`'s calls on tmpfs.
+//! The time from a changed payload in memory to the switch of `..data`, beside the `AtomicWriter`'s calls on tmpfs.
 
 use super::atomic_writer;
 use super::rig::{DIRECTORIES, Mounted, Tmpfs, header, layout, median, payload, row, show};
@@ -25,7 +25,7 @@ pub fn run() {
         atomic_writer::write(tmpfs.path(), &payload(count, size, 0), 0);
         for round in 1..=ROUNDS {
             let next = payload(count, size, round);
-            // Commits come one by one in life: what the one before left to do is done.
+            // Real commits come one by one: the work that the last commit left for later has ended.
             std::thread::sleep(Duration::from_millis(2));
             let began = Instant::now();
             match mounted.projection.commit(&layout(&next), DIRECTORIES).expect("a commit") {

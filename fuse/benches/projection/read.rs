@@ -39,7 +39,7 @@ pub fn run() {
     println!("requests sent by one more warm round: {}", after - before);
 }
 
-/// Both in turn, so that what else the machine does meets both alike.
+/// Measures both in turn, so that other work of the machine affects both alike.
 fn compare(what: &str, ours: &Path, peer: &Path, call: fn(&Path)) {
     let (mut our_rounds, mut peer_rounds) = (Vec::new(), Vec::new());
     for round in 0..WARM_UP + ROUNDS {
@@ -62,7 +62,7 @@ fn compare_opens_of_python(ours: &Path, peer: &Path) {
     row("open().read() of Python through the link", median(our_rounds), median(peer_rounds));
 }
 
-/// The time of one call, from many after a first one.
+/// The time of one call: the mean of 1000, after a first one.
 fn open_and_read_in_python(volume: &Path) -> Duration {
     const PROGRAM: &str = "import sys, time\n\
                            def read():\n    \

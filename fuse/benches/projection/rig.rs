@@ -40,8 +40,8 @@ pub fn serve() {
 
 /// A projection with its own server process, mounted and visible.
 pub struct Mounted {
-    // The volume is unmounted before the projection ends, and that before its server is killed: the projection asks the
-    // server to end it, and a keeper of descriptors would hold the socket open without an answer.
+    // Dropped in this order: the volume is unmounted, the projection ends, its server is killed. The projection asks the
+    // server to end it: without a server, a keeper of descriptors would hold the socket open without an answer.
     _visible: VisibleMount,
     pub projection: ProjectionMount,
     _server: ServerProcess,
@@ -118,7 +118,7 @@ pub fn median(mut samples: Vec<Duration>) -> Duration {
     samples[samples.len() / 2]
 }
 
-/// Time of one call, from `batch` of them.
+/// The time of one call: the mean of `batch` calls.
 pub fn per_call(batch: u32, mut call: impl FnMut()) -> Duration {
     let began = Instant::now();
     (0..batch).for_each(|_| call());

@@ -34,12 +34,12 @@ pub fn run() {
 }
 
 fn misses(volume: &Path, mut switch: impl FnMut(usize)) -> u64 {
-    let (missing, done) = (AtomicU64::new(0), AtomicBool::new(false));
+    let (missing, is_over) = (AtomicU64::new(0), AtomicBool::new(false));
     let file = volume.join("..data/key-0000");
     thread::scope(|scope| {
         for _ in 0..READERS {
             scope.spawn(|| {
-                while !done.load(Ordering::Relaxed) {
+                while !is_over.load(Ordering::Relaxed) {
                     match File::open(&file) {
                         Ok(_) => {}
                         Err(error) if error.kind() == ErrorKind::NotFound => {
@@ -51,11 +51,11 @@ fn misses(volume: &Path, mut switch: impl FnMut(usize)) -> u64 {
             });
         }
         for round in 1..=SWITCHES {
-            // Otherwise the bench would measure the limit of old generations.
+            // Without a pause, the bench would measure the limit on the number of old generations.
             thread::sleep(Duration::from_millis(1));
             switch(round);
         }
-        done.store(true, Ordering::Relaxed);
+        is_over.store(true, Ordering::Relaxed);
     });
     missing.load(Ordering::Relaxed)
 }

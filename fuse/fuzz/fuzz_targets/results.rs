@@ -6,6 +6,6 @@ use libfuzzer_sys::fuzz_target;
 use podfs_fuse_fuzz::results;
 
 fuzz_target!(|data: &[u8]| {
-    // Most inputs are not.
-    let _is_of_this_kind = results::look(data);
+    // Most inputs are not valid.
+    let _is_valid = results::look(data);
 });

@@ -5,12 +5,12 @@ use podfs_nfs::xdr::{Malformed, XdrReader, XdrWriter};
 
 use super::memory;
 
-/// Whether the decoded value can be encoded again.
+/// The part of a message that the decoded value contains.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Kept {
-    /// Everything has its place in the value.
+    /// The whole message.
     All,
-    /// Data and entries that no caller can use are left out.
+    /// All except data and entries that no caller can use.
     Usable,
 }
 
@@ -19,12 +19,12 @@ pub enum Kept {
 pub struct Checked<T> {
     /// The value.
     pub value: T,
-    /// Nothing stands behind it.
+    /// Whether the message has no bytes after the value.
     pub is_all: bool,
 }
 
-/// Reads `bytes`, and looks at what comes of it: nothing was allocated beyond `most` bytes; no byte is missing that was
-/// read, and none was read twice; and what `write` makes of the value is read as the same again.
+/// Decodes `bytes` with `read`, and checks that the decoder allocates at most `most` bytes, that it reads no byte beyond the end
+/// and needs the last byte that it reads, and that it decodes the bytes that `write` makes of the value as the same value.
 pub fn check<T>(
     bytes: &Slice,
     most: usize,
@@ -55,15 +55,15 @@ pub fn check<T>(
         Kept::All => assert_eq!(written.len(), end, "it is as long as before"),
         Kept::Usable => assert!(written.len() <= end, "it has become longer"),
     }
-    let again = Slice::from(written);
-    let mut reader = XdrReader::new(&again);
-    let same = read(&mut reader, &again).expect("what was written can be read");
-    assert_eq!(reader.position(), again.len(), "it is read to its end");
-    assert_eq!(write(&same), *again, "it is read as what was written");
+    let written = Slice::from(written);
+    let mut reader = XdrReader::new(&written);
+    let same = read(&mut reader, &written).expect("what was written can be read");
+    assert_eq!(reader.position(), written.len(), "it is read to its end");
+    assert_eq!(write(&same), *written, "it is read as what was written");
     Some(Checked { value, is_all: end == bytes.len() })
 }
 
-/// `part` lies within `whole`, not only in content.
+/// Asserts that `part` is in the memory of `whole`, and not only equal to a part of it.
 pub fn assert_within(part: &[u8], whole: &[u8]) {
     let (part, whole) = (part.as_ptr_range(), whole.as_ptr_range());
     assert!(whole.start <= part.start && part.end <= whole.end, "it does not lie within the message");

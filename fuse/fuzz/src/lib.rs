@@ -1,10 +1,10 @@
-//! The fuzz targets, without their callers: libFuzzer, and the test `nfs::fuzz_seeds` that reads the seeds.
+//! The fuzz targets as functions. libFuzzer calls them, and so does the test `nfs::fuzz_seeds`, with the seeds.
 //!
 //! | module | owns |
 //! |---|---|
 //! | [`mount`], [`record`], [`reply`], [`results`] | one target each |
-//! | [`memory`] | how much memory a decoder asks for |
-//! | [`server`] | results as a server writes them |
+//! | [`memory`] | the memory that a decoder allocates |
+//! | [`server`] | results as a server encodes them |
 //! | [`stream`] | a stream that is read in pieces |
 //! | [`decoded`] | the properties of every decoded value |
 

@@ -1,6 +1,7 @@
-//! How much memory a decoder asks for.
+//! The memory that a decoder allocates.
 //!
-//! Only what Rust allocates is counted: libFuzzer has its memory from elsewhere. Each thread has its own count.
+//! The counts have only allocations by Rust code, and none by libFuzzer, which uses another allocator. Each thread has its own
+//! counts.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
@@ -13,11 +14,11 @@ static MEMORY: Counting = Counting;
 thread_local! {
     /// Bytes that are allocated now. Negative if this thread has freed memory that others allocated.
     static NOW: Cell<isize> = const { Cell::new(0) };
-    /// Most bytes that have been allocated at a time.
+    /// The most bytes that have been allocated at the same time.
     static PEAK: Cell<isize> = const { Cell::new(0) };
 }
 
-/// Runs `run`, and returns the most bytes that it had allocated at a time.
+/// Runs `run`, and returns the most bytes that it had allocated at the same time.
 pub fn peak<T>(run: impl FnOnce() -> T) -> (T, usize) {
     let before = NOW.get();
     PEAK.set(before);
@@ -25,39 +26,39 @@ pub fn peak<T>(run: impl FnOnce() -> T) -> (T, usize) {
     (value, (PEAK.get() - before).cast_unsigned())
 }
 
-fn taken(bytes: usize) {
+fn count_allocated(bytes: usize) {
     NOW.set(NOW.get() + bytes.cast_signed());
     PEAK.set(PEAK.get().max(NOW.get()));
 }
 
-fn given_back(bytes: usize) {
+fn count_freed(bytes: usize) {
     NOW.set(NOW.get() - bytes.cast_signed());
 }
 
-// SAFETY: everything is passed on to the system's allocator as it came.
+// SAFETY: every call goes to the system's allocator unchanged.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        taken(layout.size());
-        // SAFETY: the caller's promises are those that are asked for.
+        count_allocated(layout.size());
+        // SAFETY: the caller keeps the contract of `GlobalAlloc::alloc`.
         unsafe { System.alloc(layout) }
     }
 
     unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
-        taken(layout.size());
-        // SAFETY: as above.
+        count_allocated(layout.size());
+        // SAFETY: the caller keeps the contract of `GlobalAlloc::alloc_zeroed`.
         unsafe { System.alloc_zeroed(layout) }
     }
 
     unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
-        given_back(layout.size());
-        // SAFETY: as above.
+        count_freed(layout.size());
+        // SAFETY: the caller keeps the contract of `GlobalAlloc::dealloc`.
         unsafe { System.dealloc(pointer, layout) }
     }
 
     unsafe fn realloc(&self, pointer: *mut u8, layout: Layout, size: usize) -> *mut u8 {
-        taken(size);
-        given_back(layout.size());
-        // SAFETY: as above.
+        count_allocated(size);
+        count_freed(layout.size());
+        // SAFETY: the caller keeps the contract of `GlobalAlloc::realloc`.
         unsafe { System.realloc(pointer, layout, size) }
     }
 }

@@ -1,4 +1,4 @@
-//! Answers of mountd and the portmapper. The first byte chooses which of them.
+//! Answers of mountd and the portmapper. The first byte of an input chooses the kind of answer.
 
 use podfs_nfs::mountd::{self, MountdError};
 use podfs_nfs::portmap;
@@ -9,11 +9,11 @@ use podfs_nfs::xdr::{XdrReader, XdrWriter};
 use super::decoded::{self, Checked, Kept};
 use super::server;
 
-/// Looks at an input. Answers whether all of it is of the kind that is read here.
+/// Checks an input. Returns whether the whole input is a valid answer.
 pub fn look(data: &[u8]) -> bool {
-    let Some((&which, data)) = data.split_first() else { return false };
+    let Some((&kind, data)) = data.split_first() else { return false };
     let bytes = &Slice::from(data.to_vec());
-    match which {
+    match kind {
         0 => mounted(bytes),
         1 => refused(bytes),
         2 => port(bytes),
@@ -22,7 +22,7 @@ pub fn look(data: &[u8]) -> bool {
 }
 
 fn mounted(bytes: &Slice) -> bool {
-    // A list that grows has the old one beside the new one while it is copied.
+    // While a list grows, the memory of the old list and of the new one are allocated at the same time.
     let most = 3 * bytes.len() + 16;
     let read = |from: &mut XdrReader<'_>, _: &Slice| mountd::mounted(from);
     let checked = decoded::check(bytes, most, Kept::All, read, server::mounted);
@@ -44,7 +44,7 @@ fn port(bytes: &Slice) -> bool {
     };
     let checked = decoded::check(bytes, 0, Kept::All, |from, _| portmap::port(from), write);
     let Some(Checked { value: port, is_all }) = checked else { return false };
-    let said = XdrReader::new(bytes).u32().expect("it was just read");
-    assert_eq!(port.map(u32::from), (1..=0xffff).contains(&said).then_some(said));
+    let number = XdrReader::new(bytes).u32().expect("it was just read");
+    assert_eq!(port.map(u32::from), (1..=0xffff).contains(&number).then_some(number));
     is_all
 }

@@ -1,7 +1,7 @@
-//! Records of a stream: however it is cut, they are those that a few obvious lines find in it.
+//! Records of a stream. The decoder gets the stream in pieces of any size, and must find the same records as a few obvious lines.
 //!
-//! The input is how the stream is cut, in [`PIECES`] bytes, and instructions that make the stream, so that a few bytes
-//! make long records and many fragments.
+//! The first [`PIECES`] bytes of an input are the sizes of the pieces. The other bytes are instructions that make the stream, so
+//! that a few bytes make long records and many fragments.
 
 use std::collections::VecDeque;
 
@@ -12,20 +12,21 @@ use podfs_nfs::rpc::{Pool, Slice};
 use super::{memory, stream};
 
 const LAST: u32 = 1 << 31;
-/// How many bytes say how the stream is cut.
+/// The number of bytes with the sizes of the pieces.
 const PIECES: usize = 4;
-/// From here on, lengths in instructions stand for longer ones, up to one that is too long.
+/// Lengths in instructions from this one on mean longer lengths, up to one that is too long.
 const LONG: usize = 0xc000;
-/// Streams are cut off here.
+/// The length of a stream after which further instructions are ignored.
 const MAX_STREAM: usize = 2 * MAX_RECORD;
-/// So many records are held while later ones are read.
+/// The number of records that stay in use while later ones are read.
 const HELD: usize = 3;
 
-/// Looks at an input. Answers whether all of it is of the kind that is read here.
+/// Checks an input. Returns whether the whole input is valid: its last instruction is complete, and the stream has a record or an
+/// error.
 pub fn look(data: &[u8]) -> bool {
     let Some((pieces, instructions)) = data.split_first_chunk::<PIECES>() else { return false };
     let (made, are_whole) = make(instructions);
-    // A long stream is not read byte by byte: that would take its time, and be nothing new.
+    // Pieces of single bytes of a long stream would take long, and test nothing new.
     let unit = 1 + made.len() / 4096;
     let pieces = pieces.map(usize::from).map(|piece| unit * if piece < 128 { piece + 1 } else { (piece - 127) * 521 });
     let known = Known::of(&made);
@@ -49,14 +50,15 @@ pub fn look(data: &[u8]) -> bool {
     assert_eq!(outcome.err(), known.garbage);
     assert!(known.garbage.is_some() || found == known.records.len(), "{found} of {} records", known.records.len());
 
-    // Two for what is being read, and the pool's notes; where the whole records of a read stand.
+    // Beside the records in use: two buffers for the record that is being read, the lists of the pool, and the positions of the
+    // complete records of one read.
     let buffer = if known.longest + 8 > SMALL { SMALL + LARGE } else { SMALL };
     let bound = (HELD + 2) * buffer + 4096 + 12 * made.len();
     assert!(peak <= bound, "{peak} bytes were allocated for a stream of {}", made.len());
     are_whole && (known.garbage.is_some() || found > 0)
 }
 
-/// Follows the instructions. Answers whether the last one is whole, too.
+/// Makes the stream. Returns also whether the last instruction is complete.
 fn make(mut instructions: &[u8]) -> (Vec<u8>, bool) {
     let (mut made, mut are_whole) = (Vec::new(), true);
     while let [instruction, behind @ ..] = instructions
@@ -64,7 +66,7 @@ fn make(mut instructions: &[u8]) -> (Vec<u8>, bool) {
     {
         let argument = usize::from(instruction >> 2);
         instructions = match (instruction & 3, behind) {
-            // Bytes as they stand here.
+            // The following bytes, unchanged.
             (0, behind) => {
                 are_whole = argument <= behind.len();
                 let (bytes, behind) = behind.split_at(argument.min(behind.len()));
@@ -92,7 +94,7 @@ fn make(mut instructions: &[u8]) -> (Vec<u8>, bool) {
     (made, are_whole)
 }
 
-/// A fragment whose bytes tell where they stand.
+/// Adds a fragment. Its bytes depend on their positions in the stream.
 fn fragment(made: &mut Vec<u8>, length: usize, last: bool) {
     let mark = u32::try_from(length).expect("lengths are short") | if last { LAST } else { 0 };
     made.extend_from_slice(&mark.to_be_bytes());
@@ -103,7 +105,7 @@ fn fragment(made: &mut Vec<u8>, length: usize, last: bool) {
     }
 }
 
-/// No multiple of anything, so that nothing moved looks as before.
+/// The length is a prime number, so that bytes at a wrong position differ from the right ones.
 static PATTERN: [u8; 65_537] = {
     let mut pattern = [0; 65_537];
     let mut at = 0;

@@ -1,5 +1,5 @@
-//! Messages of RPC. The first byte chooses: a record from a server is taken for what it says and nothing more, and a
-//! call of ours is a record that says what was called.
+//! Messages of RPC. The first byte of an input chooses: the other bytes are a record of a server, which must be decoded exactly,
+//! or they describe a call of podfs, which a server must decode as that call.
 
 use podfs_nfs::rpc::credential::MAX_GROUPS;
 use podfs_nfs::rpc::message::{RecordKind, receive};
@@ -9,7 +9,7 @@ use podfs_nfs::xdr::{Malformed, XdrReader, XdrWriter};
 
 use super::{memory, stream};
 
-/// Looks at an input. Answers whether all of it is of the kind that is read here.
+/// Checks an input. Returns whether the whole input is a valid record or description.
 pub fn look(data: &[u8]) -> bool {
     match data.split_first() {
         Some((0, record)) => from_a_server(record),
@@ -94,9 +94,9 @@ fn call(data: &mut XdrReader<'_>) -> Result<(), Malformed> {
     };
     let message =
         RpcCall::call_with(xid, procedure, &credential, write, payload.map(|bytes| Slice::from(bytes.to_vec())));
-    let sent = from(&message, 0);
+    let sent = bytes_from(&message, 0);
     for skip in (0..=sent.len()).step_by(1 + sent.len() / 16) {
-        assert_eq!(from(&message, skip), sent[skip..], "what is sent after the first {skip} bytes");
+        assert_eq!(bytes_from(&message, skip), sent[skip..], "what is sent after the first {skip} bytes");
     }
 
     let mut records = Vec::new();
@@ -141,7 +141,7 @@ fn is_user(body: &[u8], uid: u32, gid: u32, groups: &[u32]) -> Result<(), Malfor
     Ok(())
 }
 
-/// What of a message is sent from the byte `skip` on.
-fn from(message: &RpcCall, skip: usize) -> Vec<u8> {
+/// The bytes of a message that podfs sends after the first `skip` ones.
+fn bytes_from(message: &RpcCall, skip: usize) -> Vec<u8> {
     message.parts(skip).flat_map(|part| part.to_vec()).collect()
 }

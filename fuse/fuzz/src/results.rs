@@ -1,4 +1,5 @@
-//! The results of every procedure of NFSv3. The first byte is its number; what follows stands behind the status.
+//! The results of every procedure of NFSv3. The first byte of an input is the procedure's number. The other bytes are the results
+//! after the status.
 
 use podfs_nfs::rpc::Slice;
 use podfs_nfs::v3::{Attributes, DirectoryPage, MAX_LINK, NfsStatus, WccData, results};
@@ -7,12 +8,12 @@ use podfs_nfs::xdr::{Malformed, XdrReader, XdrWriter};
 use super::decoded::{self, Checked, Kept, assert_within};
 use super::server;
 
-/// Looks at an input. Answers whether all of it is of the kind that is read here.
+/// Checks an input. Returns whether the whole input is valid.
 pub fn look(data: &[u8]) -> bool {
     let Some((&number, data)) = data.split_first() else { return false };
     let bytes = &Slice::from(data.to_vec());
     match number {
-        // NULL has no results; this is what any other call may have instead of them.
+        // NULL has no results. Its number stands for the status of a call that has failed.
         0 => status(bytes),
         1 => all(bytes, Attributes::read, server::attributes),
         // SETATTR, REMOVE and RMDIR
@@ -36,7 +37,7 @@ pub fn look(data: &[u8]) -> bool {
     }
 }
 
-/// Results of which everything is kept.
+/// Checks results that the decoded value contains completely.
 fn all<T>(
     bytes: &Slice,
     read: impl Fn(&mut XdrReader<'_>) -> Result<T, Malformed>,

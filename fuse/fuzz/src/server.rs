@@ -1,4 +1,4 @@
-//! Results as a server writes them (RFC 1813). What readers ignore is zero.
+//! Results as a server encodes them (RFC 1813). Fields that podfs ignores are zero.
 
 use podfs_nfs::mountd::MountReply;
 use podfs_nfs::v3::{
@@ -35,63 +35,63 @@ pub fn around(to: &mut XdrWriter, value: &WccData) {
     known(to, &value.after);
 }
 
-/// Of LOOKUP.
+/// The results of LOOKUP.
 pub fn lookup(to: &mut XdrWriter, value: &LookupReply) {
     value.handle.write(to);
     known(to, &value.attributes);
     known(to, &value.directory);
 }
 
-/// Of ACCESS.
+/// The results of ACCESS.
 pub fn access(to: &mut XdrWriter, value: &AccessReply) {
     known(to, &value.attributes);
     to.u32(value.granted);
 }
 
-/// Of READLINK.
+/// The results of READLINK.
 pub fn readlink(to: &mut XdrWriter, value: &LinkTarget) {
     known(to, &value.attributes);
     to.opaque(&value.target);
 }
 
-/// Of READ.
+/// The results of READ.
 pub fn read(to: &mut XdrWriter, value: &ReadReply) {
     known(to, &value.attributes);
     to.length(value.data.len()).flag(value.is_end).opaque(&value.data);
 }
 
-/// Of WRITE.
+/// The results of WRITE.
 pub fn write(to: &mut XdrWriter, value: &WriteReply) {
     around(to, &value.file);
     to.u32(value.count).u32(value.stability as u32).fixed(&value.verifier);
 }
 
-/// Of COMMIT.
+/// The results of COMMIT.
 pub fn commit(to: &mut XdrWriter, value: &CommitReply) {
     around(to, &value.file);
     to.fixed(&value.verifier);
 }
 
-/// Of CREATE, MKDIR, SYMLINK and MKNOD.
+/// The results of CREATE, MKDIR, SYMLINK and MKNOD.
 pub fn created(to: &mut XdrWriter, value: &CreateReply) {
     handle(to, &value.handle);
     known(to, &value.attributes);
     around(to, &value.directory);
 }
 
-/// Of LINK.
+/// The results of LINK.
 pub fn link(to: &mut XdrWriter, value: &LinkReply) {
     known(to, &value.attributes);
     around(to, &value.directory);
 }
 
-/// Of RENAME.
+/// The results of RENAME.
 pub fn rename(to: &mut XdrWriter, value: &(WccData, WccData)) {
     around(to, &value.0);
     around(to, &value.1);
 }
 
-/// Of FSSTAT.
+/// The results of FSSTAT.
 pub fn fsstat(to: &mut XdrWriter, value: &FsStat) {
     known(to, &value.attributes);
     to.u64(value.total_bytes).u64(value.free_bytes).u64(value.available_bytes);
@@ -99,25 +99,25 @@ pub fn fsstat(to: &mut XdrWriter, value: &FsStat) {
     to.u32(0);
 }
 
-/// Of FSINFO.
+/// The results of FSINFO.
 pub fn fsinfo(to: &mut XdrWriter, value: &FsInfo) {
     known(to, &value.attributes);
     to.u32(value.read_max).u32(0).u32(0);
     to.u32(value.write_max).u32(0).u32(0);
     to.u32(0).u64(value.file_max);
-    // The step is a time, too, but may be any.
+    // The step is a time, too, but any value is valid.
     to.u32(value.time_step.seconds).u32(value.time_step.nanoseconds);
     to.u32(value.properties);
 }
 
-/// Of PATHCONF.
+/// The results of PATHCONF.
 pub fn pathconf(to: &mut XdrWriter, value: &PathConf) {
     known(to, &value.attributes);
     to.u32(value.links_max).u32(value.name_max);
     to.flag(value.refuses_long_names).flag(value.restricts_chown).flag(false).flag(false);
 }
 
-/// Of READDIR, or of READDIRPLUS if `plus` says so.
+/// The results of READDIR, or of READDIRPLUS if `plus`.
 pub fn listing(to: &mut XdrWriter, value: &DirectoryPage, plus: bool) {
     known(to, &value.directory);
     to.fixed(&value.verifier);
@@ -131,7 +131,7 @@ pub fn listing(to: &mut XdrWriter, value: &DirectoryPage, plus: bool) {
     to.flag(false).flag(value.is_last);
 }
 
-/// Of MNT.
+/// The results of MNT.
 pub fn mounted(to: &mut XdrWriter, value: &MountReply) {
     value.root.write(to);
     to.length(value.flavors.len());

@@ -4,10 +4,10 @@ use podfs_nfs::rpc::Slice;
 use podfs_nfs::rpc::pool::LARGE;
 use podfs_nfs::rpc::record::{Incoming, StreamError};
 
-/// Gives `stream` to `incoming`, in pieces of at most as many bytes as `pieces` says, and its records to `each`.
+/// Gives `stream` to `incoming` in pieces of at most these sizes, and calls `each` with each record.
 ///
 /// # Errors
-/// As [`Incoming::read`].
+/// Those of [`Incoming::read`].
 pub fn feed(
     incoming: &mut Incoming,
     stream: &[u8],

@@ -6,10 +6,10 @@ use std::net::{IpAddr, ToSocketAddrs};
 
 use serde::{Deserialize, Serialize};
 
-/// The server and the path of an export. Reads `server:path`.
+/// The server and the path of an export. Its text is `server:path`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ExportAddress {
-    /// The server's name or address. An address of IPv6 is without brackets.
+    /// The server's name or address. An IPv6 address is without brackets.
     pub server: String,
     /// The exported directory, an absolute path on the server.
     pub path: String,
@@ -18,10 +18,10 @@ pub struct ExportAddress {
 /// Why a server and a path are no address of an export.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum AddressError {
-    /// The path begins at no root.
+    /// The path is not absolute.
     #[error("must be an absolute path")]
     RelativePath,
-    /// The kernel's paths end at a NUL.
+    /// The path has a NUL, at which a path ends for the kernel.
     #[error("must not contain a NUL character")]
     NulInPath,
     /// The server has a character that no name and no address has.
@@ -37,7 +37,7 @@ impl AddressError {
 }
 
 impl ExportAddress {
-    /// The address with this server, whose IPv6 address may have brackets, and this path.
+    /// The address of the export `path` of `server`. An IPv6 address may be in brackets.
     ///
     /// # Errors
     /// [`AddressError`] if the path or the server is invalid.
@@ -55,7 +55,7 @@ impl ExportAddress {
         Ok(ExportAddress { server: inner.to_owned(), path: path.to_owned() })
     }
 
-    /// As the kernel and `/proc/self/mounts` have it: the server's address of IPv6 stands in brackets.
+    /// The source of a mount as the kernel and `/proc/self/mounts` write it: with an IPv6 address in brackets.
     pub fn mount_source(&self) -> String {
         let ExportAddress { server, path } = self;
         if server.contains(':') { format!("[{server}]:{path}") } else { format!("{server}:{path}") }

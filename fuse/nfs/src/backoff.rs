@@ -10,7 +10,7 @@ pub struct DoublingPause {
 }
 
 impl DoublingPause {
-    /// From `first` to `longest`.
+    /// Pauses from `first` to `longest`.
     pub const fn new(first: Duration, longest: Duration) -> Self {
         Self { first, longest }
     }
@@ -20,7 +20,7 @@ impl DoublingPause {
         self.longest
     }
 
-    /// For attempts of which none has failed yet.
+    /// The state of attempts of which none has failed yet.
     pub const fn backoff(self) -> Backoff {
         Backoff { pauses: self, failures: 0 }
     }
@@ -31,7 +31,7 @@ impl DoublingPause {
     }
 }
 
-/// The pauses of attempts of one kind.
+/// The state of a series of attempts: how many have failed in a row, and so how long the next pause is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Backoff {
     pauses: DoublingPause,
@@ -39,14 +39,14 @@ pub struct Backoff {
 }
 
 impl Backoff {
-    /// An attempt has failed. Gives the pause before the next one.
+    /// Records that an attempt has failed. Returns the pause before the next attempt.
     pub fn fail(&mut self) -> Duration {
         let pause = self.pauses.after(self.failures);
         self.failures = self.failures.saturating_add(1);
         pause
     }
 
-    /// An attempt has succeeded: the next pause is the first one again.
+    /// Records that an attempt has succeeded. The next pause is the first one again.
     pub fn reset(&mut self) {
         self.failures = 0;
     }

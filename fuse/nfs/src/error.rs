@@ -8,19 +8,19 @@ use crate::v3::NfsStatus;
 /// Why a call to an export failed.
 #[derive(Clone, Copy, Debug, Eq, PartialEq, thiserror::Error)]
 pub enum Error {
-    /// The server did not do it, or it is unknown whether it did.
+    /// The call has no results. The server has not executed it, or the client does not know whether it has.
     #[error(transparent)]
     RpcError(#[from] RpcError),
-    /// The server says no.
+    /// The server answers with an error.
     #[error("the server answers {} (nfsstat3 {})", .status.errno(), .status.0)]
     Refused {
-        /// Why.
+        /// The server's status.
         status: NfsStatus,
-        /// The call was sent more than once. If the server has forgotten that it has done it, `EXIST` or `NOENT` may be
-        /// the effect of the call itself.
+        /// The client sent the call more than once. If the server does not remember its first answer, `EXIST` or `NOENT` may
+        /// be the effect of the first execution.
         retransmitted: bool,
     },
-    /// The name is longer than any server takes.
+    /// The name is longer than any server accepts.
     #[error("the name is too long")]
     NameTooLong,
 }

@@ -19,7 +19,7 @@ use crate::v3::{
 };
 use crate::xdr::{Malformed, XdrReader, XdrWriter};
 
-/// Most bytes of a READ or WRITE here: what the kernel asks a FUSE server for at once.
+/// Most bytes of a READ or WRITE: the most that the kernel requests from a FUSE server at once.
 pub const MAX_TRANSFER: u32 = 1 << 20;
 /// Fewest bytes of a READ or WRITE.
 const MIN_TRANSFER: u32 = 4096;
@@ -58,7 +58,7 @@ impl Limits {
     /// Computes the limits from the server's FSINFO and from the mount's options `rsize` and `wsize`.
     pub fn new(info: &FsInfo, rsize: Option<u32>, wsize: Option<u32>) -> Self {
         let clamp = |wanted: Option<u32>, most: u32| {
-            // A server that says nothing takes what NFSv2 took.
+            // A server that names no limit accepts at least the 8 KiB of NFSv2.
             let most = if most == 0 { 8192 } else { most.min(MAX_TRANSFER) };
             let size = wanted.unwrap_or(MAX_TRANSFER).max(MIN_TRANSFER).min(most);
             if size > TRANSFER_STEP { size / TRANSFER_STEP * TRANSFER_STEP } else { size }
@@ -67,14 +67,15 @@ impl Limits {
             read: clamp(rsize, info.read_max),
             write: clamp(wsize, info.write_max),
             listing: clamp(None, info.read_max).clamp(MIN_LISTING, MAX_LISTING),
-            file: info.file_max,
+            // As Linux does, podfs takes 0 as a server without a limit.
+            file: if info.file_max == 0 { u64::MAX } else { info.file_max },
         }
     }
 }
 
 impl Export {
-    /// The export with the root `root`, whose calls are made on `connections` connections. See
-    /// [`mount`](crate::mount::mount) for how to come by it.
+    /// The export with the root `root`, whose calls use `connections` connections. [`mount`](crate::mount::mount) finds all
+    /// these values.
     pub fn new(server: Rc<NfsServer>, root: NfsFileHandle, limits: Limits, policy: Policy, connections: usize) -> Self {
         Self { server, root, policy, connections, limits }
     }
@@ -103,36 +104,42 @@ impl Export {
     ///
     /// # Errors
     /// [`Error`], as everywhere below.
-    pub async fn null(&self, how: CallOptions<'_>) -> Result<(), Error> {
+    pub async fn null(&self, options: CallOptions<'_>) -> Result<(), Error> {
         let connection = self.connection(&self.root);
         let call =
-            RepeatableCall { how, number: ProcedureNumber::Null, arguments: |_: &mut XdrWriter| {}, payload: None };
-        let policy = how.policy.unwrap_or(self.policy);
-        call.send(&connection, policy, how.again).await.map(|_nothing| ()).map_err(Error::from)
+            RepeatableCall { options, number: ProcedureNumber::Null, arguments: |_: &mut XdrWriter| {}, payload: None };
+        let policy = options.policy.unwrap_or(self.policy);
+        call.send(&connection, policy, options.again).await.map(|_nothing| ()).map_err(Error::from)
     }
 
     /// GETATTR
     ///
     /// # Errors
     /// [`Error`]
-    pub async fn getattr(&self, how: CallOptions<'_>, file: &NfsFileHandle) -> Result<Attributes, Error> {
-        self.call(how, file, ProcedureNumber::Getattr, |to| file.write(to), Attributes::read).await
+    pub async fn getattr(&self, options: CallOptions<'_>, file: &NfsFileHandle) -> Result<Attributes, Error> {
+        self.call(options, file, ProcedureNumber::Getattr, |to| file.write(to), Attributes::read).await
     }
 
-    /// SETATTR. With `guard` it is done only if the file's ctime is that; otherwise the answer is
+    /// SETATTR. With `guard`, the server executes it only if the file's ctime equals `guard`; otherwise it answers
     /// [`NfsStatus::NOT_SYNC`](v3::NfsStatus::NOT_SYNC).
     ///
     /// # Errors
     /// [`Error`]
     pub async fn setattr(
         &self,
-        how: CallOptions<'_>,
+        options: CallOptions<'_>,
         file: &NfsFileHandle,
         changes: &AttributeChanges,
         guard: Option<Time>,
     ) -> Result<WccData, Error> {
-        self.call(how, file, ProcedureNumber::Setattr, |to| arguments::setattr(to, file, changes, guard), WccData::read)
-            .await
+        self.call(
+            options,
+            file,
+            ProcedureNumber::Setattr,
+            |to| arguments::setattr(to, file, changes, guard),
+            WccData::read,
+        )
+        .await
     }
 
     /// LOOKUP
@@ -141,30 +148,42 @@ impl Export {
     /// [`Error`]
     pub async fn lookup(
         &self,
-        how: CallOptions<'_>,
+        options: CallOptions<'_>,
         directory: &NfsFileHandle,
         name: &[u8],
     ) -> Result<LookupReply, Error> {
         check(name)?;
-        self.call(how, directory, ProcedureNumber::Lookup, |to| arguments::name(to, directory, name), results::lookup)
-            .await
+        self.call(
+            options,
+            directory,
+            ProcedureNumber::Lookup,
+            |to| arguments::name(to, directory, name),
+            results::lookup,
+        )
+        .await
     }
 
     /// ACCESS: asks for the rights in [`v3::access`].
     ///
     /// # Errors
     /// [`Error`]
-    pub async fn access(&self, how: CallOptions<'_>, file: &NfsFileHandle, wanted: u32) -> Result<AccessReply, Error> {
-        self.call(how, file, ProcedureNumber::Access, |to| arguments::access(to, file, wanted), results::access).await
+    pub async fn access(
+        &self,
+        options: CallOptions<'_>,
+        file: &NfsFileHandle,
+        wanted: u32,
+    ) -> Result<AccessReply, Error> {
+        self.call(options, file, ProcedureNumber::Access, |to| arguments::access(to, file, wanted), results::access)
+            .await
     }
 
     /// READLINK
     ///
     /// # Errors
     /// [`Error`]
-    pub async fn readlink(&self, how: CallOptions<'_>, link: &NfsFileHandle) -> Result<LinkTarget, Error> {
+    pub async fn readlink(&self, options: CallOptions<'_>, link: &NfsFileHandle) -> Result<LinkTarget, Error> {
         self.call_for_data(
-            how,
+            options,
             link,
             ProcedureNumber::Readlink,
             |to| link.write(to),
@@ -179,13 +198,13 @@ impl Export {
     /// [`Error`]
     pub async fn read(
         &self,
-        how: CallOptions<'_>,
+        options: CallOptions<'_>,
         file: &NfsFileHandle,
         offset: u64,
         count: u32,
     ) -> Result<ReadReply, Error> {
         self.call_for_data(
-            how,
+            options,
             file,
             ProcedureNumber::Read,
             |to| arguments::read(to, file, offset, count),
@@ -194,14 +213,14 @@ impl Export {
         .await
     }
 
-    /// WRITE of `data`, which is at most [`Limits::write`] bytes. It is sent from where it stands, and held until the
-    /// server has answered.
+    /// WRITE of `data`, which is at most [`Limits::write`] bytes. The client sends the bytes without a copy, and holds them until
+    /// the server has answered.
     ///
     /// # Errors
     /// [`Error`]
     pub async fn write(
         &self,
-        how: CallOptions<'_>,
+        options: CallOptions<'_>,
         file: &NfsFileHandle,
         offset: u64,
         data: &Slice,
@@ -209,7 +228,7 @@ impl Export {
     ) -> Result<WriteReply, Error> {
         let count = u32::try_from(data.len()).expect("a WRITE is at most of a megabyte");
         let arguments = |to: &mut XdrWriter| arguments::write(to, file, offset, count, stability);
-        let call = RepeatableCall { how, number: ProcedureNumber::Write, arguments, payload: Some(data) };
+        let call = RepeatableCall { options, number: ProcedureNumber::Write, arguments, payload: Some(data) };
         call.complete(&self.connection(file), self.policy, |from, _| results::write(from)).await
     }
 
@@ -219,14 +238,14 @@ impl Export {
     /// [`Error`]
     pub async fn create(
         &self,
-        how: CallOptions<'_>,
+        options: CallOptions<'_>,
         directory: &NfsFileHandle,
         name: &[u8],
         creation: &Creation,
     ) -> Result<CreateReply, Error> {
         check(name)?;
         let arguments = |to: &mut XdrWriter| arguments::create(to, directory, name, creation);
-        self.call(how, directory, ProcedureNumber::Create, arguments, results::created).await
+        self.call(options, directory, ProcedureNumber::Create, arguments, results::created).await
     }
 
     /// MKDIR
@@ -235,14 +254,14 @@ impl Export {
     /// [`Error`]
     pub async fn mkdir(
         &self,
-        how: CallOptions<'_>,
+        options: CallOptions<'_>,
         directory: &NfsFileHandle,
         name: &[u8],
         changes: &AttributeChanges,
     ) -> Result<CreateReply, Error> {
         check(name)?;
         let arguments = |to: &mut XdrWriter| arguments::mkdir(to, directory, name, changes);
-        self.call(how, directory, ProcedureNumber::Mkdir, arguments, results::created).await
+        self.call(options, directory, ProcedureNumber::Mkdir, arguments, results::created).await
     }
 
     /// SYMLINK
@@ -251,7 +270,7 @@ impl Export {
     /// [`Error`]
     pub async fn symlink(
         &self,
-        how: CallOptions<'_>,
+        options: CallOptions<'_>,
         directory: &NfsFileHandle,
         name: &[u8],
         target: &[u8],
@@ -262,7 +281,7 @@ impl Export {
             return Err(Error::NameTooLong);
         }
         let arguments = |to: &mut XdrWriter| arguments::symlink(to, directory, name, target, changes);
-        self.call(how, directory, ProcedureNumber::Symlink, arguments, results::created).await
+        self.call(options, directory, ProcedureNumber::Symlink, arguments, results::created).await
     }
 
     /// MKNOD
@@ -271,7 +290,7 @@ impl Export {
     /// [`Error`]
     pub async fn mknod(
         &self,
-        how: CallOptions<'_>,
+        options: CallOptions<'_>,
         directory: &NfsFileHandle,
         name: &[u8],
         device: SpecialFile,
@@ -279,43 +298,53 @@ impl Export {
     ) -> Result<CreateReply, Error> {
         check(name)?;
         let arguments = |to: &mut XdrWriter| arguments::mknod(to, directory, name, device, changes);
-        self.call(how, directory, ProcedureNumber::Mknod, arguments, results::created).await
+        self.call(options, directory, ProcedureNumber::Mknod, arguments, results::created).await
     }
 
-    /// REMOVE. Gives the directory's attributes.
+    /// REMOVE. Returns the directory's attributes.
     ///
     /// # Errors
     /// [`Error`]
-    pub async fn remove(&self, how: CallOptions<'_>, directory: &NfsFileHandle, name: &[u8]) -> Result<WccData, Error> {
+    pub async fn remove(
+        &self,
+        options: CallOptions<'_>,
+        directory: &NfsFileHandle,
+        name: &[u8],
+    ) -> Result<WccData, Error> {
         check(name)?;
-        self.call(how, directory, ProcedureNumber::Remove, |to| arguments::name(to, directory, name), WccData::read)
+        self.call(options, directory, ProcedureNumber::Remove, |to| arguments::name(to, directory, name), WccData::read)
             .await
     }
 
-    /// RMDIR. Gives the directory's attributes.
+    /// RMDIR. Returns the directory's attributes.
     ///
     /// # Errors
     /// [`Error`]
-    pub async fn rmdir(&self, how: CallOptions<'_>, directory: &NfsFileHandle, name: &[u8]) -> Result<WccData, Error> {
+    pub async fn rmdir(
+        &self,
+        options: CallOptions<'_>,
+        directory: &NfsFileHandle,
+        name: &[u8],
+    ) -> Result<WccData, Error> {
         check(name)?;
-        self.call(how, directory, ProcedureNumber::Rmdir, |to| arguments::name(to, directory, name), WccData::read)
+        self.call(options, directory, ProcedureNumber::Rmdir, |to| arguments::name(to, directory, name), WccData::read)
             .await
     }
 
-    /// RENAME. Gives the attributes of the directory that the name left, and of the one that it came to.
+    /// RENAME. Returns the attributes of the old and of the new directory.
     ///
     /// # Errors
     /// [`Error`]
     pub async fn rename(
         &self,
-        how: CallOptions<'_>,
+        options: CallOptions<'_>,
         from: (&NfsFileHandle, &[u8]),
         to: (&NfsFileHandle, &[u8]),
     ) -> Result<(WccData, WccData), Error> {
         check(from.1)?;
         check(to.1)?;
         let arguments = |writer: &mut XdrWriter| arguments::rename(writer, from, to);
-        self.call(how, from.0, ProcedureNumber::Rename, arguments, results::rename).await
+        self.call(options, from.0, ProcedureNumber::Rename, arguments, results::rename).await
     }
 
     /// LINK: `file` gets the name `name` in `directory`.
@@ -324,13 +353,13 @@ impl Export {
     /// [`Error`]
     pub async fn link(
         &self,
-        how: CallOptions<'_>,
+        options: CallOptions<'_>,
         file: &NfsFileHandle,
         directory: &NfsFileHandle,
         name: &[u8],
     ) -> Result<LinkReply, Error> {
         check(name)?;
-        self.call(how, file, ProcedureNumber::Link, |to| arguments::link(to, file, directory, name), results::link)
+        self.call(options, file, ProcedureNumber::Link, |to| arguments::link(to, file, directory, name), results::link)
             .await
     }
 
@@ -340,14 +369,14 @@ impl Export {
     /// [`Error`]
     pub async fn readdir(
         &self,
-        how: CallOptions<'_>,
+        options: CallOptions<'_>,
         directory: &NfsFileHandle,
         cookie: u64,
         verifier: [u8; 8],
     ) -> Result<DirectoryPage, Error> {
         let count = self.limits.listing;
         let arguments = |to: &mut XdrWriter| arguments::readdir(to, directory, cookie, verifier, count);
-        self.call_for_data(how, directory, ProcedureNumber::Readdir, arguments, |from, reply| {
+        self.call_for_data(options, directory, ProcedureNumber::Readdir, arguments, |from, reply| {
             DirectoryPage::read(from, false, |range| reply.slice(range))
         })
         .await
@@ -359,15 +388,15 @@ impl Export {
     /// [`Error`]; [`NfsStatus::NOTSUPP`](v3::NfsStatus::NOTSUPP) from servers that have only READDIR.
     pub async fn readdirplus(
         &self,
-        how: CallOptions<'_>,
+        options: CallOptions<'_>,
         directory: &NfsFileHandle,
         cookie: u64,
         verifier: [u8; 8],
     ) -> Result<DirectoryPage, Error> {
         let count = self.limits.listing;
-        // Names alone are never more than the page.
+        // The limit for names and cookies alone is that of the page, because they are never more than the page.
         let arguments = |to: &mut XdrWriter| arguments::readdirplus(to, directory, cookie, verifier, count, count);
-        self.call_for_data(how, directory, ProcedureNumber::Readdirplus, arguments, |from, reply| {
+        self.call_for_data(options, directory, ProcedureNumber::Readdirplus, arguments, |from, reply| {
             DirectoryPage::read(from, true, |range| reply.slice(range))
         })
         .await
@@ -377,39 +406,45 @@ impl Export {
     ///
     /// # Errors
     /// [`Error`]
-    pub async fn fsstat(&self, how: CallOptions<'_>, file: &NfsFileHandle) -> Result<FsStat, Error> {
-        self.call(how, file, ProcedureNumber::Fsstat, |to| file.write(to), results::fsstat).await
+    pub async fn fsstat(&self, options: CallOptions<'_>, file: &NfsFileHandle) -> Result<FsStat, Error> {
+        self.call(options, file, ProcedureNumber::Fsstat, |to| file.write(to), results::fsstat).await
     }
 
     /// FSINFO
     ///
     /// # Errors
     /// [`Error`]
-    pub async fn fsinfo(&self, how: CallOptions<'_>, file: &NfsFileHandle) -> Result<FsInfo, Error> {
-        self.call(how, file, ProcedureNumber::Fsinfo, |to| file.write(to), results::fsinfo).await
+    pub async fn fsinfo(&self, options: CallOptions<'_>, file: &NfsFileHandle) -> Result<FsInfo, Error> {
+        self.call(options, file, ProcedureNumber::Fsinfo, |to| file.write(to), results::fsinfo).await
     }
 
     /// PATHCONF
     ///
     /// # Errors
     /// [`Error`]
-    pub async fn pathconf(&self, how: CallOptions<'_>, file: &NfsFileHandle) -> Result<PathConf, Error> {
-        self.call(how, file, ProcedureNumber::Pathconf, |to| file.write(to), results::pathconf).await
+    pub async fn pathconf(&self, options: CallOptions<'_>, file: &NfsFileHandle) -> Result<PathConf, Error> {
+        self.call(options, file, ProcedureNumber::Pathconf, |to| file.write(to), results::pathconf).await
     }
 
-    /// COMMIT of a range. A `count` of zero means to the end.
+    /// COMMIT of a range. With a `count` of zero, the range goes to the end of the file.
     ///
     /// # Errors
     /// [`Error`]
     pub async fn commit(
         &self,
-        how: CallOptions<'_>,
+        options: CallOptions<'_>,
         file: &NfsFileHandle,
         offset: u64,
         count: u32,
     ) -> Result<CommitReply, Error> {
-        self.call(how, file, ProcedureNumber::Commit, |to| arguments::commit(to, file, offset, count), results::commit)
-            .await
+        self.call(
+            options,
+            file,
+            ProcedureNumber::Commit,
+            |to| arguments::commit(to, file, offset, count),
+            results::commit,
+        )
+        .await
     }
 
     fn connection(&self, file: &NfsFileHandle) -> Rc<RpcConnection> {
@@ -418,28 +453,48 @@ impl Export {
 
     async fn call<T>(
         &self,
-        how: CallOptions<'_>,
-        about: &NfsFileHandle,
+        options: CallOptions<'_>,
+        file: &NfsFileHandle,
         number: ProcedureNumber,
         arguments: impl Fn(&mut XdrWriter),
         results: impl FnOnce(&mut XdrReader<'_>) -> Result<T, Malformed>,
     ) -> Result<T, Error> {
-        self.call_for_data(how, about, number, arguments, |from, _| results(from)).await
+        self.call_for_data(options, file, number, arguments, |from, _| results(from)).await
     }
 
     async fn call_for_data<T>(
         &self,
-        how: CallOptions<'_>,
-        about: &NfsFileHandle,
+        options: CallOptions<'_>,
+        file: &NfsFileHandle,
         number: ProcedureNumber,
         arguments: impl Fn(&mut XdrWriter),
         results: impl FnOnce(&mut XdrReader<'_>, &Reply) -> Result<T, Malformed>,
     ) -> Result<T, Error> {
-        let call = RepeatableCall { how, number, arguments, payload: None };
-        call.complete(&self.connection(about), self.policy, results).await
+        let call = RepeatableCall { options, number, arguments, payload: None };
+        call.complete(&self.connection(file), self.policy, results).await
     }
 }
 
 fn check(name: &[u8]) -> Result<(), Error> {
     if name.len() > MAX_NAME { Err(Error::NameTooLong) } else { Ok(()) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_server_that_names_no_largest_file_has_no_limit() {
+        let info = |file_max| FsInfo {
+            read_max: MAX_TRANSFER,
+            write_max: MAX_TRANSFER,
+            file_max,
+            time_step: Time::default(),
+            properties: 0,
+            attributes: None,
+        };
+        for (file_max, expected) in [(0, u64::MAX), (1 << 40, 1 << 40)] {
+            assert_eq!(Limits::new(&info(file_max), None, None).file, expected);
+        }
+    }
 }

@@ -10,14 +10,14 @@
 //! | [`error`] | why a call failed |
 //! | [`v3`] | the content of calls and replies of NFSv3 |
 //! | [`mountd`], [`portmap`] | the two services that mounting needs |
-//! | [`rpc`] | calls and replies over connections that are made again when they are lost |
+//! | [`rpc`] | calls and replies over TCP; the client connects again when a connection is lost |
 //! | [`xdr`] | numbers and bytes in messages |
 //! | `backoff` | pauses between attempts |
 //!
 //! The [`Policy`](rpc::Policy) of a call says whether the call waits for a server that does not answer. It comes from the mount's
 //! options.
 //!
-//! It runs on one thread, in a [`LocalSet`](tokio::task::LocalSet):
+//! The client runs on one thread, in a [`LocalSet`](tokio::task::LocalSet):
 //!
 //! ```no_run
 //! use std::time::Duration;

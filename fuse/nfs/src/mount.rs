@@ -28,11 +28,11 @@ pub struct MountRequest {
     pub export: ExportAddress,
     /// The IP address of the server.
     pub address: IpAddr,
-    /// The port of NFS; none asks the portmapper, and takes 2049 if there is no portmapper.
+    /// The port of NFS. Without it, podfs asks the portmapper, and uses 2049 if the portmapper does not know the port.
     pub port: Option<u16>,
     /// The IP address of the mountd, if it is not the server's.
     pub mount_address: Option<IpAddr>,
-    /// The port of the mountd; none asks the portmapper.
+    /// The port of the mountd. Without it, podfs asks the portmapper.
     pub mount_port: Option<u16>,
     /// The port of the portmapper.
     pub portmap_port: u16,
@@ -40,9 +40,9 @@ pub struct MountRequest {
     pub reserved_port: bool,
     /// The number of connections (`nconnect`), at most [`MAX_CONNECTIONS`].
     pub connections: usize,
-    /// Bytes of a READ, if not as many as can be.
+    /// Most bytes of a READ; without it, the limit of the server.
     pub rsize: Option<u32>,
-    /// Bytes of a WRITE, if not as many as can be.
+    /// Most bytes of a WRITE; without it, the limit of the server.
     pub wsize: Option<u32>,
     /// The timeout and retries of later calls.
     pub policy: Policy,
@@ -53,7 +53,7 @@ pub struct MountRequest {
 }
 
 impl MountRequest {
-    /// As Linux does it where no option says otherwise, within `budget`.
+    /// A request with the defaults of Linux, and with this budget.
     pub fn new(export: ExportAddress, address: IpAddr, budget: Duration) -> Self {
         Self {
             export,
@@ -76,13 +76,13 @@ impl MountRequest {
 /// Why an export cannot be mounted.
 #[derive(Debug, thiserror::Error)]
 pub enum NfsMountError {
-    /// This process has no room for it.
+    /// This process cannot make the runtime for the calls.
     #[error("cannot begin to mount: {0}")]
     Machine(#[source] std::io::Error),
-    /// The path cannot be one.
+    /// The path cannot be the path of an export.
     #[error("the path of an NFS export begins with a slash and has at most {} bytes", mountd::MAX_PATH)]
     BadPath,
-    /// A service of the server is not reached.
+    /// podfs does not reach a service of the server.
     #[error("{service} of NFS server {server} ({address}): {reason}")]
     Unreachable {
         /// The name of the service.
@@ -91,7 +91,7 @@ pub enum NfsMountError {
         server: String,
         /// The address at which podfs looked for the service.
         address: SocketAddr,
-        /// Why.
+        /// The reason.
         reason: String,
     },
     /// The server's portmapper does not know the mountd.
@@ -100,15 +100,15 @@ pub enum NfsMountError {
         /// The volume's name for the server.
         server: String,
     },
-    /// The server does not give the export.
+    /// The server refuses to mount the export.
     #[error("NFS server {} refuses to mount {}: {refusal}", export.server, export.path)]
     Refused {
         /// The export.
         export: ExportAddress,
-        /// Why.
+        /// The reason.
         refusal: MountdError,
     },
-    /// The export wants other credentials.
+    /// The export requires other credentials.
     #[error(
         "{} of NFS server {} wants credentials of the kinds {flavors:?} (390003 and up: krb5), not {ours}",
         export.path,
@@ -127,7 +127,7 @@ pub enum NfsMountError {
     Root {
         /// The export.
         export: ExportAddress,
-        /// Why.
+        /// The reason.
         #[source]
         error: Error,
     },
@@ -166,7 +166,7 @@ pub async fn mount(servers: &Servers, request: &MountRequest) -> Result<Export, 
     Ok(find(servers, request).await?.0)
 }
 
-/// An export, and where its mountd is.
+/// Finds an export, and the address of its mountd.
 async fn find(servers: &Servers, request: &MountRequest) -> Result<(Export, SocketAddr), NfsMountError> {
     if !request.export.path.starts_with('/') || request.export.path.len() > mountd::MAX_PATH {
         return Err(NfsMountError::BadPath);
@@ -181,13 +181,13 @@ async fn find(servers: &Servers, request: &MountRequest) -> Result<(Export, Sock
     let address = SocketAddr::new(request.address, port);
     let server = servers.server(&request.export.server, address, request.reserved_port);
     let connections = request.connections.clamp(1, MAX_CONNECTIONS);
-    let unknown = Limits { read: 4096, write: 4096, listing: 4096, file: u64::MAX };
-    let export = Export::new(server.clone(), root, unknown, request.policy, connections);
-    let how = CallOptions { policy: Some(mounting.policy()), ..CallOptions::new(&request.credential) };
-    let info: FsInfo = export.fsinfo(how, &root).await.map_err(|error| match error {
+    let before_fsinfo = Limits { read: 4096, write: 4096, listing: 4096, file: u64::MAX };
+    let export = Export::new(server.clone(), root, before_fsinfo, request.policy, connections);
+    let options = CallOptions { policy: Some(mounting.policy()), ..CallOptions::new(&request.credential) };
+    let info: FsInfo = export.fsinfo(options, &root).await.map_err(|error| match error {
         Error::RpcError(failure) => {
-            let why = server.health().last_error;
-            mounting.unreachable("NFS", address, why.filter(|_| is_silence(failure)), failure)
+            let last_error = server.health().last_error;
+            mounting.unreachable("NFS", address, last_error.filter(|_| is_silence(failure)), failure)
         }
         error => NfsMountError::Root { export: request.export.clone(), error },
     })?;
@@ -195,15 +195,16 @@ async fn find(servers: &Servers, request: &MountRequest) -> Result<(Export, Sock
     Ok((Export::new(server, root, limits, request.policy, connections), mountd))
 }
 
-/// Reports to the server's mountd that an export is not used any more. Waits at most `budget`, because nothing depends on it.
+/// Reports to the server's mountd that an export is not used any more. Waits at most `budget`, because nothing depends on the
+/// report.
 pub async fn unmount(servers: &Servers, request: &MountRequest, budget: Duration) {
     let mounting = MountAttempt { servers, request, end: Instant::now() + budget };
-    let told = async {
+    let report = async {
         let Ok((connection, _)) = mounting.mountd().await else { return };
         let _ =
             mountd::unmount(&connection, request.export.path.as_bytes(), &request.credential, mounting.policy()).await;
     };
-    let _ = timeout(budget, told).await;
+    let _ = timeout(budget, report).await;
 }
 
 /// A mount in progress.
@@ -214,12 +215,12 @@ struct MountAttempt<'a> {
 }
 
 impl MountAttempt<'_> {
-    /// Returns the policy of a call that may take the rest of the budget.
+    /// Returns the policy of a call that may take what remains of the budget.
     fn policy(&self) -> Policy {
         Policy::within(self.end.saturating_duration_since(Instant::now()))
     }
 
-    /// The export's root, from the mountd, and where that is.
+    /// The root that the mountd returns for the export, and the mountd's address.
     async fn root(&self) -> Result<(NfsFileHandle, SocketAddr), NfsMountError> {
         let request = self.request;
         let (connection, address) = self.mountd().await?;
@@ -227,8 +228,8 @@ impl MountAttempt<'_> {
             mountd::mount(&connection, request.export.path.as_bytes(), &request.credential, self.policy()).await;
         let mounted = mounted.map_err(|refusal| match refusal {
             MountdError::Rpc(failure) if !matches!(failure, RpcError::Denied(_)) => {
-                let why = connection.peer().health().last_error;
-                self.unreachable("the mountd", address, why.filter(|_| is_silence(failure)), failure)
+                let last_error = connection.peer().health().last_error;
+                self.unreachable("the mountd", address, last_error.filter(|_| is_silence(failure)), failure)
             }
             refusal => NfsMountError::Refused { export: request.export.clone(), refusal },
         })?;
@@ -243,7 +244,7 @@ impl MountAttempt<'_> {
         Ok((mounted.root, address))
     }
 
-    /// A connection to the mountd.
+    /// A connection to the mountd, and the mountd's address.
     async fn mountd(&self) -> Result<(RpcConnection, SocketAddr), NfsMountError> {
         let request = self.request;
         let host = request.mount_address.unwrap_or(request.address);
@@ -258,15 +259,15 @@ impl MountAttempt<'_> {
         Ok((self.servers.passing_connection(&request.export.server, address, request.reserved_port), address))
     }
 
-    /// Asks the portmapper at `host`.
+    /// Asks the portmapper at `host` for the port of a program.
     async fn port_of(&self, host: IpAddr, program: u32) -> Result<Option<u16>, NfsMountError> {
         let address = SocketAddr::new(host, self.request.portmap_port);
         let connection = self.servers.passing_connection(&self.request.export.server, address, false);
-        let left = self.end.saturating_duration_since(Instant::now());
-        let policy = Policy::within(left.min(PORTMAP_BUDGET));
+        let remaining = self.end.saturating_duration_since(Instant::now());
+        let policy = Policy::within(remaining.min(PORTMAP_BUDGET));
         portmap::port_of(&connection, program, 3, policy).await.map_err(|failure| {
-            let why = connection.peer().health().last_error;
-            self.unreachable("the portmapper", address, why.filter(|_| is_silence(failure)), failure)
+            let last_error = connection.peer().health().last_error;
+            self.unreachable("the portmapper", address, last_error.filter(|_| is_silence(failure)), failure)
         })
     }
 
@@ -274,15 +275,15 @@ impl MountAttempt<'_> {
         &self,
         service: &'static str,
         address: SocketAddr,
-        why: Option<String>,
+        last_error: Option<String>,
         failure: RpcError,
     ) -> NfsMountError {
-        let reason = why.unwrap_or_else(|| failure.to_string());
+        let reason = last_error.unwrap_or_else(|| failure.to_string());
         NfsMountError::Unreachable { service, server: self.request.export.server.clone(), address, reason }
     }
 }
 
-/// Whether the failure says only that no answer came. Then the connection may know why.
+/// Whether the failure is only a missing answer. Then the last error of the connection may be the reason.
 fn is_silence(failure: RpcError) -> bool {
     matches!(failure, RpcError::NoAnswer | RpcError::NoAnswerInTime)
 }

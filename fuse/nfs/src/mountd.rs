@@ -1,4 +1,4 @@
-//! The MOUNT protocol, version 3 (RFC 1813, appendix I): from the path of an export to its root's handle.
+//! The MOUNT protocol, version 3 (RFC 1813, appendix I): it turns the path of an export into the handle of the root.
 
 use crate::rpc::{Credential, Policy, Procedure, Reply, RpcCall, RpcConnection, RpcError};
 use crate::v3::handle::NfsFileHandle;
@@ -16,16 +16,16 @@ pub const MAX_PATH: usize = 1024;
 /// Most kinds of credentials that a server may name.
 const MAX_FLAVORS: u32 = 64;
 
-/// The answer of the mount service about an export.
+/// The answer of the mountd about an export.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct MountReply {
     /// The root's handle.
     pub root: NfsFileHandle,
-    /// The kinds of credentials that the export takes; none means that the server does not say.
+    /// The kinds of credentials that the export accepts; empty if the server names none.
     pub flavors: Vec<u32>,
 }
 
-/// Why there is no root.
+/// Why the mountd returns no root.
 #[derive(Clone, Copy, Debug, Eq, PartialEq, thiserror::Error)]
 pub enum MountdError {
     /// The call has no results.
@@ -36,7 +36,7 @@ pub enum MountdError {
     Status(u32),
 }
 
-/// Asks for an export. `path` has at most [`MAX_PATH`] bytes.
+/// Asks the mountd for the root of an export. `path` has at most [`MAX_PATH`] bytes.
 ///
 /// # Errors
 /// [`MountdError`]
@@ -57,7 +57,7 @@ pub async fn mount(
     }
 }
 
-/// Reports to the server that an export is no longer mounted. The server keeps a list of clients, and nothing depends on it.
+/// Reports to the server that an export is no longer mounted. The server keeps a list of clients, on which nothing depends.
 ///
 /// # Errors
 /// When there is no answer.

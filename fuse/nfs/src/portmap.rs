@@ -1,4 +1,4 @@
-//! The portmapper, version 2 (RFC 1833): on which port a program of RPC listens.
+//! The portmapper, version 2 (RFC 1833): it knows the port on which an RPC program listens.
 
 use crate::rpc::{Credential, Policy, Procedure, RpcCall, RpcConnection, RpcError};
 use crate::xdr::{Malformed, XdrReader};
@@ -29,7 +29,7 @@ pub async fn port_of(
     Ok(port(&mut reply.reader())?)
 }
 
-/// Reads the port of a program; zero, and what can be no port, means that the program is not registered.
+/// Reads the port of a program. Zero, or a number that is no port, means that the program is not registered.
 ///
 /// # Errors
 /// [`Malformed`]

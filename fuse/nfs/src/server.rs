@@ -1,4 +1,4 @@
-//! Servers, each with its connections, which all exports of it share.
+//! NFS servers. All exports of a server share its connections.
 
 use std::cell::RefCell;
 use std::collections::{HashMap, VecDeque};
@@ -33,7 +33,7 @@ pub struct NfsServer {
     peer: Rc<Peer>,
     pool: Pool,
     reserved_port: bool,
-    /// Grows when an export wants more.
+    /// The connections so far. An export that wants more connections adds them.
     connections: RefCell<Vec<Rc<RpcConnection>>>,
     /// The local ports of the connections of the process before this one.
     inherited_ports: RefCell<Vec<u16>>,
@@ -44,9 +44,9 @@ pub struct NfsServer {
 }
 
 impl Servers {
-    /// A server with a connection for each of the `sockets` that were [given](crate::rpc::dial::bound), and another one for
-    /// its mountd: the same one for exports that come with copies of the same sockets. An export may come with more of them
-    /// than those before.
+    /// The server for these `sockets`, which another process has [bound](crate::rpc::dial::bound): one for each connection, and
+    /// `spare` for the server's mountd. Exports that come with copies of the same sockets get the same server. An export may come
+    /// with more sockets than the exports before it.
     ///
     /// # Errors
     /// When there are no sockets.
@@ -83,8 +83,8 @@ impl Servers {
         self.given.borrow().get(&inode).and_then(Weak::upgrade)
     }
 
-    /// The server at `address`, called `name` in messages. Its connections come from a port below 1024 if `reserved_port`
-    /// says so and this process may do that.
+    /// The server at `address`, called `name` in messages. With `reserved_port`, its connections come from a port below 1024, if
+    /// this process may use such a port.
     pub fn server(&self, name: &str, address: SocketAddr, reserved_port: bool) -> Rc<NfsServer> {
         let mut known = self.known.borrow_mut();
         known.retain(|_, server| server.strong_count() > 0);
@@ -111,9 +111,10 @@ impl Servers {
     }
 }
 
-/// A connection to a server's mountd. There is no other while this one is there, if they would have the same socket.
+/// A connection to a server's mountd. If this process may not make sockets, there is only one at a time, because all of them
+/// use the same socket.
 pub struct MountdConnection<'a> {
-    /// The connection, which ends before another one begins.
+    /// The connection. It ends before another connection begins.
     pub connection: RpcConnection,
     _turn: Option<MutexGuard<'a, OwnedFd>>,
 }
@@ -129,7 +130,7 @@ impl NfsServer {
         self.peer.address()
     }
 
-    /// The server has moved. Its connections are made anew, and all calls go on.
+    /// Records that the server has moved. The client connects to the new address, and all calls continue.
     pub fn move_to(&self, address: SocketAddr) {
         self.peer.move_to(address);
         self.connections.borrow().iter().for_each(|connection| connection.cut());
@@ -155,7 +156,7 @@ impl NfsServer {
         self.peer.reconnects()
     }
 
-    /// A connection for a few calls to its mountd at `address`, when no other export has one.
+    /// A connection for a few calls to its mountd at `address`. Waits until no other export uses the socket for it.
     ///
     /// # Errors
     /// When there are no descriptors left.
@@ -171,7 +172,7 @@ impl NfsServer {
         Ok(MountdConnection { connection: RpcConnection::new(peer, dialer, self.pool.clone(), random()), _turn: turn })
     }
 
-    /// Copies of its sockets. Those that it has not got yet are for further connections.
+    /// Takes copies of the server's sockets. The sockets that the server does not have yet are for further connections.
     fn give(&self, sockets: Vec<OwnedFd>) {
         let Some(given) = &self.given else { return };
         let mut given = given.borrow_mut();
@@ -179,17 +180,17 @@ impl NfsServer {
         given.extend(sockets.into_iter().skip(known));
     }
 
-    /// The ports that its connections come from, for the process after this. Zero where there has been no connection.
+    /// The ports that its connections come from, for the successor. Zero for a connection that has never connected.
     pub fn local_ports(&self) -> Vec<u16> {
         self.connections.borrow().iter().map(|connection| connection.local_port().unwrap_or(0)).collect()
     }
 
-    /// The connections come from these ports, as they did in the process before this. To be called before there are any.
+    /// Makes the connections come from these ports, as in the process before this one. Must be called before there are connections.
     pub fn inherit_ports(&self, ports: &[u16]) {
         *self.inherited_ports.borrow_mut() = ports.to_vec();
     }
 
-    /// The connection that calls about `file` are made on, of `count`: always the same, so that they arrive in order.
+    /// The connection for calls about `file`, one of `count`. It is always the same one, so that the calls arrive in order.
     pub fn connection(&self, file: &NfsFileHandle, count: usize) -> Rc<RpcConnection> {
         let slot = if count > 1 { (file.hash() % count as u64) as usize } else { 0 };
         let mut connections = self.connections.borrow_mut();
@@ -217,7 +218,7 @@ impl NfsServer {
 /// A number that another process hardly has.
 fn random() -> u32 {
     let mut bytes = [0; 4];
-    // Fewer bytes than 256 come whole.
+    // getrandom(2) always returns all bytes if they are at most 256.
     let _ = rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty());
     u32::from_ne_bytes(bytes)
 }

@@ -68,7 +68,7 @@ impl<'a> XdrReader<'a> {
         Ok(u64::from_be_bytes(self.fixed()?))
     }
 
-    /// Yes or no.
+    /// A Boolean value.
     ///
     /// # Errors
     /// [`Malformed`]
@@ -80,7 +80,7 @@ impl<'a> XdrReader<'a> {
         }
     }
 
-    /// Something that may be left out.
+    /// A value that the message may leave out.
     ///
     /// # Errors
     /// [`Malformed`], or what `read` returns.
@@ -91,7 +91,7 @@ impl<'a> XdrReader<'a> {
         if self.flag()? { read(self).map(Some) } else { Ok(None) }
     }
 
-    /// Opaque bytes after their length, which may be `most`.
+    /// Opaque bytes after their length, which is at most `most`.
     ///
     /// # Errors
     /// [`Malformed`]
@@ -145,7 +145,7 @@ impl XdrWriter {
         self
     }
 
-    /// Yes or no.
+    /// A Boolean value.
     pub fn flag(&mut self, value: bool) -> &mut Self {
         self.u32(value.into())
     }
@@ -156,7 +156,7 @@ impl XdrWriter {
         self
     }
 
-    /// The length of opaque bytes, which stand elsewhere.
+    /// The length of opaque bytes that the caller sends from another buffer.
     pub fn length(&mut self, length: usize) -> &mut Self {
         self.u32(u32::try_from(length).expect("messages are far shorter than 4 GiB"))
     }
@@ -166,7 +166,7 @@ impl XdrWriter {
         self.length(bytes.len()).fixed(bytes).fixed(&[0; 3][..padding(bytes.len())])
     }
 
-    /// Something that may be left out.
+    /// A value that the message may leave out.
     pub fn optional<T>(&mut self, value: Option<T>, write: impl FnOnce(&mut Self, T)) -> &mut Self {
         self.flag(value.is_some());
         if let Some(value) = value {

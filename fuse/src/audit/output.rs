@@ -15,28 +15,28 @@ use rustix::stdio::stderr;
 
 /// The destination of lines.
 pub struct AuditOutput {
-    way: OutputKind,
+    kind: OutputKind,
     /// Whether only a part of the last line was written.
     torn: Mutex<bool>,
 }
 
 enum OutputKind {
     /// A pipe or terminal, reopened with `O_NONBLOCK`.
-    Own(OwnedFd),
+    Reopened(OwnedFd),
     Socket,
     File,
-    /// Standard error that the server could not reopen. It polls it first, so a write blocks only if another process writes at
-    /// the same moment.
+    /// A pipe or terminal that the server could not reopen. The server polls it before each write, so a write blocks only if
+    /// another process writes at the same moment.
     Polled,
     /// Standard error without a reader.
     Nowhere,
 }
 
 impl AuditOutput {
-    /// The present standard error. Call it while the process may open `/proc/self/fd/2`.
+    /// The present standard error. The process must not be confined yet, because this opens `/proc/self/fd/2`.
     pub fn standard_error() -> Self {
-        let kind = fstat(stderr()).map(|status| (FileType::from_raw_mode(status.st_mode), status.st_rdev));
-        Self::by(match kind {
+        let file = fstat(stderr()).map(|status| (FileType::from_raw_mode(status.st_mode), status.st_rdev));
+        Self::of_kind(match file {
             Err(_) => OutputKind::Nowhere,
             Ok((FileType::RegularFile, _)) => OutputKind::File,
             Ok((FileType::Socket, _)) => OutputKind::Socket,
@@ -44,19 +44,19 @@ impl AuditOutput {
             Ok((FileType::CharacterDevice, device)) if (major(device), minor(device)) == (1, 3) => OutputKind::Nowhere,
             Ok(_) => {
                 let flags = OFlags::WRONLY | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
-                open("/proc/self/fd/2", flags, Mode::empty()).map_or(OutputKind::Polled, OutputKind::Own)
+                open("/proc/self/fd/2", flags, Mode::empty()).map_or(OutputKind::Polled, OutputKind::Reopened)
             }
         })
     }
 
-    fn by(way: OutputKind) -> Self {
-        Self { way, torn: Mutex::new(false) }
+    fn of_kind(kind: OutputKind) -> Self {
+        Self { kind, torn: Mutex::new(false) }
     }
 
     #[cfg(test)]
     pub(super) fn to_pipe(pipe: OwnedFd) -> Self {
         rustix::fs::fcntl_setfl(&pipe, OFlags::NONBLOCK).expect("a pipe");
-        Self::by(OutputKind::Own(pipe))
+        Self::of_kind(OutputKind::Reopened(pipe))
     }
 
     /// Writes a line, which ends with a line break, without blocking. Returns whether it wrote the whole line.
@@ -64,15 +64,15 @@ impl AuditOutput {
         let mut torn = self.torn.lock().expect("a thread that panics ends the process");
         let ended = [if *torn { &b"\n"[..] } else { b"" }, line].concat();
         let written = self.write_bytes(&ended).unwrap_or(0);
-        // A full disk accepts only a part.
+        // A file on a full disk accepts only a part.
         *torn = written < ended.len() && (*torn || written > 0);
         written == ended.len()
     }
 
     fn write_bytes(&self, bytes: &[u8]) -> io::Result<usize> {
         loop {
-            let written = match &self.way {
-                OutputKind::Own(own) => rustix::io::write(own, bytes),
+            let written = match &self.kind {
+                OutputKind::Reopened(output) => rustix::io::write(output, bytes),
                 OutputKind::Socket => send(stderr(), bytes, SendFlags::DONTWAIT | SendFlags::NOSIGNAL),
                 OutputKind::File => rustix::io::write(stderr(), bytes),
                 OutputKind::Polled => check_room(stderr()).and_then(|()| rustix::io::write(stderr(), bytes)),

@@ -17,7 +17,7 @@ use serde::{Deserialize, Serialize};
 use super::Caller;
 use super::status::{self, ThreadStatus};
 
-/// Most threads in the cache.
+/// The most threads in the cache.
 const CACHED: NonZeroUsize = NonZeroUsize::new(128).expect("it is not zero");
 /// How long the cached groups of a thread are valid, if its user and group have not changed.
 const VALID: Duration = Duration::from_secs(1);
@@ -106,8 +106,8 @@ impl Credentials {
                 let ids = self.ids(caller.pid);
                 // The fourth id is that for files (`fsuid`).
                 let own = |name| ids.inside(status.numbers(name).nth(3).unwrap_or(NOBODY));
-                // Requests that create files have the id, as the mount maps it.
-                let pick = |sent: u32, found: u32| if sent == UNSENT { found } else { sent };
+                // In a request that creates a file, the kernel sends the id that the mount maps for the caller.
+                let pick = |sent: u32, in_namespace: u32| if sent == UNSENT { in_namespace } else { sent };
                 Credential::User {
                     uid: pick(caller.uid, own("Uid")),
                     gid: pick(caller.gid, own("Gid")),
@@ -121,11 +121,11 @@ impl Credentials {
     /// namespace of the mount, so podfs does not use it.
     fn ids(&self, pid: u32) -> Ids {
         let map = |pid: &str| fs::read_to_string(format!("/proc/{pid}/uid_map")).unwrap_or_default();
-        let (theirs, ours) = (map(&pid.to_string()), map("self"));
-        if theirs == ours {
+        let (callers_map, own_map) = (map(&pid.to_string()), map("self"));
+        if callers_map == own_map {
             return Ids::All;
         }
-        if let Some(ids) = Ids::of_pod(&theirs) {
+        if let Some(ids) = Ids::of_pod(&callers_map) {
             self.pod.set(Some(ids));
         }
         self.pod.get().unwrap_or(Ids::None)
@@ -136,7 +136,7 @@ impl Credentials {
 const UNSENT: u32 = u32::MAX;
 /// The kernel's id for users without a mapping (`overflowuid`).
 const NOBODY: u32 = 65534;
-/// The kubelet maps a multiple of so many ids for a pod, from a multiple of it on (KEP-127).
+/// The kubelet maps a multiple of this number of ids for a pod. The first id of the host is a multiple of it, too (KEP-127).
 const POD_IDS: u32 = 1 << 16;
 
 /// The ids of the host that a user namespace maps.
@@ -151,8 +151,8 @@ enum Ids {
 }
 
 impl Ids {
-    /// The ids of a pod's namespace; `None` if `map` is not the `uid_map` of one. An unprivileged process cannot write such a
-    /// map: it may map only one id (user_namespaces(7)). A privileged process of the pod is root in it already.
+    /// The ids of a pod's namespace; `None` if `map` is not the `uid_map` of a pod. An unprivileged process cannot write such a
+    /// map: it may map only one id (user_namespaces(7)). A privileged process of the pod is root in the pod already.
     fn of_pod(map: &str) -> Option<Self> {
         let mut numbers = map.split_whitespace().map(str::parse::<u32>);
         let (inside, outside, count) = (numbers.next()?.ok()?, numbers.next()?.ok()?, numbers.next()?.ok()?);
@@ -202,8 +202,8 @@ mod tests {
     fn a_caller_without_proc_has_no_groups() {
         let credentials = Credentials::new(ActAs::Caller);
         for pid in [0, u32::MAX >> 1] {
-            let told = credentials.of(Caller { uid: 7, gid: 8, pid });
-            assert_eq!(told, Credential::User { uid: 7, gid: 8, groups: Vec::new() });
+            let credential = credentials.of(Caller { uid: 7, gid: 8, pid });
+            assert_eq!(credential, Credential::User { uid: 7, gid: 8, groups: Vec::new() });
         }
     }
 

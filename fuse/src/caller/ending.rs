@@ -24,8 +24,8 @@ pub fn is_exiting(pid: u32) -> bool {
     seen(pid).is_none_or(|status| has_no_memory(&status))
 }
 
-/// Whether a thread no longer needs the answer to its request. For a thread that this process cannot see, `interrupted` decides:
-/// the kernel's INTERRUPT.
+/// Whether a thread no longer needs the answer to its request. If this process cannot see the thread, the result is `interrupted`:
+/// whether the kernel has sent INTERRUPT for the request.
 pub fn has_given_up(pid: u32, interrupted: bool) -> bool {
     seen(pid).map_or(interrupted, |status| is_killed(&status) || has_no_memory(&status))
 }

@@ -4,8 +4,8 @@ use std::fs::File;
 use std::io::{self, ErrorKind};
 use std::os::unix::fs::FileExt;
 
-/// Most bytes to read. A line with 65,536 groups, the most that Linux allows, is longer; podfs ignores the rest.
-const LONGEST: usize = 1 << 16;
+/// Most bytes to read. A line with 65,536 groups, the most that Linux allows, has 704 KiB, and other lines come after it.
+const LONGEST: usize = 1 << 20;
 
 /// The text of the status of a thread.
 pub(crate) struct ThreadStatus(String);
@@ -76,6 +76,24 @@ mod tests {
         assert_eq!(status.numbers("Gid").collect::<Vec<_>>(), [4, 5, 6, 7]);
         assert_eq!((status.bits("SigPnd"), status.bits("ShdPnd")), (0x100, 0));
         assert_eq!(ThreadStatus(String::new()).numbers("Tgid").next(), None);
+    }
+
+    #[test]
+    fn lines_after_the_most_groups_that_a_thread_can_have_are_found() {
+        if !rustix::process::geteuid().is_root() {
+            return;
+        }
+        let thread = std::thread::spawn(|| {
+            let groups: Vec<u32> = (4_000_000_000..4_000_065_536).collect();
+            // SAFETY: the call reads the ids, and changes this thread only.
+            let set = unsafe { libc::syscall(libc::SYS_setgroups, groups.len(), groups.as_ptr()) };
+            assert_eq!(set, 0, "{}", io::Error::last_os_error());
+            let own = rustix::thread::gettid().as_raw_nonzero().get().cast_unsigned();
+            let status = ThreadStatus::of(own).expect("a status");
+            assert_eq!(status.numbers("Groups").count(), groups.len());
+            assert!(status.values("VmSize").is_some() && status.values("SigPnd").is_some());
+        });
+        thread.join().expect("no failure");
     }
 
     #[test]

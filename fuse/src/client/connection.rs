@@ -85,7 +85,7 @@ impl ServerConnection {
     /// Sends a request, and waits for the answer.
     ///
     /// # Errors
-    /// When the server could not do it, or there is no server any more: see [`Self::is_broken`].
+    /// When the server refuses the request, or there is no server any more: see [`Self::is_broken`].
     pub(super) fn ask(
         &self,
         request: &ServerRequest,

@@ -1,6 +1,6 @@
 //! The name of a volume, and the supervisor's record about it.
 //!
-//! The messages to the server have the name in three places, and other versions of podfs read them there: in the options of
+//! The messages to the server have the name in three places, and other versions of podfs read it there: in the options of
 //! passthrough volumes and exports, in the subject of the access log, and in the record for the supervisor that adopts the volume.
 //! All of them come from one [`VolumeIdentity`].
 

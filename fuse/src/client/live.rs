@@ -52,7 +52,7 @@ pub enum LivePartError {
 pub(super) struct LiveMount {
     mounted: MountedVolume,
     tree: TreeReplica<LiveTree>,
-    /// An earlier supervisor or a failed step may have left an update incomplete.
+    /// Whether an earlier supervisor or a failed step may have left an update incomplete.
     untidy: bool,
 }
 
@@ -91,7 +91,7 @@ impl LiveMount {
         }
     }
 
-    /// Whether no server could continue with them.
+    /// Whether no server could continue with the live parts.
     pub(super) fn is_given_up(&self) -> bool {
         self.mounted.held.is_given_up()
     }
@@ -118,17 +118,17 @@ impl LiveMount {
 
     fn show(&mut self, slots: Vec<Slot>, generation: &Image) -> Result<(), CommitError> {
         if self.untidy {
-            let left = self.tree.lock().announced();
+            let pending = self.tree.lock().announced();
             // The plan below has the failed steps again.
-            let _ = self.perform(&left);
+            let _ = self.perform(&pending);
         }
-        let (before, is_old) = {
+        let (before, has_same_slots) = {
             let tree = self.tree.lock();
             (tree.newest().map(|(number, image)| (number, Arc::clone(image))), tree.slots() == slots)
         };
         let files = files(&slots, generation, before.as_ref().map(|(_, image)| &**image));
         let layout = layout(&files, generation)?;
-        if !self.untidy && is_old && before.as_ref().is_some_and(|(_, image)| layout.equals(image)) {
+        if !self.untidy && has_same_slots && before.as_ref().is_some_and(|(_, image)| layout.equals(image)) {
             return Ok(());
         }
         self.untidy = true;

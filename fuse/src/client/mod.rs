@@ -36,3 +36,6 @@ pub use mounted::MountedVolume;
 pub use projection::{Commit, ProjectionMount};
 pub use server_client::{ServerClient, VolumeActivity, VolumeObserver};
 pub use succession::{AdoptedVolume, LastKeeper, Successor, TakeoverOutcome};
+
+#[cfg(test)]
+mod tests;

@@ -47,7 +47,7 @@ impl MountedVolume {
             |volume, about| ServerRequest::Export { volume, about, options: Box::new(sockets.current(options)) };
         let (volume, _) =
             MountedVolume::begin(server, device, mount, identity.about(), kind, request).map_err(failed)?;
-        // With the old value, reading is only slower.
+        // With the kernel's default, reads are only slower.
         if let Err(error) = volume.held.mount.set_read_ahead(READ_AHEAD) {
             let volume = identity.name();
             tracing::debug!(volume, "volume {volume:?}: read-ahead stays what it is: {error}");
@@ -84,6 +84,6 @@ impl ServerClient {
             export.ok_or(io::ErrorKind::NotFound)?.sockets().move_to(place);
         }
         // A successor that starts meanwhile may have the old address for some of the volumes.
-        self.done(&ServerRequest::Move { volume, place }, &[])
+        self.expect_done(&ServerRequest::Move { volume, place }, &[])
     }
 }

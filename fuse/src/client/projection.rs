@@ -64,8 +64,8 @@ pub struct ProjectionMount {
     hidden: BTreeSet<String>,
     current: Option<(GenerationName, Arc<Image>)>,
     old: OldGenerations,
-    /// Why podfs could not remove an old generation, until [`Self::take_left`].
-    left: Option<String>,
+    /// Why podfs could not remove an old generation, or must give up live parts, until [`Self::take_left`].
+    problem: Option<String>,
     /// Whether a commit failed, so that the root may have entries that do not belong there.
     untidy: bool,
     answering: AnsweringThreads,
@@ -147,7 +147,7 @@ impl ProjectionMount {
                     removed = true;
                 }
                 Err(error) if self.old.failed(&old.name) => {
-                    self.left =
+                    self.problem =
                         Some(format!("cannot remove the old generation {}: {error}; podfs tries again", old.name));
                 }
                 Err(_) => {}
@@ -159,9 +159,9 @@ impl ProjectionMount {
         removed
     }
 
-    /// The reason why podfs could not remove an old generation. Each reason is returned once.
+    /// The reason why podfs could not remove an old generation, or must give up live parts. Each reason is returned once.
     pub fn take_left(&mut self) -> Option<String> {
-        self.left.take()
+        self.problem.take()
     }
 
     fn of(mounted: MountedVolume, tree: TreeReplica<ProjectionTree>, live: Option<LiveMount>) -> Self {
@@ -171,7 +171,7 @@ impl ProjectionMount {
             (tree.root().directories.iter().filter_map(above).collect(), tree.current())
         };
         let (old, answering) = (OldGenerations::default(), AnsweringThreads::default());
-        Self { mounted, tree, hidden, current, old, left: None, untidy: false, answering, live }
+        Self { mounted, tree, hidden, current, old, problem: None, untidy: false, answering, live }
     }
 
     /// Whether no successor could take over the projection after its server died. The caller has to mount it again.
@@ -202,7 +202,7 @@ impl ProjectionMount {
         let committed = self.switch(payload, directories)?;
         if self.live.take_if(|live| live.is_given_up()).is_some() {
             let reason = "live subPath mounts of its containers do not answer any more; start these containers again";
-            self.left = Some(reason.to_owned());
+            self.problem = Some(reason.to_owned());
         }
         if let (Some(live), Some((_, image))) = (&mut self.live, &self.current) {
             live.follow(image)?;
@@ -332,8 +332,8 @@ impl ProjectionMount {
             .map_err(|errno| CommitError::Step { call: "stat of the root".to_owned(), cause: errno.into() })
     }
 
-    /// Repairs the root after a failed commit. Returns whether a step failed: an entry that podfs cannot remove yet, such as a mount
-    /// point, delays no update.
+    /// Repairs the root after a failed commit. Returns whether a step failed: an entry that podfs cannot remove yet, such as a
+    /// mount point, delays no update.
     fn tidy(&mut self) -> Result<bool, CommitError> {
         if !self.untidy {
             return Ok(false);

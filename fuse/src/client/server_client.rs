@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
-use std::sync::atomic::AtomicU32;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, Weak};
 use std::time::{Duration, SystemTime};
 
@@ -37,6 +37,8 @@ pub struct ServerClient {
     /// The bound socket at which the next supervisor finds the server.
     pub(super) listener: Mutex<Option<OwnedFd>>,
     affinity: Affinity,
+    /// The number of servers that have died.
+    deaths: AtomicU64,
     /// The sockets of the volumes' connections to NFS servers.
     nfs_sockets: SocketSets,
 }
@@ -111,7 +113,7 @@ impl VolumeObserver {
     /// # Errors
     /// When there is no server any more, or the server refuses the pipe.
     pub fn trace(&self, pipe: BorrowedFd<'_>) -> io::Result<()> {
-        self.server.done(&ServerRequest::Trace { volume: self.volume }, &[pipe])
+        self.server.expect_done(&ServerRequest::Trace { volume: self.volume }, &[pipe])
     }
 }
 
@@ -145,6 +147,8 @@ pub struct VolumeActivity {
 /// The known threads of the server that take part in a commit.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct AnsweringThreads {
+    /// The number of servers that had died before.
+    deaths: u64,
     session: Option<Pid>,
     control: Option<Pid>,
 }
@@ -170,6 +174,7 @@ impl ServerClient {
             next: AtomicU32::new(0),
             listener: Mutex::default(),
             affinity: Affinity::current(),
+            deaths: AtomicU64::new(0),
             nfs_sockets,
         }
     }
@@ -184,7 +189,7 @@ impl ServerClient {
     /// # Errors
     /// When the server cannot listen there.
     pub fn listen(&self, socket: OwnedFd) -> io::Result<()> {
-        self.done(&ServerRequest::Listen, &[socket.as_fd()])?;
+        self.expect_done(&ServerRequest::Listen, &[socket.as_fd()])?;
         *self.listener.lock().expect("a thread that panics ends the process") = Some(socket);
         Ok(())
     }
@@ -212,15 +217,15 @@ impl ServerClient {
     /// # Errors
     /// When the pod no longer needs a server.
     pub(crate) fn drop_images(&self, volume: VolumeNumber, but: Vec<u64>) -> io::Result<()> {
-        self.done(&ServerRequest::DropImages { volume, but }, &[])
+        self.expect_done(&ServerRequest::DropImages { volume, but }, &[])
     }
 
-    /// Makes the server apply step number `applied` of the live parts, for which there is no system call. Idempotent.
+    /// Makes the server apply the step after `applied` steps of the live parts, for which there is no system call. Idempotent.
     ///
     /// # Errors
     /// When the pod no longer needs a server, or another step is the next one.
     pub(crate) fn take(&self, volume: VolumeNumber, applied: u64) -> io::Result<()> {
-        self.done(&ServerRequest::Take { volume, applied }, &[])
+        self.expect_done(&ServerRequest::Take { volume, applied }, &[])
     }
 
     /// Whether the server knows of live parts of projections.
@@ -233,7 +238,10 @@ impl ServerClient {
 
     /// Moves the server's threads to the calling thread's CPU, until the guard is dropped.
     pub(crate) fn together(&self, answering: AnsweringThreads) -> SharedCpuGuard<'_> {
-        self.affinity.together([answering.session, answering.control].into_iter().flatten())
+        // The numbers of a dead server's threads may be those of other processes.
+        let is_present = answering.deaths == self.deaths.load(Ordering::Relaxed);
+        let threads = [answering.session, answering.control].into_iter().flatten();
+        self.affinity.together(threads.filter(|_| is_present))
     }
 
     /// Announces the next steps of a projection, and sends their new generation.
@@ -248,13 +256,15 @@ impl ServerClient {
         time: SystemTime,
     ) -> io::Result<AnsweringThreads> {
         let (name, image) = staged.unzip();
+        let deaths = self.deaths.load(Ordering::Relaxed);
         let request = ServerRequest::Announce { volume, steps: steps.to_vec(), staged: name.cloned(), time };
         match self.ask(&request, image.map(Image::as_fd).as_slice())? {
             ServerReply::Announced { session, control } => {
                 if let Some(image) = image {
                     image.disown();
                 }
-                Ok(AnsweringThreads { session: session.and_then(Pid::from_raw), control: Pid::from_raw(control) })
+                let (session, control) = (session.and_then(Pid::from_raw), Pid::from_raw(control));
+                Ok(AnsweringThreads { deaths, session, control })
             }
             other => Err(unexpected(&other)),
         }
@@ -279,7 +289,7 @@ impl ServerClient {
         let held = self.volumes().remove(&volume);
         let connection = match &*self.link() {
             ServerLink::Up(connection) => Some(Arc::clone(connection)),
-            // The volume is not in `volumes` any more, so no successor gets it.
+            // The volume is not in `volumes` any more. A successor that has got it already is told to remove it when it serves.
             ServerLink::Down | ServerLink::Over => None,
         };
         let request = ServerRequest::Remove { volume };
@@ -322,7 +332,7 @@ impl ServerClient {
 
     /// The activity of each volume at this moment.
     pub fn activities(&self) -> Vec<VolumeActivity> {
-        let doing = |held: &Arc<HeldVolume>| VolumeActivity {
+        let activity = |held: &Arc<HeldVolume>| VolumeActivity {
             volume: name_in(&held.about).unwrap_or_default().to_owned(),
             requests: held.region.requests(),
             busy: held.busy(),
@@ -330,13 +340,16 @@ impl ServerClient {
             silent_since: held.region.silent_since(),
             connection: held.mount.connection(),
         };
-        self.volumes().values().map(doing).collect()
+        self.volumes().values().map(activity).collect()
     }
 
     /// Whether the server answers a request within `limit`. While another request waits for its answer, returns `true`.
     pub fn is_responsive(&self, limit: Duration) -> bool {
-        let ServerLink::Up(connection) = &*self.link() else { return true };
-        let connection = Arc::clone(connection);
+        // The lock on the link is free while the server answers: a server that is found dead meanwhile has to be replaced at once.
+        let connection = match &*self.link() {
+            ServerLink::Up(connection) => Arc::clone(connection),
+            ServerLink::Down | ServerLink::Over => return true,
+        };
         connection.is_responsive(limit)
     }
 
@@ -350,6 +363,7 @@ impl ServerClient {
         let mut link = self.link();
         match std::mem::replace(&mut *link, ServerLink::Down) {
             ServerLink::Up(connection) => {
+                self.deaths.fetch_add(1, Ordering::Relaxed);
                 // The keeper has the other end, too, so only a shutdown ends the calls that wait for an answer.
                 connection.shut_down();
                 Some(connection)
@@ -362,11 +376,11 @@ impl ServerClient {
         }
     }
 
-    /// Makes this the present server.
-    pub(super) fn join_link(&self, connection: ServerConnection) {
+    /// Makes the server of `connection` the present server.
+    pub(super) fn join_link(&self, connection: Arc<ServerConnection>) {
         let mut link = self.link();
         if !matches!(*link, ServerLink::Over) {
-            *link = ServerLink::Up(Arc::new(connection));
+            *link = ServerLink::Up(connection);
         }
         self.changed.notify_all();
     }
@@ -390,7 +404,8 @@ impl ServerClient {
         }
     }
 
-    pub(super) fn done(&self, request: &ServerRequest, descriptors: &[BorrowedFd<'_>]) -> io::Result<()> {
+    /// Sends a request whose answer is [`ServerReply::Done`].
+    pub(super) fn expect_done(&self, request: &ServerRequest, descriptors: &[BorrowedFd<'_>]) -> io::Result<()> {
         match self.ask(request, descriptors)? {
             ServerReply::Done => Ok(()),
             other => Err(unexpected(&other)),
@@ -402,16 +417,16 @@ impl ServerClient {
         loop {
             let connection = self.connection()?;
             match connection.ask(request, descriptors) {
-                Err(error) if connection.is_broken(&error) => self.wait_for_other(&connection),
+                Err(error) if connection.is_broken(&error) => self.wait_for_end_of(&connection),
                 answered => return answered.map(|(reply, _)| reply),
             }
         }
     }
 
-    /// Waits until `than` is not the present server.
-    fn wait_for_other(&self, than: &Arc<ServerConnection>) {
+    /// Waits until the server of the connection `broken` is not the present server any more.
+    fn wait_for_end_of(&self, broken: &Arc<ServerConnection>) {
         let mut link = self.link();
-        while matches!(&*link, ServerLink::Up(connection) if Arc::ptr_eq(connection, than)) {
+        while matches!(&*link, ServerLink::Up(connection) if Arc::ptr_eq(connection, broken)) {
             link = self.changed.wait(link).expect("a thread that panics ends the process");
         }
     }

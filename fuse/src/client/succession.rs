@@ -5,25 +5,26 @@
 //! 1. The last server is dead: none of its threads will ever answer again, or change a region or a source. The caller has waited
 //!    for its end. Its keeper has all its descriptors open.
 //! 2. No process reads the devices. Requests of containers wait in the kernel meanwhile.
-//! 3. The supervisor greets the successor. It takes over the descriptors to which the regions refer, each under its old number.
-//!    From here on, its own keeper has them, too.
-//! 4. It loads every volume, without any effect outside. If it dies before the end of this step, the next successor begins again
-//!    at 3, with the same keeper: nothing has changed.
+//! 3. The supervisor greets the successor. The successor takes over the descriptors to which the regions refer, each under its old
+//!    number. From here on, the successor's keeper has them, too.
+//! 4. The successor loads every volume, without any effect outside. If it dies before the end of this step, the next successor
+//!    begins again at 3, with the same keeper: nothing has changed.
 //! 5. The supervisor dismisses the keeper of the last server. If the successor dies from here on, its own keeper has everything.
-//! 6. It writes FUSE_NOTIFY_RESEND to each device before it reads from it (Linux 6.9). The kernel sends the requests that the last
-//!    server had read and not answered once more, with bit 63 in their numbers. Only then the successor's threads begin to read.
+//! 6. The successor writes FUSE_NOTIFY_RESEND to each device before it reads from the device (Linux 6.9). The kernel sends the
+//!    requests that the last server had read and not answered once more, with bit 63 in their numbers. Only then the successor's
+//!    threads begin to read.
 //! 7. A change that the last server may have made is recorded in the region (passthrough) or in the number of applied steps
 //!    (projections), so its successor does not make it twice.
 //! 8. The supervisor repeats the calls to which the last server did not answer. They are idempotent, so the last server may have
 //!    executed them.
 //!
 //! When the keeper is dead, too, the supervisor waits for its end and [lets it go](LastKeeper::let_go). At 3, the successor then
-//! inherits no descriptors. First, it erases their numbers from the regions: it may open other files under them. If it dies before 5, the next successor does the same. It reopens the open files after 6,
-//! as far as it can find them (`passthrough::open_files`). A keeper that dies while it hands descriptors over ends the
-//! attempt; the next attempt begins without it.
+//! inherits no descriptors. First, it erases their numbers from the regions: it may open other files under them. If it dies before
+//! 5, the next successor does the same. It reopens the open files after 6, as far as it can find them (`passthrough::open_files`).
+//! A keeper that dies while it hands descriptors over ends the attempt; the next attempt begins without it.
 //!
-//! A supervisor that finds a server without a supervisor takes over the state from the server's description. For that, it
-//! does not mount, unmount or commit.
+//! A new supervisor that finds a server without a supervisor takes over the state from the server's description. To do so, it does
+//! not mount, unmount or commit.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -102,12 +103,12 @@ pub struct AdoptedVolume {
 }
 
 impl AdoptedVolume {
-    /// Its name, if the record has one.
+    /// The name of the volume, if the record has one.
     pub fn name(&self) -> Option<&str> {
         name_in(self.about())
     }
 
-    /// The record of the previous supervisor about it.
+    /// The record of the previous supervisor about the volume.
     pub fn about(&self) -> &Value {
         &self.mounted.held.about
     }
@@ -173,11 +174,7 @@ impl ServerClient {
             match resume(&connection, *volume, held) {
                 Ok(()) => {}
                 Err(error) if connection.is_broken(&error) => return Err(error),
-                Err(error) => {
-                    self.volumes().remove(volume);
-                    held.give_up();
-                    succession.given_up.push((*volume, error.to_string()));
-                }
+                Err(error) => succession.given_up.extend(self.give_up(*volume, error.to_string())),
             }
         }
         // The successor's keeper has all descriptors now, so the last keeper can end.
@@ -185,13 +182,32 @@ impl ServerClient {
             dismiss(last);
         }
         if let Some(socket) = &*self.listener.lock().expect("a thread that panics ends the process") {
-            done(&connection, &ServerRequest::Listen, &[socket.as_fd()])?;
+            expect_done(&connection, &ServerRequest::Listen, &[socket.as_fd()])?;
         }
-        done(&connection, &ServerRequest::Start, &[])?;
+        let failed = match connection.ask(&ServerRequest::Start, &[])? {
+            (ServerReply::Done, _) => Vec::new(),
+            (ServerReply::Started { failed }, _) => failed,
+            (other, _) => return Err(unexpected(&other)),
+        };
+        succession.given_up.extend(failed.into_iter().filter_map(|(volume, reason)| self.give_up(volume, reason)));
         connection.trust()?;
         connection.set_keeper(std::mem::take(&mut keeper.0));
-        self.join_link(connection);
+        let connection = Arc::new(connection);
+        self.join_link(Arc::clone(&connection));
+        // Volumes that were removed while there was no server. From here on, the thread that removes a volume asks the successor.
+        let has_left = |volume: &VolumeNumber| !self.volumes().contains_key(volume);
+        for volume in volumes.iter().map(|(volume, _)| *volume).filter(has_left) {
+            // An error means that the successor is dead, and with it its state of the volume.
+            let _ = connection.ask(&ServerRequest::Remove { volume }, &[]);
+        }
         Ok(succession)
+    }
+
+    /// Gives up a volume with which no server can continue. Returns its number and `reason`; `None` if it was removed meanwhile.
+    fn give_up(&self, volume: VolumeNumber, reason: String) -> Option<(VolumeNumber, String)> {
+        let held = self.volumes().remove(&volume)?;
+        held.give_up();
+        Some((volume, reason))
     }
 
     /// Takes over the volumes of a server whose supervisor has ended, each with that supervisor's record.
@@ -244,10 +260,14 @@ fn resume(connection: &ServerConnection, volume: VolumeNumber, held: &HeldVolume
     let descriptors = held.descriptors()?;
     let images = images.iter().map(|image| image.as_fd());
     let descriptors: Vec<_> = descriptors.iter().map(AsFd::as_fd).chain(images).collect();
-    done(connection, &ServerRequest::Resume(description), &descriptors)
+    expect_done(connection, &ServerRequest::Resume(description), &descriptors)
 }
 
-fn done(connection: &ServerConnection, request: &ServerRequest, descriptors: &[BorrowedFd<'_>]) -> io::Result<()> {
+fn expect_done(
+    connection: &ServerConnection,
+    request: &ServerRequest,
+    descriptors: &[BorrowedFd<'_>],
+) -> io::Result<()> {
     match connection.ask(request, descriptors)? {
         (ServerReply::Done, _) => Ok(()),
         (other, _) => Err(unexpected(&other)),

@@ -1,7 +1,7 @@
 //! System calls that the filter allows only with some arguments: those marked with `*` in the lists.
 //!
-//! The kernel caches the verdict for calls without a condition; the filter runs for each of these. Frequent
-//! requests need none of them.
+//! The kernel caches the result for calls without a condition. It runs the filter for each call with a condition. Frequent
+//! requests need none of these.
 
 use std::io;
 
@@ -54,7 +54,8 @@ pub fn of(name: &str) -> io::Result<Vec<SeccompRule>> {
         // No new executable memory.
         "mmap" | "mprotect" => rules([vec![without(2, Dword, libc::PROT_EXEC)?]]),
         "clone" => rules([vec![without(0, Qword, NEW_NAMESPACES)?]]),
-        // Only for reading. A profile without other open calls has only `/proc` of processes to open.
+        // Only for reading. A server of projections has no other call to open a file, and only the `/proc` of processes in its
+        // root.
         "openat" => rules([vec![without(2, Dword, libc::O_WRONLY | libc::O_RDWR | libc::O_CREAT | libc::O_TRUNC)?]]),
         "socketpair" => rules([vec![is(0, libc::AF_UNIX)?]]),
         "unshare" => rules([vec![is(0, libc::CLONE_FS)?]]),
@@ -62,7 +63,7 @@ pub fn of(name: &str) -> io::Result<Vec<SeccompRule>> {
         "prlimit64" => rules([vec![is(0, 0)?, condition(2, Qword, Eq, 0)?]]),
         "fcntl" => one_of(1, FCNTLS.iter().map(|command| command.cast_unsigned())),
         "prctl" => one_of(0, PRCTLS.iter().map(|option| option.cast_unsigned())),
-        // The kernel uses 32 bits of it.
+        // The kernel uses 32 bits of the request.
         "ioctl" => one_of(1, IOCTLS.iter().map(|request| *request as u32)),
         _ => Err(io::Error::other(format!("nothing is known of the arguments of {name}"))),
     }

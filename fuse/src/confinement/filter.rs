@@ -49,7 +49,7 @@ fn compile(
 }
 
 fn rules<'a>(lists: impl IntoIterator<Item = &'a str>) -> io::Result<BTreeMap<i64, Vec<SeccompRule>>> {
-    // Without names that this architecture does not have.
+    // Skips names that this architecture does not have.
     let numbered = lists.into_iter().flat_map(calls).filter_map(|call| Some((Sysno::from_str(call.name).ok()?, call)));
     numbered.map(|(number, call)| Ok((i64::from(number.id()), call.rules()?))).collect()
 }

@@ -16,8 +16,8 @@
 //! | core dumps, `ptrace` by others | no | no |
 //!
 //! The server reaches only the descriptors that it gets. It gets a directory of the host as a clone, and `..` does not lead out of
-//! it ([`enclosed`](crate::mount::enclosed)). File handles lead to the rest of its file system. Even then, the confinement
-//! protects the host's processes, devices and network.
+//! it ([`enclosed`](crate::mount::enclosed)). By file handles, the server can still reach the rest of the directory's file system.
+//! Even then, the confinement protects the host's processes, devices and network.
 //!
 //! The order matters:
 //!
@@ -29,7 +29,7 @@
 //! 4. A change of uid resets whether the process is dumpable (`/proc/sys/fs/suid_dumpable`), so the server sets it again.
 //! 5. The filter of system calls, last: it does not allow the calls above.
 //!
-//! The first thread does all of it before it starts others, which inherit it.
+//! The first thread does all this before it starts other threads, which inherit the confinement.
 //!
 //! If the kernel refuses a step, podfs logs that and continues: a less confined server is better than none.
 //!
@@ -174,8 +174,8 @@ mod tests {
         assert_eq!(confined.to_string(), "the server is confined, with the capabilities CHOWN MKNOD");
         confined.note("a network of its own", Err(io::Error::from_raw_os_error(libc::EPERM)));
         confined.note("an empty root directory", Err(io::Error::other("no room")));
-        let told = "the server is confined, with the capabilities CHOWN MKNOD, but without a network of its own (Operation not permitted (os error 1)), \
+        let sentence = "the server is confined, with the capabilities CHOWN MKNOD, but without a network of its own (Operation not permitted (os error 1)), \
                     an empty root directory (no room)";
-        assert_eq!(confined.to_string(), told);
+        assert_eq!(confined.to_string(), sentence);
     }
 }

@@ -32,12 +32,12 @@ pub fn leave_files(processes: bool) -> io::Result<()> {
     let root = file_system("tmpfs", ("mode", "0555"), MountAttrFlags::empty())?;
     let processes = if processes { Some(process_files()?) } else { None };
     let inside = processes.as_ref().map(|mount| MountInRoot { mount, name: c"proc", shape: MountPointType::Directory });
-    let home = open("/proc/self/ns/mnt", OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?;
+    let old_namespace = open("/proc/self/ns/mnt", OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?;
     // SAFETY: this is the only thread, so no other thread shares the root or the working directory.
     unsafe { unshare_unsafe(UnshareFlags::NEWNS) }?;
     become_root(&root, inside).inspect_err(|_| {
-        // It still has its capabilities, so it may return to its old namespace.
-        let _lost = move_into_link_name_space(home.as_fd(), Some(LinkNameSpaceType::Mount));
+        // The process still has its capabilities, so it may return to its old namespace.
+        let _lost = move_into_link_name_space(old_namespace.as_fd(), Some(LinkNameSpaceType::Mount));
     })
 }
 

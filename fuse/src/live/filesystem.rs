@@ -1,20 +1,23 @@
 //! The FUSE side of live parts, and the swap, at which files get other bytes.
 //!
-//! The answers make a warm file silent, as those of a [projection](crate::projection::filesystem): the kernel remembers
-//! `ENOSYS` to OPEN and FLUSH, and keeps entries, attributes and pages without end. Names change by the supervisor's system
-//! calls. Bytes change here, by `SharedLiveTree::swap`:
+//! A warm file causes no requests, like a file of a [projection](crate::projection::filesystem): the kernel remembers `ENOSYS` to
+//! OPEN and FLUSH, and caches entries, attributes and pages without a time limit. Names change by the supervisor's system calls.
+//! Bytes change by `SharedLiveTree::swap`:
 //!
-//! 1. The nodes that change are marked. From here on a request for their bytes or attributes waits, at most `SWAP_TIMEOUT`.
-//! 2. The kernel forgets their attributes, and then drops their pages; it waits for pages that are being read.
-//! 3. If no request about them was answered since 1, the tree shows the new bytes, and the waiting requests are answered from
-//!    these. So no page of the kernel's has old bytes with the new size, or new bytes with the old size.
-//! 4. If the kernel waits at 2 for an answer that waits at 1, the latter gets the old bytes after `SWAP_TIMEOUT`, and all steps
-//!    begin again. After `ATTEMPTS` the bytes are swapped anyway, and the pages dropped once more.
+//! 1. The server marks the nodes that change. From here on, a request for their bytes or attributes waits, at most `SWAP_TIMEOUT`.
+//! 2. The server makes the kernel forget their attributes, and then drop their pages. The kernel waits for pages that a process
+//!    is reading.
+//! 3. If the server has answered no request about the marked nodes since step 1, the tree shows the new bytes, and the server
+//!    answers the waiting requests from them. So no page of the kernel has old bytes with the new size, or new bytes with the
+//!    old size.
+//! 4. If the kernel waits in step 2 for an answer that waits in step 1, the server gives that answer from the old bytes after
+//!    `SWAP_TIMEOUT`, and all steps begin again. After `ATTEMPTS` attempts, the server swaps the bytes anyway, and makes the kernel
+//!    drop the pages once more.
 //!
-//! A wait at 2 is the wait of a child process, which a kill of the server does not keep from ending
+//! No signal ends a wait in step 2. So a child process makes that call: a killed server can end while the child waits
 //! ([`page_invalidator`](crate::session::drop_content_of)).
 //!
-//! The lock of the tree is held for moments, and never while the kernel drops pages.
+//! Threads lock the tree only for short times, and never while the kernel drops pages.
 
 use std::ffi::OsStr;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
@@ -25,7 +28,7 @@ use nix::errno::Errno;
 use super::step::LiveStep;
 use super::tree::LiveTree;
 use crate::projection;
-use crate::projection::filesystem::{FOREVER, asked, entry, file_system, push_if_it_fits, told};
+use crate::projection::filesystem::{FOREVER, attributes_answer, entry, file_system, push_if_it_fits, requested_part};
 use crate::projection::tree::NodeAttributes;
 use crate::projection::undo::Undo;
 use crate::region::Region;
@@ -35,11 +38,11 @@ use crate::session::{
 };
 use crate::trace::Trace;
 
-/// The longest time that an answer about a file waits while the file gets other bytes. The kernel drops the file's pages within
+/// The longest time that an answer about a file waits for the end of a swap. The kernel drops the file's pages within
 /// microseconds, unless it waits for this answer.
 const SWAP_TIMEOUT: Duration = Duration::from_millis(5);
-/// The most attempts to change the bytes of files while no request is about them. Only many readers of pages that are not cached
-/// can disturb all attempts.
+/// The most attempts to change the bytes of files without an answer about them meanwhile. Only many readers of pages that are not
+/// cached can disturb all attempts.
 const ATTEMPTS: u32 = 8;
 
 /// A tree that the session thread reads, and the control thread changes.
@@ -57,15 +60,15 @@ impl SharedLiveTree {
         Self(Arc::new(SharedState { tree: Mutex::new(tree), swapped: Condvar::new() }))
     }
 
-    /// The tree, for a moment.
+    /// Locks the tree. The session answers no request meanwhile, so unlock it soon.
     pub fn lock(&self) -> MutexGuard<'_, LiveTree> {
         self.0.tree.lock().expect("a thread that panics ends the process")
     }
 
-    /// The tree when nothing of it is about to change that `concerns` finds; at the latest after `SWAP_TIMEOUT`.
-    fn settled(&self, concerns: impl Fn(&LiveTree) -> Option<NodeId>) -> MutexGuard<'_, LiveTree> {
+    /// Locks the tree when no swap of the node that `find` returns is in progress; at the latest after `SWAP_TIMEOUT`.
+    fn settled(&self, find: impl Fn(&LiveTree) -> Option<NodeId>) -> MutexGuard<'_, LiveTree> {
         let is_changing = |tree: &mut LiveTree| {
-            !tree.changing.is_empty() && concerns(tree).is_some_and(|node| tree.changing.contains(&node))
+            !tree.changing.is_empty() && find(tree).is_some_and(|node| tree.changing.contains(&node))
         };
         let waited = self.0.swapped.wait_timeout_while(self.lock(), SWAP_TIMEOUT, is_changing);
         let (mut tree, waited) = waited.expect("a thread that panics ends the process");
@@ -73,7 +76,8 @@ impl SharedLiveTree {
         tree
     }
 
-    /// Takes the step after `applied` steps, which no system call asks for. It may have been taken already.
+    /// Applies the step after `applied` steps, for which the supervisor makes no system call. Does nothing if the step is applied
+    /// already.
     ///
     /// # Errors
     /// `EROFS` when another step is the next one.
@@ -93,7 +97,7 @@ impl SharedLiveTree {
         self.swap(&step, region, notifier)
     }
 
-    /// See the head of this module.
+    /// Swaps the bytes of files, as the header of this module describes.
     fn swap(&self, step: &LiveStep, region: &Region, notifier: Option<&Notifier>) -> Result<(), Errno> {
         let LiveStep::Swap { paths } = step else { return Err(Errno::EROFS) };
         let nodes: Vec<NodeId> = {
@@ -128,7 +132,7 @@ impl SharedLiveTree {
     }
 }
 
-/// Records a step in the region before its request is answered.
+/// Applies a step, and records it in the region before the answer to its request.
 fn take_and_count(tree: &mut LiveTree, step: &LiveStep, region: &Region) -> Result<(), Errno> {
     tree.take(step)?;
     while region.applied() < tree.applied() {
@@ -145,18 +149,18 @@ pub struct LiveFilesystem {
     trace: Arc<Trace>,
 }
 
-/// The features that a session with live parts asks the kernel for: those of a projection without `EXPLICIT_INVAL_DATA`.
+/// The features that a session with live parts negotiates: those of a projection without `EXPLICIT_INVAL_DATA`.
 ///
-/// The kernel takes note of another size, and then cuts the pages off there (`fuse_change_attributes_i`, up to Linux 6.18 at
-/// least). If it suspends a thread between the two for the whole of the next swap, the thread cuts off a page of the version
-/// after its own: the page ends in zeros. Without the flag, the thread drops the pages next, and the file is read anew.
+/// The kernel records another size, and then truncates the pages to it (`fuse_change_attributes_i`, up to Linux 6.18 at
+/// least). If it suspends a thread between the two for the whole of the next swap, the thread truncates a page of the next
+/// version: the page ends in zeros. Without the flag, the thread drops the pages next, and the kernel reads the file again.
 pub(crate) fn wanted(traced: bool) -> WantedFeatures {
     let wanted = projection::filesystem::wanted(traced);
     WantedFeatures { flags: wanted.flags & !init::EXPLICIT_INVAL_DATA, ..wanted }
 }
 
 impl LiveFilesystem {
-    /// Serves `tree`, notes in `region` how far it has got, and reports each request to the reader of `trace`.
+    /// Serves `tree`. It records applied steps in `region`, and reports requests to the readers of `trace`.
     pub(crate) fn new(tree: SharedLiveTree, region: Arc<Region>, undo: Undo, trace: Arc<Trace>) -> Self {
         Self { tree, region, undo, trace }
     }
@@ -181,7 +185,7 @@ impl LiveFilesystem {
                 self.tree.lock().forget(node, lookups);
                 Ok(Answer::Silence)
             }
-            FuseOperation::GetAttr { .. } => self.tree.settled(|_| Some(node)).attributes(node).map(told),
+            FuseOperation::GetAttr { .. } => self.tree.settled(|_| Some(node)).attributes(node).map(attributes_answer),
             FuseOperation::Read(arguments) => self.read(node, arguments, exchange),
             FuseOperation::ReadDir(arguments) => self.list(node, arguments, exchange.buffer),
             FuseOperation::Release(_) => Ok(Answer::Done),
@@ -195,11 +199,11 @@ impl LiveFilesystem {
                 self.make(node, name, |path| LiveStep::MakeDirectory { path }).map(entry)
             }
             FuseOperation::MkNod { name, .. } => self.make(node, name, |path| LiveStep::MakeFile { path }).map(entry),
-            FuseOperation::SetAttr(arguments) => self.set_attributes(node, arguments).map(told),
+            FuseOperation::SetAttr(arguments) => self.set_attributes(node, arguments).map(attributes_answer),
             FuseOperation::Unlink { name } => self.change(node, name, |path| LiveStep::RemoveFile { path }),
             FuseOperation::RmDir { name } => self.change(node, name, |path| LiveStep::RemoveDirectory { path }),
 
-            // Requests that no step makes.
+            // Changes that are never steps.
             FuseOperation::Write { .. } => {
                 self.undo.file(node);
                 Err(Errno::EROFS)
@@ -212,9 +216,9 @@ impl LiveFilesystem {
             | FuseOperation::Link { .. }
             | FuseOperation::FAllocate(_) => Err(Errno::EROFS),
 
-            // The request of each `isatty(3)`; the kernel remembers no answer.
+            // Each isatty(3) sends this request, because the kernel caches no answer.
             FuseOperation::IoCtl => Err(Errno::ENOTTY),
-            // The kernel remembers this answer for the life of the connection, and does not ask again.
+            // The kernel caches this answer for the whole connection, and does not send the request again.
             _ => Err(Errno::ENOSYS),
         }
     }
@@ -227,10 +231,10 @@ impl LiveFilesystem {
         tree.attributes(found)
     }
 
-    /// The bytes go from the image to the kernel, and nowhere in between.
+    /// Sends bytes to the kernel directly from the image.
     fn read(&self, node: NodeId, arguments: &ReadIn, exchange: &Exchange<'_>) -> Result<Answer, Errno> {
         let (image, content) = self.tree.settled(|_| Some(node)).content(node)?;
-        Ok(exchange.send(asked(&image.bytes()[content], arguments)))
+        Ok(exchange.send(requested_part(&image.bytes()[content], arguments)))
     }
 
     fn list(&self, node: NodeId, arguments: &ReadIn, buffer: &mut Vec<u8>) -> Result<Answer, Errno> {
@@ -259,7 +263,7 @@ impl LiveFilesystem {
         Ok(Answer::Done)
     }
 
-    /// The request is made to raise an event; the attributes stay those of the payload.
+    /// The supervisor makes this request to raise an event. The attributes stay those of the payload.
     fn set_attributes(&self, node: NodeId, arguments: &SetattrIn) -> Result<NodeAttributes, Errno> {
         let mut tree = self.tree.lock();
         let path = tree.path(node);
@@ -274,7 +278,7 @@ impl LiveFilesystem {
     }
 }
 
-/// The path of an entry, if it has one that is announced.
+/// The path of an entry. The name of an announced step is UTF-8, so any other name is refused.
 fn path_of(tree: &LiveTree, parent: NodeId, name: &OsStr) -> Result<String, Errno> {
     let (directory, name) = (tree.path(parent), name.to_str().ok_or(Errno::EROFS)?);
     Ok(if directory.is_empty() { name.to_owned() } else { format!("{directory}/{name}") })
@@ -305,11 +309,11 @@ impl Filesystem for LiveFilesystem {
         false
     }
 
-    /// Two names with their structs. A WRITE is refused anyway.
+    /// Enough for two names with their structs. The server refuses WRITE anyway.
     fn longest_request(&self) -> usize {
         8192
     }
 
-    /// Ignored: no request waits longer than `SWAP_TIMEOUT`.
+    /// Ignores interrupts: no request waits longer than `SWAP_TIMEOUT`.
     fn interrupt(&self, _: u64) {}
 }

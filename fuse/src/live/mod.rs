@@ -1,8 +1,8 @@
 //! Live parts of a projection: single paths of its payload, shown as plain files and directories that change in place.
 //!
 //! A container that mounts one path of a projection (`subPath`) has one generation for ever, because a bind mount belongs
-//! to an inode. A *live* mount follows the payload instead. For it the supervisor mounts a second, small file system beside
-//! the projection, attached nowhere:
+//! to an inode. A *live* mount follows the payload instead. For live mounts, the supervisor mounts a second, small file system
+//! beside the projection, and attaches it nowhere:
 //!
 //! ```text
 //! 0              slot of the path app.yaml: a file
@@ -15,7 +15,7 @@
 //!
 //! | module | owns |
 //! |---|---|
-//! | [`tree`] | the server's view, the replica of the supervisor, and how both change: by announced steps |
+//! | [`tree`] | the tree of the server, its replica in the supervisor, and how both change: by announced steps |
 //! | [`step`] | one of these steps |
 //! | [`plan`](mod@plan) | the steps from one payload to another |
 //! | [`filesystem`] | the FUSE side, and the swap, at which files get other bytes |

@@ -1,8 +1,8 @@
 //! The plan of an update: the steps from the payload that live parts show to another one.
 //!
-//! The order is the one in which files may refer to each other: new files come first, then all files get their new bytes at once,
-//! then the files that are no longer wanted go. A name that changes between file and directory is removed before it is made
-//! again.
+//! In this order, no file refers to one that is missing: the plan first makes new files, then changes the bytes of all files at
+//! once, then removes the files that the payload no longer has. It removes a name that changes between file and directory before it
+//! makes the name again.
 
 use std::collections::BTreeSet;
 
@@ -18,7 +18,7 @@ pub fn plan(tree: &LiveTree, image: &Image) -> Vec<LiveStep> {
         let name = number.to_string();
         let (shown, wanted) = (tree.find(&name), image.child(0, name.as_bytes()));
         match (slot.shape, shown, wanted) {
-            // A directory stays, empty, when the payload has none.
+            // The directory of a slot stays, empty, when the payload no longer has it.
             (PartType::Directory, Some(shown), None) => plan.empty(shown, &name),
             (PartType::Directory, None, None) => plan.first.push(LiveStep::MakeDirectory { path: name }),
             (PartType::Directory | PartType::File, shown, wanted) => plan.compare(shown, wanted, &name),

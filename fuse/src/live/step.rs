@@ -15,18 +15,19 @@ pub enum LiveStep {
         /// The file.
         path: String,
     },
-    /// The server shows other bytes and attributes, of all of these at once. No system call asks for it.
+    /// The server shows other bytes and attributes of all these paths at once. The supervisor sends a message for it, because no
+    /// system call does this.
     Swap {
         /// Files and directories.
         paths: Vec<String>,
     },
-    /// `utimensat(2)` of a file that is open for writing, with a time of its last change alone: `IN_MODIFY`, and
-    /// `IN_CLOSE_WRITE` when it is closed.
+    /// `utimensat(2)` of a file that is open for writing, with a modification time only: it raises `IN_MODIFY`, and the close of
+    /// the file raises `IN_CLOSE_WRITE`.
     Modify {
         /// The file.
         path: String,
     },
-    /// `fchmodat(2)`: `IN_ATTRIB`.
+    /// `fchmodat(2)`, which raises `IN_ATTRIB`.
     Touch {
         /// The file or directory.
         path: String,
@@ -41,17 +42,18 @@ pub enum LiveStep {
         /// The directory, which is empty.
         path: String,
     },
-    /// Every file is shown from the new image, and the one before is dropped. No system call asks for it.
+    /// The server shows every file from the new image, so that it can drop the previous image. The supervisor sends a message
+    /// for it, because no system call does this.
     Settle,
 }
 
 impl LiveStep {
-    /// Whether the supervisor asks the server for it by a message, not by a system call.
+    /// Whether the supervisor makes the step by a message to the server, not by a system call.
     pub fn is_message(&self) -> bool {
         matches!(self, Self::Swap { .. } | Self::Settle)
     }
 
-    /// The directory whose entries it changes.
+    /// The directory whose entries the step changes.
     pub fn changed_directory(&self) -> Option<&str> {
         match self {
             Self::MakeDirectory { path }

@@ -77,7 +77,7 @@ pub fn tune_allocator() {
     }
 }
 
-/// Returns all free memory to the kernel, for example before a clone, which shares the rest.
+/// Returns all free memory to the kernel, for example before the process clones itself: the clone shares the memory in use.
 pub fn return_free_memory() {
     // SAFETY: malloc_trim changes no block that is in use.
     unsafe { libc::malloc_trim(0) };

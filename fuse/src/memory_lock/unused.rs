@@ -18,8 +18,8 @@ use rustix::mm::{MlockFlags, mlock_with, munlock};
 
 use super::is_locked;
 
-/// Bytes of the stack below the caller's frame that stay, for the functions that it calls next.
-const STAYS: usize = 16 << 10;
+/// Bytes of the stack below the caller's frame that are not returned: the functions that the caller calls next use them.
+const KEPT: usize = 16 << 10;
 /// The size of a page, in bytes.
 const PAGE: usize = 4096;
 
@@ -49,13 +49,13 @@ pub fn return_own_stack() {
 
 /// Locks pages when the process first touches them.
 fn lock(start: *mut c_void, length: usize) {
-    // SAFETY: as for `munlock`.
+    // SAFETY: a memory lock has no effect on the content of memory.
     let _ = unsafe { mlock_with(start, length, MlockFlags::ONFAULT) };
 }
 
 fn return_stack(stack: &Range<usize>) {
     let here = 0_u8;
-    let end = (&raw const here as usize).saturating_sub(STAYS) & !(PAGE - 1);
+    let end = (&raw const here as usize).saturating_sub(KEPT) & !(PAGE - 1);
     if stack.contains(&end) {
         let start = ptr::with_exposed_provenance_mut(stack.start);
         // SAFETY: this function runs on the stack, and nothing so far below its frame is in use.

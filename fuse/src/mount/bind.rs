@@ -32,7 +32,7 @@ pub fn bind(source: BorrowedFd<'_>, access: ContainerAccess) -> Result<OwnedFd, 
     clone(source, CLONE, access, ClonePropagation::Slave)
 }
 
-/// Like [`bind()`], but without the mounts below it (`bind`), and with this propagation.
+/// Like [`bind()`], but without the mounts below `source` (`bind`), and with this propagation.
 ///
 /// # Errors
 /// Those of [`bind()`].
@@ -48,17 +48,17 @@ pub fn bind_alone(
 
 fn clone(
     source: BorrowedFd<'_>,
-    how: OpenTreeFlags,
+    clone_flags: OpenTreeFlags,
     access: ContainerAccess,
     propagation: ClonePropagation,
 ) -> Result<OwnedFd, MountError> {
     let failed = |cause: std::io::Error| MountError::new("cannot bind the source", cause);
-    let clone = open_tree(source, c"", how).map_err(|errno| failed(errno.into()))?;
+    let clone = open_tree(source, c"", clone_flags).map_err(|errno| failed(errno.into()))?;
     let flags = if access == ContainerAccess::ReadOnly { libc::MOUNT_ATTR_RDONLY } else { 0 };
-    let reach = match propagation {
+    let scope = match propagation {
         ClonePropagation::Slave => AttributeScope::AllBelow { propagation: libc::MS_SLAVE },
         ClonePropagation::Peer => AttributeScope::Itself,
     };
-    set_attributes(&clone, flags, reach).map_err(failed)?;
+    set_attributes(&clone, flags, scope).map_err(failed)?;
     Ok(clone)
 }

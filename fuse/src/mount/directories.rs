@@ -85,7 +85,7 @@ impl Directories {
         if self.files.iter().any(|file| file == path) {
             remove_file(path);
         }
-        again(|| self.make_missing(path)).map_err(|cause| explain("directory", path, cause))
+        retry(|| self.make_missing(path)).map_err(|cause| explain("directory", path, cause))
     }
 
     /// Makes an empty file at `path`, and the missing directories above it, unless the file exists.
@@ -97,7 +97,7 @@ impl Directories {
             // If the directory is not empty, the error below names it.
             let _ = fs::remove_dir(path);
         }
-        again(|| self.make_missing_file(path)).map_err(|cause| explain("file", path, cause))
+        retry(|| self.make_missing_file(path)).map_err(|cause| explain("file", path, cause))
     }
 
     /// Removes the listed files and directories at `path` and below it, then the listed, empty directories above it up to `top`.
@@ -162,7 +162,7 @@ fn remove_directory(directory: &Path) {
     for _ in 0..50 {
         match fs::remove_dir(directory) {
             Err(error) if error.kind() == ErrorKind::ResourceBusy && is_unmounted(directory) => thread::sleep(PAUSE),
-            // It stays if another process uses it now.
+            // The directory stays if another process uses it now.
             _ => return,
         }
     }
@@ -183,7 +183,7 @@ fn remove_file(path: &Path) {
     }
 }
 
-fn again(mut attempt: impl FnMut() -> io::Result<()>) -> io::Result<()> {
+fn retry(mut attempt: impl FnMut() -> io::Result<()>) -> io::Result<()> {
     let mut outcome = Ok(());
     for _ in 0..TRIES {
         outcome = attempt();

@@ -1,8 +1,8 @@
 //! The mounts of a volume.
 //!
-//! `fsopen("fuse")` and `fsmount` make a *private* mount: read-write, detached, reachable only by its descriptor. podfs clones it,
-//! makes the clone read-only, and moves it to the volume's path: the *visible* mount. Both have the same superblock. Root in a container gets `EROFS` from the kernel; only the holder of the private descriptor can
-//! change the tree.
+//! `fsopen("fuse")` and `fsmount` make a *private* mount: read-write, detached, reachable only by its descriptor. podfs clones the
+//! private mount, makes the clone read-only, and moves the clone to the volume's path: the *visible* mount. Both have the same
+//! superblock. Root in a container gets `EROFS` from the kernel; only the process with the private descriptor can change the tree.
 //!
 //! | module | owns |
 //! |---|---|

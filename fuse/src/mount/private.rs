@@ -123,8 +123,8 @@ impl PrivateMount {
         Self::mount(device, NFS_SOURCE, attributes, options)
     }
 
-    /// Sets the kernel's read-ahead for sequential reads, in KiB, so that it sends several requests at once. Call it after
-    /// FUSE_INIT, which resets it.
+    /// Sets the kernel's read-ahead for sequential reads, in KiB, so that the kernel sends several requests at once. FUSE_INIT
+    /// resets the read-ahead, so the supervisor sets it after that.
     ///
     /// # Errors
     /// When this process does not see the host's `/sys`.
@@ -258,8 +258,8 @@ fn clone_detached(tree: BorrowedFd<'_>) -> Result<OwnedFd, Errno> {
     open_tree(tree, c"", CLONE | OpenTreeFlags::AT_EMPTY_PATH)
 }
 
-/// Attaches the mount in a new mount namespace, clones it there, or the entry `part` of its root, and detaches it. The kernel
-/// cannot attach it a second time.
+/// Attaches the mount in a new mount namespace, clones the mount there, or the entry `part` of its root, and detaches the mount.
+/// The kernel cannot attach the mount a second time.
 fn clone_in_own_namespace(tree: BorrowedFd<'_>, part: &str) -> Result<OwnedFd, Errno> {
     // Any directory or file can be the mount point, because only the thread's own namespace changes.
     let stage = match root_type(tree)? {
@@ -281,14 +281,14 @@ fn clone_in_own_namespace(tree: BorrowedFd<'_>, part: &str) -> Result<OwnedFd, E
 
 /// The flags of the mount of `file`.
 fn attributes(file: BorrowedFd<'_>) -> Result<MountAttrFlags, Errno> {
-    let there = fstatvfs(file)?.f_flag;
+    let mount_flags = fstatvfs(file)?.f_flag;
     let flags = [
         (StatVfsMountFlags::NOSUID, MountAttrFlags::MOUNT_ATTR_NOSUID),
         (StatVfsMountFlags::NODEV, MountAttrFlags::MOUNT_ATTR_NODEV),
         (StatVfsMountFlags::NOEXEC, MountAttrFlags::MOUNT_ATTR_NOEXEC),
         (StatVfsMountFlags::RDONLY, MountAttrFlags::MOUNT_ATTR_RDONLY),
     ];
-    let flags = flags.into_iter().filter(|(flag, _)| there.contains(*flag));
+    let flags = flags.into_iter().filter(|(flag, _)| mount_flags.contains(*flag));
     Ok(flags.fold(MountAttrFlags::empty(), |all, (_, attribute)| all | attribute))
 }
 
@@ -315,8 +315,8 @@ pub(crate) enum AttributeScope {
 }
 
 /// Adds `MOUNT_ATTR_*` flags to mounts (`mount_setattr(2)`).
-pub(crate) fn set_attributes(clone: &OwnedFd, flags: u64, reach: AttributeScope) -> io::Result<()> {
-    let (recursive, propagation) = match reach {
+pub(crate) fn set_attributes(clone: &OwnedFd, flags: u64, scope: AttributeScope) -> io::Result<()> {
+    let (recursive, propagation) = match scope {
         AttributeScope::Itself => (0, 0),
         AttributeScope::AllBelow { propagation } => (libc::AT_RECURSIVE, propagation),
     };

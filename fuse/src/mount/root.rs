@@ -31,7 +31,7 @@ pub(crate) struct MountInRoot<'a> {
 /// # Errors
 /// When the kernel cannot change the root directory (the first file system of the kernel, `initramfs`).
 pub(crate) fn become_root(root: &OwnedFd, inside: Option<MountInRoot<'_>>) -> io::Result<()> {
-    // So no change here propagates to the host.
+    // Changes of private mounts do not propagate to the host.
     mount_change(c"/", MountPropagationFlags::REC | MountPropagationFlags::PRIVATE)?;
     attach(root, CWD, c"/")?;
     if let Some(MountInRoot { mount, name, shape }) = inside {
@@ -59,11 +59,11 @@ pub(crate) fn file_system(
     fsconfig_set_string(context.as_fd(), "source", "podfs-server")?;
     fsconfig_set_string(context.as_fd(), key, value)?;
     fsconfig_create(context.as_fd())?;
-    let nothing_runs = MountAttrFlags::MOUNT_ATTR_NOSUID
+    let attributes = MountAttrFlags::MOUNT_ATTR_NOSUID
         | MountAttrFlags::MOUNT_ATTR_NODEV
         | MountAttrFlags::MOUNT_ATTR_NOEXEC
         | attributes;
-    fsmount(context.as_fd(), FsMountFlags::FSMOUNT_CLOEXEC, nothing_runs)
+    fsmount(context.as_fd(), FsMountFlags::FSMOUNT_CLOEXEC, attributes)
 }
 
 fn attach(mount: &OwnedFd, directory: BorrowedFd<'_>, at: &CStr) -> Result<(), Errno> {

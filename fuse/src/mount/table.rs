@@ -22,8 +22,8 @@ const TABLE: &str = "/proc/thread-self/mountinfo";
 #[derive(Debug)]
 pub struct MountTable {
     file: File,
-    /// Locked while a thread reads the file from its beginning to its end.
-    turn: Mutex<()>,
+    /// Locked while a thread uses the file's offset: it reads the file from its beginning to its end.
+    offset: Mutex<()>,
 }
 
 impl MountTable {
@@ -55,7 +55,7 @@ impl MountTable {
     }
 
     fn read(&self) -> io::Result<Vec<u8>> {
-        let _turn = self.turn.lock().expect("a thread that panics ends the process");
+        let _locked = self.offset.lock().expect("a thread that panics ends the process");
         let (mut file, mut table) = (&self.file, Vec::new());
         file.rewind()?;
         file.read_to_end(&mut table)?;
@@ -65,7 +65,7 @@ impl MountTable {
 
 impl From<OwnedFd> for MountTable {
     fn from(file: OwnedFd) -> Self {
-        Self { file: file.into(), turn: Mutex::default() }
+        Self { file: file.into(), offset: Mutex::default() }
     }
 }
 
@@ -219,10 +219,10 @@ mod tests {
         assert_eq!(parse(line), Some(expected));
         assert_eq!(parse(b""), None);
         assert_eq!(parse(b"36 35 98:0 / / rw master:1 shared:2"), None);
-        let hears_of_none = |line: &[u8]| parse(line).expect("a mount").is_private;
-        assert!(hears_of_none(b"36 35 98:0 / / rw - ext4 /dev/root rw"));
-        assert!(hears_of_none(b"36 35 98:0 / / rw unbindable - ext4 /dev/root rw"));
-        assert!(!hears_of_none(b"36 35 98:0 / / rw master:1 - ext4 /dev/root rw"));
+        let is_private = |line: &[u8]| parse(line).expect("a mount").is_private;
+        assert!(is_private(b"36 35 98:0 / / rw - ext4 /dev/root rw"));
+        assert!(is_private(b"36 35 98:0 / / rw unbindable - ext4 /dev/root rw"));
+        assert!(!is_private(b"36 35 98:0 / / rw master:1 - ext4 /dev/root rw"));
     }
 
     #[test]

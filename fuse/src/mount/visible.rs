@@ -95,8 +95,8 @@ impl MountPoint {
         &self.path
     }
 
-    /// Attaches `clone`, a mount of a FUSE file system, here. It does not read the mount table, which has all mounts of the node: a pod
-    /// may have thousands of volumes.
+    /// Attaches `clone`, a mount of a FUSE file system, here. It does not read the mount table, which has all mounts of the node: a
+    /// pod may have thousands of volumes.
     ///
     /// # Errors
     /// When the kernel refuses.
@@ -129,8 +129,8 @@ impl MountPoint {
         Ok(top.map(|top| self.visible(Some(top.into()))))
     }
 
-    /// The mount of the file system with this device number. If it is not here, because another process has unmounted it, the result
-    /// is [lost](VisibleMount::is_lost).
+    /// The mount of the file system with this device number. If it is not here, because another process has unmounted it, the
+    /// result is [lost](VisibleMount::is_lost).
     ///
     /// # Errors
     /// When the mount table cannot be read.
@@ -150,7 +150,7 @@ impl MountPoint {
     }
 
     fn clear(&self, leftovers: OldMountPolicy) -> Result<CoveredObject, MountError> {
-        // Without it, the mount table would be read for each volume.
+        // Without this check, podfs would read the mount table for each volume.
         if !may_be_mount_point(&self.path) {
             return Ok(CoveredObject::Nothing);
         }
@@ -251,7 +251,7 @@ struct KnownMount {
 }
 
 impl KnownMount {
-    /// The mount that is open here. For FUSE, statx(2) and the mount table give the same device number.
+    /// The open mount `mount`. For FUSE, statx(2) and the mount table give the same device number.
     fn of_fuse(mount: &OwnedFd) -> Option<Self> {
         let flags = AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC;
         let found = statx(mount, c"", flags, StatxFlags::MNT_ID).ok()?;
@@ -291,9 +291,9 @@ impl VisibleMount {
     /// The state of its path in the mount table. The kernel reuses ids of mounts, so this compares the device number, too.
     pub fn presence(&self, table: &[MountTableEntry]) -> Presence {
         let Some(known) = self.mount.as_ref().filter(|_| self.mounted) else { return Presence::Gone };
-        let is_it =
-            |entry: &&MountTableEntry| entry.id == known.id && entry.device == known.device && entry.at == self.path;
-        if !table.iter().any(|entry| is_it(&entry)) {
+        let is_known =
+            |entry: &MountTableEntry| entry.id == known.id && entry.device == known.device && entry.at == self.path;
+        if !table.iter().any(is_known) {
             return Presence::Gone;
         }
         let over = table.iter().find(|entry| entry.parent == known.id && entry.at == self.path);
@@ -344,8 +344,8 @@ impl VisibleMount {
         uncover(&self.path)
     }
 
-    /// Like [`Self::unmount`], but processes that wait for an answer get an error at once. It does not need the mount's server, which
-    /// may be unable to end.
+    /// Like [`Self::unmount`], but processes that wait for an answer get an error at once. It does not need the mount's server,
+    /// which may be unable to end.
     ///
     /// # Errors
     /// Those of [`Self::unmount`].

@@ -1,9 +1,9 @@
 //! Staying awake while calls follow one another closely.
 //!
 //! A program that makes one call after the other waits twice for this thread to wake up: when it makes the call, and when the
-//! server has answered. On an idle CPU each takes longer than the call's work. So the thread goes to sleep only when it has had
-//! no event for a moment; until then it polls its descriptors. If another thread wants the CPU, it sleeps at once for a while:
-//! otherwise the other thread would wait for it.
+//! NFS server has answered. On an idle CPU, each wake-up takes longer than the call's work. So the thread goes to sleep only
+//! when it has had no event for a moment; until then it polls its descriptors. If another thread wants the CPU, this thread
+//! sleeps at once for a while, so that the other thread does not have to wait.
 
 use std::cell::Cell;
 use std::rc::Rc;
@@ -15,42 +15,42 @@ use tokio::task::yield_now;
 use tokio::time::sleep;
 
 /// The time for which the thread stays awake after an event.
-const LINGERS: Duration = Duration::from_micros(100);
+const AWAKE_TIME: Duration = Duration::from_micros(100);
 /// The time for which the thread does not stay awake, after another thread wanted its CPU.
-const RESTS: Duration = Duration::from_millis(10);
+const REST_TIME: Duration = Duration::from_millis(10);
 
 /// Whether the thread stays awake.
 #[derive(Debug)]
 pub(super) struct Awake {
-    /// When something happened last.
+    /// The time of the last event.
     last: Cell<Instant>,
-    stirred: Notify,
+    event: Notify,
 }
 
 impl Awake {
     pub(super) fn new() -> Rc<Self> {
-        Rc::new(Self { last: Cell::new(Instant::now()), stirred: Notify::new() })
+        Rc::new(Self { last: Cell::new(Instant::now()), event: Notify::new() })
     }
 
-    /// Something has happened, and something else may follow.
-    pub(super) fn stir(&self) {
+    /// Records an event, which another event may follow soon.
+    pub(super) fn note_event(&self) {
         self.last.set(Instant::now());
-        self.stirred.notify_one();
+        self.event.notify_one();
     }
 
-    /// Keeps the thread awake for as long as it runs.
+    /// Keeps the thread awake after events. Never ends.
     pub(super) async fn run(self: Rc<Self>) {
         loop {
-            self.stirred.notified().await;
+            self.event.notified().await;
             let before = preemptions();
             let mut now = before;
             loop {
                 match next(self.last.get().elapsed(), now > before) {
-                    // Between two turns the runtime looks at all descriptors.
-                    AwakeStep::Look => yield_now().await,
+                    // Before the runtime continues this task, it polls all descriptors.
+                    AwakeStep::Poll => yield_now().await,
                     AwakeStep::Sleep => break,
                     AwakeStep::Rest => {
-                        sleep(RESTS).await;
+                        sleep(REST_TIME).await;
                         break;
                     }
                 }
@@ -63,26 +63,27 @@ impl Awake {
 /// The next step of the thread when no event is pending.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum AwakeStep {
-    /// It looks whether there is something to read.
-    Look,
-    /// It goes to sleep until something happens.
+    /// The thread polls its descriptors.
+    Poll,
+    /// The thread sleeps until the next event.
     Sleep,
-    /// It sleeps for a while, even if events arrive.
+    /// The thread sleeps for a while, even if events arrive.
     Rest,
 }
 
-/// Something happened last so long `ago`; `is_wanted` if another thread has wanted the CPU since this one stays awake.
-fn next(ago: Duration, is_wanted: bool) -> AwakeStep {
+/// The next step, at the time `elapsed` after the last event. `is_wanted`: another thread has wanted the CPU since this thread
+/// stays awake.
+fn next(elapsed: Duration, is_wanted: bool) -> AwakeStep {
     match is_wanted {
         true => AwakeStep::Rest,
-        false if ago < LINGERS => AwakeStep::Look,
+        false if elapsed < AWAKE_TIME => AwakeStep::Poll,
         false => AwakeStep::Sleep,
     }
 }
 
 /// The number of times that the kernel took the CPU from the calling thread.
 fn preemptions() -> i64 {
-    // It is always known.
+    // The kernel always knows the number of the calling thread.
     getrusage(UsageWho::RUSAGE_THREAD).map_or(0, |usage| usage.involuntary_context_switches())
 }
 
@@ -96,21 +97,21 @@ mod tests {
 
     #[test]
     fn the_thread_stays_awake_after_an_event_and_then_sleeps() {
-        assert_eq!(next(Duration::ZERO, false), AwakeStep::Look);
-        assert_eq!(next(LINGERS - Duration::from_nanos(1), false), AwakeStep::Look);
-        assert_eq!(next(LINGERS, false), AwakeStep::Sleep);
+        assert_eq!(next(Duration::ZERO, false), AwakeStep::Poll);
+        assert_eq!(next(AWAKE_TIME - Duration::from_nanos(1), false), AwakeStep::Poll);
+        assert_eq!(next(AWAKE_TIME, false), AwakeStep::Sleep);
         assert_eq!(next(Duration::from_secs(1), false), AwakeStep::Sleep);
     }
 
     #[test]
     fn the_thread_rests_when_another_thread_wants_its_cpu() {
-        for ago in [Duration::ZERO, LINGERS, Duration::from_secs(1)] {
-            assert_eq!(next(ago, true), AwakeStep::Rest);
+        for elapsed in [Duration::ZERO, AWAKE_TIME, Duration::from_secs(1)] {
+            assert_eq!(next(elapsed, true), AwakeStep::Rest);
         }
     }
 
     /// The time for which the calling thread has had a CPU.
-    fn worked() -> Duration {
+    fn cpu_time() -> Duration {
         clock_gettime(ClockId::ThreadCPUTime).try_into().expect("a time that has passed")
     }
 
@@ -121,21 +122,21 @@ mod tests {
         let runtime = Builder::new_current_thread().enable_all().build().expect("a runtime");
         LocalSet::new().block_on(&runtime, async {
             let awake = Awake::new();
-            let keeps = spawn_local(Rc::clone(&awake).run());
+            let task = spawn_local(Rc::clone(&awake).run());
             for _ in 0..3 {
-                awake.stir();
+                awake.note_event();
                 let deadline = Instant::now() + TIMEOUT;
                 loop {
-                    let before = worked();
+                    let before = cpu_time();
                     sleep(WATCHED).await;
                     // A thread that does not sleep uses nearly all of the elapsed time.
-                    if worked() - before < WATCHED / 10 {
+                    if cpu_time() - before < WATCHED / 10 {
                         break;
                     }
                     assert!(Instant::now() < deadline, "the thread does not go to sleep");
                 }
             }
-            assert!(!keeps.is_finished());
+            assert!(!task.is_finished());
         });
     }
 }

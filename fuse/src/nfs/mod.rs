@@ -7,10 +7,10 @@
 //! | [`thread`] | the one thread that serves all exports of a process |
 //! | `awake` | whether that thread sleeps between two calls |
 //! | `volume` | the requests of one volume: read, answered, interrupted |
-//! | `filesystem` | requests in, calls to the server, answers out |
+//! | `filesystem` | the answers to requests, by calls to the NFS server |
 //! | `client_state` | nodes, open files and calls under way, as a successor finds them |
 //! | `file_type` | types of files, of the protocol and of `st_mode` |
-//! | [`writeback`] | data that was accepted, until the server has it on disk |
+//! | [`writeback`] | data that podfs has accepted, until the NFS server has it on disk |
 
 mod awake;
 mod client_state;

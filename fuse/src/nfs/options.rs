@@ -27,9 +27,9 @@ pub struct ExportOptions {
     /// The parameters for a new search for the server by its name when it is silent; none if the address cannot change.
     #[serde(default)]
     pub search: Option<PortOptions>,
-    /// The root's file handle, as MOUNT gave it.
+    /// The root's file handle, as the MOUNT service returned it.
     pub root: Vec<u8>,
-    /// Nothing may be changed (`ro`): `EROFS`.
+    /// Changes fail with `EROFS` (`ro`).
     pub read_only: bool,
     /// The result of a call that the server does not answer (`hard`, `soft`, `softerr`).
     #[serde(rename = "patience")]
@@ -48,9 +48,9 @@ pub struct ExportOptions {
     pub with_attributes: bool,
     /// Locks that the kernel keeps for this mount alone (`local_lock`, `nolock`).
     pub local_locks: LocalLocks,
-    /// The user that calls are made as.
+    /// The user as which podfs makes calls.
     pub callers: ActAs,
-    /// Report every request on standard output.
+    /// podfs reports every request on standard output.
     pub trace: bool,
 }
 
@@ -70,16 +70,16 @@ pub struct PortOptions {
     pub port: Option<u16>,
     /// The name of the machine with the MOUNT service (`mounthost`).
     pub mount_host: Option<String>,
-    /// The port of that (`mountport`).
+    /// The port of the MOUNT service (`mountport`).
     pub mount_port: Option<u16>,
-    /// Whether questions are to come from a port below 1024 (`resvport`).
+    /// Whether podfs asks from a port below 1024 (`resvport`).
     pub reserved_port: bool,
 }
 
 /// The result of a call that the server does not answer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum RetryPolicy {
-    /// Calls wait until it does.
+    /// Calls wait until the server answers.
     #[default]
     Hard,
     /// Calls fail with `EIO`.
@@ -91,13 +91,13 @@ pub enum RetryPolicy {
 /// The cached attributes and names, and the cache times in seconds (`nfs(5)`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Caching {
-    /// Attributes of files, at least.
+    /// Shortest time for attributes of files.
     pub acregmin: u32,
-    /// Attributes of files, at most.
+    /// Longest time for attributes of files.
     pub acregmax: u32,
-    /// Attributes of directories, at least.
+    /// Shortest time for attributes of directories.
     pub acdirmin: u32,
-    /// Attributes of directories, at most.
+    /// Longest time for attributes of directories.
     pub acdirmax: u32,
     /// The results of lookups that are cached.
     pub lookups: LookupCache,
@@ -179,7 +179,7 @@ impl ExportOptions {
         }
     }
 
-    /// The same export, of a server that has moved.
+    /// The options of the same export, after its server has moved.
     #[must_use]
     pub fn at(self, place: NfsAddress) -> Self {
         Self { nfs: place.nfs, mountd: Some(place.mountd), ..self }

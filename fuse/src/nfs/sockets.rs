@@ -1,14 +1,14 @@
 //! The sockets of connections to NFS servers, which the volumes of a pod share.
 //!
-//! 1. The supervisor makes them, because the server process of the pod has no network. The server process has copies of them, one
-//!    set for each volume, and connects them; it sees by the sockets which volumes have the same set.
-//! 2. A set is for one server: for the name in the volumes, and the address of that name. Volumes that name a server differently
-//!    have another set, since that name may come to mean another machine.
+//! 1. The supervisor makes the sockets, because the server process of the pod has no network. The server process has copies of
+//!    them, one set for each volume, and connects them. It sees by the sockets which volumes have the same set.
+//! 2. A set is for one NFS server: for the name in the volumes, and the address of that name. Volumes that name a server
+//!    differently have another set, because the other name may come to mean another machine.
 //! 3. A set lives as long as a volume that uses it. Code that looks for a set, or makes one, holds the lock of all sets; so two
-//!    volumes that begin at the same time have the same.
-//! 4. A server that has moved keeps its set. The set has its new address, for all volumes that use it, also for those that are
-//!    just starting.
-//! 5. A set only grows. Sockets that a volume began to use keep their positions in it, also after the volume has ended.
+//!    volumes that begin at the same time get the same set.
+//! 4. An NFS server that has moved keeps its set. The set has the server's new address for all volumes that use the set, also for
+//!    volumes that are just starting.
+//! 5. A set only grows. Sockets that a volume began to use keep their positions in the set, also after the volume has ended.
 
 use std::io;
 use std::net::SocketAddr;
@@ -49,19 +49,19 @@ struct SocketSet {
 }
 
 impl SocketSets {
-    /// For `connections` connections to the server of `options` (`nconnect`), from ports below 1024 if `reserved`
-    /// (`resvport`) and this process may have them. A set that has fewer gets more; calls of other volumes stay on those
-    /// that they had.
+    /// The sockets for `connections` connections to the server of `options` (`nconnect`). With `reserved` (`resvport`), they have
+    /// ports below 1024, if this process may use such ports. A set with fewer sockets gets more; calls of other volumes stay on
+    /// the connections that they had.
     ///
     /// # Errors
     /// When there are no descriptors or ports left.
     pub fn join(&self, options: &ExportOptions, connections: usize, reserved: bool) -> io::Result<NfsSockets> {
         let wanted = connections.clamp(1, MAX_CONNECTIONS);
         let mut sets = self.lock();
-        let is_it = |set: &Arc<SocketSet>| {
+        let is_same = |set: &Arc<SocketSet>| {
             (&set.server, set.nfs(), set.reserved) == (&options.export.server, options.nfs, reserved)
         };
-        let set = match sets.iter().filter_map(Weak::upgrade).find(is_it) {
+        let set = match sets.iter().filter_map(Weak::upgrade).find(is_same) {
             Some(set) => set,
             None => {
                 let spare = bound(options.nfs, reserved)?;
@@ -76,10 +76,10 @@ impl SocketSets {
         Ok(NfsSockets { set, connections: wanted })
     }
 
-    /// The sockets of a volume that is served already. Volumes that shared them do so again.
+    /// Takes over the sockets of a volume that is served already. Volumes that shared sockets share them again.
     ///
     /// # Errors
-    /// When there are none, or they are something else.
+    /// When sockets are missing, or descriptors are no sockets.
     pub(crate) fn adopt(&self, options: &ExportOptions, mut sockets: Vec<OwnedFd>) -> io::Result<NfsSockets> {
         let spare = sockets.pop();
         let connections = sockets.len();
@@ -88,10 +88,10 @@ impl SocketSets {
         };
         let inode = inode(first)?;
         let mut sets = self.lock();
-        let is_it = |set: &Arc<SocketSet>| {
+        let is_same = |set: &Arc<SocketSet>| {
             set.connections().first().is_some_and(|one| podfs_nfs::rpc::dial::inode(one).ok() == Some(inode))
         };
-        let set = match sets.iter().filter_map(Weak::upgrade).find(is_it) {
+        let set = match sets.iter().filter_map(Weak::upgrade).find(is_same) {
             Some(set) => {
                 let mut known = set.connections();
                 let more = sockets.into_iter().skip(known.len());
@@ -115,12 +115,12 @@ impl SocketSets {
 }
 
 impl NfsSockets {
-    /// The server is elsewhere, for all volumes that share it.
+    /// Records that the server has moved, for all volumes that share the sockets.
     pub(crate) fn move_to(&self, place: NfsAddress) {
         *self.set.moved() = Some(place);
     }
 
-    /// The options of a volume that uses them, which may be of a time when the server was elsewhere.
+    /// The options of a volume that uses the sockets, with the server's current addresses: `options` may be older.
     pub(crate) fn current(&self, options: &ExportOptions) -> ExportOptions {
         let options = options.clone();
         match *self.set.moved() {
@@ -129,12 +129,12 @@ impl NfsSockets {
         }
     }
 
-    /// Whether these are for the same server.
+    /// Whether both are sockets of the same set.
     pub(crate) fn is_shared_with(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.set, &other.set)
     }
 
-    /// Copies: of one socket for each connection, and of the one for the mountd.
+    /// Copies of the sockets: one for each connection, and then the one for the mountd.
     ///
     /// # Errors
     /// When there are no descriptors left.

@@ -28,7 +28,7 @@ use super::client_state::calls::Calls;
 use super::client_state::inherit::InheritedState;
 use super::client_state::node::{NewNfsNode, NfsNodes};
 use super::client_state::open_files::NfsOpenFiles;
-use super::filesystem::{NfsFilesystem, NfsFilesystemSetup, root_record, wanted};
+use super::filesystem::{NfsFilesystem, NfsFilesystemSetup, root_record, wanted_features};
 use super::options::{ExportOptions, NfsAddress};
 use super::volume::NfsVolume;
 use super::writeback::log::Log;
@@ -51,7 +51,7 @@ pub struct ServedExport {
     pub sockets: Vec<OwnedFd>,
     /// The options of the mount.
     pub options: ExportOptions,
-    /// The readers of its requests.
+    /// The trace of its requests.
     pub trace: Arc<Trace>,
 }
 
@@ -62,38 +62,38 @@ impl SilenceObserver for Region {
     }
 }
 
-/// The thread. It ends when this is dropped and no volume is served.
+/// The sender of tasks to the thread. The thread runs until the process ends.
 pub struct NfsThread {
-    orders: UnboundedSender<ThreadTask>,
+    tasks: UnboundedSender<ThreadTask>,
 }
 
-/// An order to the thread.
+/// A task for the thread.
 enum ThreadTask {
-    Serve { export: Box<ServedExport>, resumes: bool, done: Sender<io::Result<()>> },
+    Serve { export: Box<ServedExport>, resumes: bool, outcome: Sender<io::Result<()>> },
     Move { socket: u64, place: NfsAddress },
 }
 
 impl NfsThread {
-    /// Starts it.
+    /// Starts the thread.
     ///
     /// # Errors
     /// When there are no threads or descriptors left.
     pub fn start() -> io::Result<Self> {
-        let (orders, mut incoming) = unbounded_channel::<ThreadTask>();
+        let (tasks, mut incoming) = unbounded_channel::<ThreadTask>();
         let runtime = Builder::new_current_thread().enable_all().build()?;
         let run = move || {
-            // As everywhere, what a request is read to has memory before it is read.
+            // As in every session, the buffer has its memory before a request is read into it.
             let input = match InputBuffer::new(REQUEST_SIZE) {
                 Ok(input) => input,
                 Err(error) => return tracing::error!("no memory for requests of NFS volumes: {error}"),
             };
-            let tasks = LocalSet::new();
+            let local_set = LocalSet::new();
             let work = async move {
                 let state = Rc::new(ThreadState::new(input));
                 spawn_local(Rc::clone(&state.awake).run());
-                while let Some(order) = incoming.recv().await {
-                    let (export, resumes, done) = match order {
-                        ThreadTask::Serve { export, resumes, done } => (export, resumes, done),
+                while let Some(task) = incoming.recv().await {
+                    let (export, resumes, outcome) = match task {
+                        ThreadTask::Serve { export, resumes, outcome } => (export, resumes, outcome),
                         ThreadTask::Move { socket, place } => {
                             state.move_server(socket, place);
                             continue;
@@ -101,17 +101,17 @@ impl NfsThread {
                     };
                     let state = Rc::clone(&state);
                     spawn_local(async move {
-                        let begun = if resumes { state.resume(*export) } else { state.serve(*export).await };
-                        // The asking thread may have given up.
-                        let _ = done.send(begun);
+                        let served = if resumes { state.resume(*export) } else { state.serve(*export).await };
+                        // The thread that waits for the outcome may have ended.
+                        let _ = outcome.send(served);
                     });
                 }
             };
-            tasks.spawn_local(work);
-            runtime.block_on(tasks);
+            local_set.spawn_local(work);
+            runtime.block_on(local_set);
         };
         thread::Builder::new().name("nfs".to_owned()).spawn(run)?;
-        Ok(Self { orders })
+        Ok(Self { tasks })
     }
 
     /// Serves a new volume.
@@ -119,35 +119,36 @@ impl NfsThread {
     /// # Errors
     /// When the kernel's handshake fails, or the server does not answer.
     pub fn serve(&self, export: ServedExport) -> io::Result<()> {
-        self.order(export, false)
+        self.begin(export, false)
     }
 
-    /// Goes on with a volume whose server process died.
+    /// Continues to serve a volume whose server process died.
     ///
     /// # Errors
     /// When the inherited state cannot be read.
     pub fn resume(&self, export: ServedExport) -> io::Result<()> {
-        self.order(export, true)
+        self.begin(export, true)
     }
 
-    /// The server that is reached by this socket (its inode) is elsewhere. Everything that waits for it goes on there.
+    /// Records that the NFS server of the socket with this inode number has moved. Calls that wait for it continue at the new
+    /// address.
     pub fn move_server(&self, socket: u64, place: NfsAddress) {
         // A thread that has ended serves nothing.
-        let _ = self.orders.send(ThreadTask::Move { socket, place });
+        let _ = self.tasks.send(ThreadTask::Move { socket, place });
     }
 
-    fn order(&self, export: ServedExport, resumes: bool) -> io::Result<()> {
-        let (done, outcome) = channel();
+    fn begin(&self, export: ServedExport, resumes: bool) -> io::Result<()> {
+        let (outcome, served) = channel();
         let ended = || io::Error::other("the thread that serves NFS volumes has ended");
-        self.orders.send(ThreadTask::Serve { export: Box::new(export), resumes, done }).map_err(|_| ended())?;
-        outcome.recv().map_err(|_| ended())?
+        self.tasks.send(ThreadTask::Serve { export: Box::new(export), resumes, outcome }).map_err(|_| ended())?;
+        served.recv().map_err(|_| ended())?
     }
 }
 
-/// Whether a successor can take over this region and log. Changes nothing.
+/// Whether a successor can take over this region and log. Changes nothing, except that it frees invalid records of the log.
 ///
 /// # Errors
-/// Why not.
+/// The reason why it cannot.
 pub fn can_resume(region: &Arc<Region>, log: &OwnedFd) -> io::Result<()> {
     let broken = |what: &str| io::Error::new(io::ErrorKind::InvalidData, what);
     if region.kind() != VolumeKind::Nfs {
@@ -190,37 +191,37 @@ impl ThreadState {
     async fn serve(&self, new: ServedExport) -> io::Result<()> {
         let ServedExport { device, region, log, sockets, options, trace } = new;
         region.begin();
-        let session = Session::open(device, wanted(&options), Arc::clone(&region))?;
+        let session = Session::open(device, wanted_features(&options), Arc::clone(&region))?;
         let export = self.export(&options, sockets, &region)?;
-        let found = look_at_root(&export, &options).await?;
-        let root = NewNfsNode { handle: export.root(), kind: found.kind, fileid: found.fileid };
-        let known = ClientState {
+        let attributes = look_at_root(&export, &options).await?;
+        let root = NewNfsNode { handle: export.root(), kind: attributes.kind, fileid: attributes.fileid };
+        let state = ClientState {
             nodes: NfsNodes::new(Arc::clone(&region), root)?,
             files: NfsOpenFiles::new(Arc::clone(&region), Default::default(), Default::default()),
             calls: Calls::new(Arc::clone(&region), Default::default()),
         };
-        let root = root_record(&region, &found)?;
+        let root = root_record(&region, &attributes)?;
         let (log, inherited) = Log::adopt(log).map_err(io::Error::other)?;
-        let beginning = NfsFilesystemSetup { options, export, region, known, root, notifier: session.notifier() };
-        let filesystem = NfsFilesystem::start(beginning, log, inherited)?;
+        let setup = NfsFilesystemSetup { options, export, region, state, root, notifier: session.notifier() };
+        let filesystem = NfsFilesystem::start(setup, log, inherited)?;
         self.run(filesystem, session, trace)
     }
 
-    fn resume(&self, dead: ServedExport) -> io::Result<()> {
-        let ServedExport { device, region, log, sockets, options, trace } = dead;
+    fn resume(&self, inherited: ServedExport) -> io::Result<()> {
+        let ServedExport { device, region, log, sockets, options, trace } = inherited;
         let broken = || io::Error::new(io::ErrorKind::InvalidData, "the volume has no root; start the volume anew");
         let (log, inherited) = Log::adopt(log).map_err(io::Error::other)?;
-        let InheritedState { known, lost, root, silly } = InheritedState::read(&region).ok_or_else(broken)?;
+        let InheritedState { state, lost, root, silly } = InheritedState::read(&region).ok_or_else(broken)?;
         region.take_over();
         region.cells().erase(&lost);
         let export = self.export(&options, sockets, &region)?;
         let root = match root {
             Some(root) => root,
-            None => root_record(&region, &unknown_root(&known))?,
+            None => root_record(&region, &unknown_root(&state))?,
         };
         let session = Session::resume(device, Arc::clone(&region))?;
-        let beginning = NfsFilesystemSetup { options, export, region, known, root, notifier: session.notifier() };
-        let filesystem = NfsFilesystem::start(beginning, log, inherited)?;
+        let setup = NfsFilesystemSetup { options, export, region, state, root, notifier: session.notifier() };
+        let filesystem = NfsFilesystem::start(setup, log, inherited)?;
         spawn_local(Rc::clone(&filesystem).resume_inherited());
         silly.into_iter().for_each(|node| drop(spawn_local(Rc::clone(&filesystem).remove_silly(node))));
         self.run(filesystem, session, trace)
@@ -249,12 +250,12 @@ impl ThreadState {
 }
 
 async fn look_at_root(export: &Export, options: &ExportOptions) -> io::Result<Attributes> {
-    let anybody = Credential::root();
-    let how = CallOptions { policy: Some(Policy::within(ROOT_BUDGET)), ..CallOptions::new(&anybody) };
+    let credential = Credential::root();
+    let call_options = CallOptions { policy: Some(Policy::within(ROOT_BUDGET)), ..CallOptions::new(&credential) };
     let root = export.root();
-    let asked = timeout(ROOT_BUDGET, export.getattr(how, &root)).await;
-    let found = asked.map_err(|_| RootProblem::NoAnswer).and_then(|answer| Ok(answer?));
-    found.map_err(|cause| io::Error::other(RootError { export: options.export.clone(), cause }))
+    let answer = timeout(ROOT_BUDGET, export.getattr(call_options, &root)).await;
+    let attributes = answer.map_err(|_| RootProblem::NoAnswer).and_then(|answer| Ok(answer?));
+    attributes.map_err(|cause| io::Error::other(RootError { export: options.export.clone(), cause }))
 }
 
 /// podfs cannot read the attributes of the root of an export.
@@ -275,7 +276,7 @@ enum RootProblem {
 }
 
 /// The attributes of the root of a volume whose server process died before it had the NFS server's answer.
-fn unknown_root(known: &ClientState) -> Attributes {
+fn unknown_root(state: &ClientState) -> Attributes {
     let time = Default::default();
     Attributes {
         kind: podfs_nfs::v3::FileType::Directory,
@@ -287,7 +288,7 @@ fn unknown_root(known: &ClientState) -> Attributes {
         used: 4096,
         device: (0, 0),
         fsid: 0,
-        fileid: known.nodes.root().fileid,
+        fileid: state.nodes.root().fileid,
         atime: time,
         mtime: time,
         ctime: time,

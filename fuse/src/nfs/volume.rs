@@ -1,9 +1,10 @@
 //! The requests of one volume: read, answered each by a task of its own, interrupted.
 //!
-//! 1. Requests are read as they come, and a task answers each. So a request that has to wait for the server delays no other.
+//! 1. The volume reads requests as they come, and a task answers each. So a request that has to wait for the NFS server delays no
+//!    other.
 //! 2. The volume accepts written data in the buffer that it was read into, without another copy and without a task, if there is
 //!    room for it.
-//! 3. Each request that was read is answered: by its task, or with `EINTR` when that is dropped.
+//! 3. Each request that was read is answered: by its task, or with `EINTR` when the task is dropped.
 //! 4. A caller that is being killed waits no longer; see [`ending`](crate::caller::ending).
 //! 5. When the file system is unmounted everywhere, reading fails, and the volume ends.
 
@@ -30,16 +31,16 @@ use crate::caller::ending::is_dying;
 use crate::session::{DeferredAnswer, FuseOperation, InputBuffer, PolledSession, Request};
 use crate::trace::Trace;
 
-/// A device says by an error, and by nothing else, that its file system is unmounted.
+/// The device reports by an error, and by nothing else, that its file system is unmounted.
 const WANTED: Interest = Interest::READABLE.add(Interest::ERROR);
 /// The interval at which podfs checks whether an interrupted caller is being killed.
 const LOOK_AGAIN: Duration = Duration::from_millis(200);
 /// Requests that are read before other volumes have their turn.
 const AT_A_TIME: usize = 64;
 /// Bytes that take longer to copy than a thread takes to wake up.
-const MUCH: usize = 64 << 10;
-/// The longest time that the end of a volume waits for its server.
-const LAST_WORDS: Duration = Duration::from_secs(5);
+const LARGE_TRANSFER: usize = 64 << 10;
+/// The longest time that the end of a volume waits for its NFS server.
+const END_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// A volume that is served.
 pub struct NfsVolume {
@@ -98,7 +99,7 @@ impl NfsVolume {
         let bytes = &input.as_bytes()[..length];
         let Some(request) = Request::parse(bytes) else { return Ok(()) };
         self.session.get_ref().count(&request);
-        self.stir(&request);
+        self.note_event(&request);
         match request.operation {
             FuseOperation::Forget { lookups } => self.filesystem.forget(request.node, lookups),
             FuseOperation::BatchForget { nodes } => {
@@ -121,7 +122,7 @@ impl NfsVolume {
                 reply.send(outcome);
                 return self.filesystem.end(&turn);
             }
-            // There is no room yet. Bytes that were accepted already are accepted once more, which changes nothing.
+            // The log has no room yet. The task accepts bytes that were accepted already once more, which changes nothing.
         }
         let (volume, buffer, number) = (Rc::clone(self), RequestBuffer::new(bytes), request.number());
         let task = spawn_local(async move {
@@ -142,24 +143,24 @@ impl NfsVolume {
             line.end(request.name(), request.caller, error);
         }
         reply.send(outcome);
-        self.stir(&request);
-        // Only now: until here the kernel would send a successor the same request again.
+        self.note_event(&request);
+        // The records of the request are needed until here, because the kernel would send the request to a successor again.
         self.filesystem.end(&turn);
     }
 
-    /// Something else may follow closely. Where much data is on its way, the CPU has other work than to wait for it.
-    fn stir(&self, request: &Request<'_>) {
+    /// Keeps the thread awake for the next request, unless this request has much data: then the CPU has other work meanwhile.
+    fn note_event(&self, request: &Request<'_>) {
         let bytes = match request.operation {
             FuseOperation::Read(arguments) => arguments.size as usize,
             FuseOperation::Write { data, .. } => data.len(),
             _ => 0,
         };
-        if bytes < MUCH {
-            self.awake.stir();
+        if bytes < LARGE_TRANSFER {
+            self.awake.note_event();
         }
     }
 
-    /// The caller of the request got a signal.
+    /// Handles a signal that the caller of a request got: the request ends if the caller is being killed.
     fn interrupt(self: &Rc<Self>, number: u64) {
         let Some(pid) = self.running.borrow().get(&number).map(|running| running.pid) else { return };
         let volume = Rc::clone(self);
@@ -180,24 +181,24 @@ impl NfsVolume {
     async fn end(self: Rc<Self>) {
         self.running.take().into_values().for_each(|running| running.task.abort());
         let filesystem = &self.filesystem;
-        let last_words = async {
+        let final_work = async {
             filesystem.write_all().await;
             filesystem.remove_all_silly().await;
         };
-        let is_done = timeout(LAST_WORDS, last_words).await.is_ok();
-        let left = filesystem.writeback().uncommitted();
-        if !is_done && left > 0 {
+        let is_done = timeout(END_TIMEOUT, final_work).await.is_ok();
+        let lost = filesystem.writeback().uncommitted();
+        if !is_done && lost > 0 {
             let (volume, server) = (filesystem.options().name.as_str(), &filesystem.options().export.server);
             tracing::error!(
                 volume,
-                "volume {volume:?} ends, and {left} bytes that were written to it are lost: NFS server {server} did not \
+                "volume {volume:?} ends, and {lost} bytes that were written to it are lost: NFS server {server} did not \
                  answer"
             );
         }
     }
 }
 
-/// A request, for as long as it takes to answer it.
+/// The bytes of a request while a task answers it.
 struct RequestBuffer {
     words: Vec<u64>,
     length: usize,
@@ -234,7 +235,7 @@ impl PendingAnswer {
 impl Drop for PendingAnswer {
     fn drop(&mut self) {
         if let Some(owed) = self.0.take() {
-            // As above.
+            // The write fails if the request was aborted.
             let _ = owed.send(Err(Errno::INTR));
         }
     }

@@ -2,16 +2,16 @@
 //!
 //! The kernel has checked the caller's permissions, from modes, owners and ACLs (`default_permissions`). A thread of the session
 //! then acts with root's privileges, and creates files with the caller's uid, gid and umask. The kernel keeps these for each thread
-//! separately:
+//! separately. So each thread of the session begins with these steps:
 //!
-//! 1. `CLONE_FS` is unshared, so that a thread has a umask of its own. The source then sees the caller's umask, and
-//!    leaves it out where the directory has a default ACL.
-//! 2. `SECBIT_NO_SETUID_FIXUP` keeps a change of `fsuid` from changing capabilities.
-//! 3. `CAP_SYS_RESOURCE` is dropped, so that blocks reserved for root stay reserved, also for what the kernel writes through a
+//! 1. It unshares `CLONE_FS`, so that it has a umask of its own. The source then applies the caller's umask, except in a
+//!    directory with a default ACL.
+//! 2. It sets `SECBIT_NO_SETUID_FIXUP`, so that a change of `fsuid` does not change its capabilities.
+//! 3. It drops `CAP_SYS_RESOURCE`, so that blocks reserved for root stay reserved, also when the kernel writes through a
 //!    backing file that the thread has registered.
 //!
-//! The server of a source on another machine checks permissions itself: it may map root to an unprivileged user. So there the
-//! session executes a whole request with its caller's ids and groups.
+//! If the source is on another machine, the file server there checks permissions itself: it may map root to an unprivileged
+//! user. So for such a source the session executes each whole request with its caller's ids and groups.
 
 use std::cell::{Cell, RefCell};
 use std::sync::Mutex;
@@ -26,23 +26,23 @@ use rustix::thread::{
 use crate::caller::Caller;
 use crate::caller::credentials::{ActAs, Credentials};
 
-/// Makes the calling thread ready to act for callers. What this process may not do is left out: then the source
-/// checks permissions once more, which can only refuse more.
+/// Makes the calling thread ready to act for callers. Skips a step that this process has no right to do: then the source
+/// checks permissions once more, and can only refuse more requests.
 pub fn begin_thread() {
     // SAFETY: the thread has no working directory, root or umask that another relies on.
     let _shared = unsafe { rustix::thread::unshare_unsafe(rustix::thread::UnshareFlags::FS) };
-    // A process that is confined has set it already, and may not set it again.
+    // A confined process has set this bit already, and may not set it again.
     let _ = set_capabilities_secure_bits(CapabilitiesSecureBits::NO_SETUID_FIXUP);
     if let Ok(mut own) = capabilities(None) {
         own.effective -= CapabilitySet::SYS_RESOURCE;
-        // Putting down what one has is always allowed.
+        // A thread may always drop its own capabilities.
         let _ = set_capabilities(None, own);
     }
 }
 
 /// Runs `create` with the caller's uid, gid and umask.
 pub fn acting_for<T>(caller: Caller, umask: u32, create: impl FnOnce() -> T) -> T {
-    // The umask is this thread's own, and only this changes it.
+    // The umask belongs to this thread alone, and only this function changes it.
     if UMASK.replace(Some(umask)) != Some(umask) {
         rustix::process::umask(Mode::from_raw_mode(umask));
     }
@@ -50,11 +50,11 @@ pub fn acting_for<T>(caller: Caller, umask: u32, create: impl FnOnce() -> T) -> 
     create()
 }
 
-/// The users that a source on another machine sees.
+/// The ids and groups with which requests call a source on another machine.
 pub struct Identities(Mutex<Credentials>);
 
 impl Identities {
-    /// Callers appear there as `act_as` says.
+    /// `act_as` says which ids callers have at the source.
     pub fn new(act_as: ActAs) -> Self {
         Self(Mutex::new(Credentials::new(act_as)))
     }
@@ -76,11 +76,11 @@ thread_local! {
     static UMASK: Cell<Option<u32>> = const { Cell::new(None) };
     /// The ids that the calling thread acts with: podfs itself is root.
     static ACTING: Cell<(u32, u32)> = const { Cell::new((0, 0)) };
-    /// The groups that it has besides, once they were set.
+    /// The supplementary groups of the calling thread, once they were set.
     static GROUPS: RefCell<Option<Vec<u32>>> = const { RefCell::new(None) };
 }
 
-/// Another identity, given back when this is dropped.
+/// Another identity of the calling thread, until this is dropped.
 struct AssumedIdentity {
     before: (u32, u32),
 }
@@ -98,7 +98,7 @@ impl Drop for AssumedIdentity {
     }
 }
 
-/// Returns the ids that the thread had before.
+/// Sets the ids with which the calling thread acts. Returns those that it had before.
 fn act_as(uid: u32, gid: u32) -> (u32, u32) {
     let before = ACTING.replace((uid, gid));
     // The group first: changing it takes a privilege.
@@ -111,8 +111,8 @@ fn act_as(uid: u32, gid: u32) -> (u32, u32) {
     before
 }
 
-/// Sets the groups of the calling thread alone. Where the kernel refuses that, the source sees groups that are not the caller's,
-/// and can only refuse more: podfs has none that matter.
+/// Sets the groups of the calling thread alone. If the kernel refuses that, the source sees the groups of podfs, which give access
+/// to nothing: so the source can only refuse more requests.
 fn set_groups(groups: Vec<u32>) {
     GROUPS.with_borrow_mut(|own| {
         if own.as_ref() != Some(&groups) {

@@ -39,7 +39,7 @@ const FOREVER: Duration = Duration::from_secs(365 * 24 * 60 * 60);
 const SETTLING: Duration = Duration::from_secs(60);
 
 impl CacheTimeouts {
-    /// The durations that the options mean, for the source that has this descriptor.
+    /// The timeouts of a volume with these options, on whose source `source` is open.
     pub fn of(options: &PassthroughOptions, source: Option<impl AsFd>) -> Self {
         let names = match options.cache {
             CacheMode::None => Duration::ZERO,
@@ -71,11 +71,11 @@ impl CacheTimeouts {
         }
         let changed = u64::try_from(found.stx_ctime.tv_sec).ok();
         let changed = changed.and_then(|seconds| UNIX_EPOCH.checked_add(Duration::from_secs(seconds)));
-        // A change in the future was made before the clock was set.
+        // A time in the future means that the clock was set back after the change.
         changed.is_some_and(|changed| changed.elapsed().is_ok_and(|age| age < self.settling))
     }
 
-    /// The answer that a name does not exist.
+    /// The answer to a LOOKUP of a name that does not exist.
     ///
     /// # Errors
     /// `ENOENT` if the kernel may not cache it.
@@ -83,11 +83,11 @@ impl CacheTimeouts {
         if self.absence.is_zero() {
             return Err(Errno::NOENT);
         }
-        // Node 0 means that there is none.
+        // Node 0 means that the name does not exist.
         Ok(EntryOut { entry_valid: self.absence.as_secs(), ..Default::default() })
     }
 
-    /// A name of `node`.
+    /// The answer with the node of a name.
     pub fn entry(self, node: NodeId, attr: Attr) -> EntryOut {
         EntryOut {
             nodeid: node,
@@ -100,13 +100,13 @@ impl CacheTimeouts {
         }
     }
 
-    /// Attributes.
+    /// The answer to GETATTR and SETATTR.
     pub fn attributes(self, attr: Attr) -> AttrOut {
         let Self { attributes, .. } = self;
         AttrOut { attr_valid: attributes.as_secs(), attr_valid_nsec: attributes.subsec_nanos(), dummy: 0, attr }
     }
 
-    /// Attributes in full.
+    /// The answer to STATX.
     pub fn statx(self, stat: abi::Statx) -> StatxOut {
         let (attr_valid, attr_valid_nsec) = (self.attributes.as_secs(), self.attributes.subsec_nanos());
         StatxOut { attr_valid, attr_valid_nsec, flags: 0, spare: [0; 2], stat }
@@ -133,7 +133,7 @@ pub fn attributes_of(file: BorrowedFd<'_>) -> Result<Statx, Errno> {
     statx(file, c"", AtFlags::EMPTY_PATH, StatxFlags::BASIC_STATS | StatxFlags::BTIME)
 }
 
-/// Returns the attributes of the file that `name` leads to, with its mount. Does not follow a symbolic link.
+/// Returns the attributes of the file that `name` leads to, with the id of its mount. Does not follow a symbolic link.
 ///
 /// # Errors
 /// Those of `statx(2)`.
@@ -152,7 +152,7 @@ pub fn bytes_taken(found: &Statx) -> u64 {
     found.stx_blocks.saturating_mul(512)
 }
 
-/// Attributes as LOOKUP and GETATTR tell them.
+/// Attributes as LOOKUP and GETATTR return them.
 pub fn attr(found: &Statx, mount: &SourceMount) -> Attr {
     let seconds = |time: &rustix::fs::StatxTimestamp| time.tv_sec.cast_unsigned();
     Attr {

@@ -3,11 +3,11 @@
 //!
 //! 1. At OPENDIR the server reads when the directory was changed last. If that is the same as at the OPENDIR before, the kernel may
 //!    use its listing again. Otherwise it drops the listing, and caches the next one.
-//! 2. File systems count time in ticks of up to 10 ms. So a change counts only when it is older than that: none can follow with
-//!    the same time.
-//! 3. A caller that opened a directory before a change may still be reading, and the kernel caches what it gets late. So while a
-//!    directory is open, no later time of change is remembered.
-//! 4. The kernel checks a listing by itself, too, with the attributes that it has: they are at most a second old (`auto`).
+//! 2. File systems count time in ticks of up to 10 ms. So the server remembers the time of a change only when it is older than
+//!    that: no later change can have the same time.
+//! 3. A caller that opened a directory before a change may still be reading, and the kernel may cache what this caller reads late.
+//!    So while a directory is open, the server remembers no later time of change.
+//! 4. The kernel checks a listing by itself, too, with its cached attributes: they are at most a second old (`auto`).
 
 use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard};
@@ -22,7 +22,7 @@ use crate::session::NodeId;
 const SETTLED: Duration = Duration::from_millis(100);
 /// Attributes that came with a listing are valid for a second; a caller that looks at them needs some of that.
 const ATTRIBUTES: Duration = Duration::from_millis(500);
-/// The number of directories at which podfs drops closed ones.
+/// If the table has more directories than this, podfs drops those that are closed.
 const MOST: usize = 4096;
 
 /// The directories that were listed, and those that are open.
@@ -32,7 +32,7 @@ pub struct CachedListings(Mutex<Table>);
 #[derive(Debug, Default)]
 struct Table {
     directories: HashMap<NodeId, Directory, HashKey>,
-    /// How many there were when closed ones were dropped last.
+    /// The number of directories that stayed when podfs dropped closed ones last.
     dropped_at: usize,
 }
 
@@ -42,9 +42,9 @@ struct Directory {
     open: u32,
     /// The last change before the kernel began to cache its listing.
     change: Option<Change>,
-    /// Files in that listing whose names came alone.
+    /// The number of files in that listing whose names the server sent without attributes.
     names: u32,
-    /// When entries came with their attributes.
+    /// When the server sent that listing with attributes, if it did.
     with_attributes: Option<Instant>,
 }
 
@@ -79,11 +79,11 @@ impl CachedListings {
         Self(Mutex::new(table))
     }
 
-    /// A caller opens a directory that was changed then, and may want the attributes of its entries. If the kernel may use the
-    /// listing that it has cached, gives the number of files in it whose names came alone.
+    /// A caller opens a directory whose last change is `change`, and may want the attributes of its entries. If the kernel may use
+    /// its cached listing, returns the number of files in that listing whose names the server sent without attributes.
     pub fn opened(&self, id: NodeId, change: Change, with_attributes: bool) -> Option<u32> {
         let mut table = self.lock();
-        // Open ones stay. So that each call does not look at all of them, their number has to double before the next time.
+        // Open directories stay. The table has to double before podfs drops closed ones again, so that not each call looks at all.
         if table.directories.len() > MOST.max(2 * table.dropped_at) {
             table.directories.retain(|_, directory| directory.open > 0);
             table.dropped_at = table.directories.len();
@@ -101,7 +101,7 @@ impl CachedListings {
         None
     }
 
-    /// A caller that reads the directory got so many names of files alone.
+    /// A caller that reads the directory got the names of so many files without attributes.
     pub fn listed(&self, id: NodeId, names: u32) {
         if let Some(directory) = self.lock().directories.get_mut(&id) {
             directory.names = directory.names.saturating_add(names);

@@ -1,4 +1,4 @@
-//! The way on which the bytes of files travel: what the kernel offers, and what the region records for a successor.
+//! Whether the kernel or the server reads and writes files: what the kernel offers, and what the region records for a successor.
 
 use std::os::fd::AsFd;
 use std::sync::atomic::Ordering::Acquire;
@@ -11,7 +11,7 @@ use crate::region::Region;
 use crate::session::Session;
 use crate::session::abi::init;
 
-/// The way on which the bytes of files travel.
+/// Whether the kernel or the server reads and writes files.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum DataPath {
     /// Reads and writes go from the kernel to the source (`FUSE_PASSTHROUGH`, Linux 6.9).
@@ -21,7 +21,7 @@ pub enum DataPath {
 }
 
 impl DataPath {
-    /// Returns the way that the kernel offers: `Kernel` if it accepts files of this process to read and write by itself.
+    /// Returns the data path that the kernel offers: `Kernel` if it accepts a file of this process as a backing file.
     pub(super) fn probe(session: &Session) -> Self {
         if session.accepted() & init::PASSTHROUGH == 0 {
             return Self::Server;
@@ -37,7 +37,7 @@ impl DataPath {
         Self::from_word(region.header().counters.data_path.load(Acquire))
     }
 
-    /// As the region's header has it.
+    /// The word for the data path in the region's header.
     pub(super) fn to_word(self) -> u32 {
         match self {
             Self::Kernel => 1,

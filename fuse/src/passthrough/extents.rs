@@ -39,7 +39,7 @@ pub const FS_IOC_FIEMAP: libc::Ioctl = 0xc020_660b_u32 as libc::Ioctl;
 /// The first part of `range` that has blocks; none when it is a hole.
 ///
 /// # Errors
-/// When the kernel cannot list them.
+/// When the kernel cannot list the extents of the file.
 pub fn first_in(file: BorrowedFd<'_>, range: Range<u64>) -> Result<Option<Range<u64>>, Errno> {
     let length = range.end - range.start;
     let mut map = Fiemap { start: range.start, length, extent_count: 1, ..Fiemap::default() };
@@ -57,7 +57,7 @@ pub fn first_in(file: BorrowedFd<'_>, range: Range<u64>) -> Result<Option<Range<
     Ok(found.map(clip).filter(|found| !found.is_empty()))
 }
 
-/// As exact as possible on a file system without extents: blocks that nothing was written to count as holes.
+/// As [`first_in`], on a file system that cannot list extents: blocks that are reserved and not written count as holes.
 fn first_written_in(file: BorrowedFd<'_>, range: &Range<u64>) -> Result<Option<Range<u64>>, Errno> {
     match seek(file, SeekFrom::Data(range.start)) {
         Ok(start) => Ok(Some(start..seek(file, SeekFrom::Hole(start))?)),

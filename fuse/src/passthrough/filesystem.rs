@@ -2,8 +2,8 @@
 //!
 //! Containment: the source is reached through descriptors only. A name is one component, opened with `O_PATH` and
 //! `O_NOFOLLOW` in an open directory, or looked at there in the same way (`SourceMounts::identify_name`); the kernel gets the
-//! target of a symbolic link, and follows it in the caller's mount namespace. File handles are made of files that were
-//! reached so, and open those files and no others. Nothing is ever opened by a path that a caller wrote.
+//! target of a symbolic link, and follows it in the caller's mount namespace. The server makes file handles only of files that
+//! it reached in this way, and such a handle opens only its own file. The server opens no file by a path that a caller wrote.
 //!
 //! | file | requests |
 //! |---|---|
@@ -15,7 +15,7 @@
 //! | `locking` | locks |
 //! | `reopening` | open files and locks that went with a server and its keeper |
 //! | `outcome` | whether a dead server has executed a request |
-//! | `silly` | directories of files that are just being removed, at an NFS server |
+//! | `silly` | RMDIR of directories at an NFS server whose files were just removed |
 
 mod change;
 mod data;
@@ -85,30 +85,32 @@ pub struct PassthroughFilesystem {
     nodes: Nodes,
     directories: Mutex<LruCache<NodeId, OpenedDirectory, HashKey>>,
     files: OpenFiles,
-    /// The kernel opens directories without OPENDIR.
+    /// Whether the kernel opens directories without OPENDIR.
     lists_unopened: bool,
     unopened: UnopenedListings,
     /// `None` if the kernel keeps listings for ever or not at all, or if their changes cannot be detected on this source.
     cached_listings: Option<CachedListings>,
     readdirplus: ReaddirplusPolicy,
-    /// The kernel keeps locks by itself.
+    /// Whether the kernel keeps locks by itself.
     kernel_keeps_locks: bool,
     waits: Arc<LockWaits>,
     usage: Option<QuotaUsage>,
     /// The share of descriptors that the volume may have.
     descriptors: Share,
-    /// Some open files must be reopened.
+    /// Whether some open files must still be reopened.
     is_reopening: AtomicBool,
-    socket_met: AtomicBool,
-    waits_met: AtomicBool,
-    /// For a source on another machine.
+    /// Whether podfs has logged that callers cannot connect to a socket.
+    is_socket_reported: AtomicBool,
+    /// Whether podfs has logged that too many callers wait for locks.
+    are_waits_reported: AtomicBool,
+    /// `Some` if the source is on another machine.
     identities: Option<Identities>,
-    /// Its last answer to `statfs(2)`.
+    /// The source's last answer to `statfs(2)`.
     status: Mutex<Kstatfs>,
     trace: Arc<Trace>,
 }
 
-/// A directory that stays open, with its node, which is not made anew for each request then.
+/// A directory that stays open. It keeps its node, so that the server need not make the node anew for each request.
 struct OpenedDirectory {
     file: Arc<OwnedFd>,
     _node: Arc<Node>,
@@ -130,16 +132,16 @@ pub fn wanted(source: &OwnedFd, options: &PassthroughOptions) -> WantedFeatures 
         | init::HAS_RESEND;
     // With ID-mapped mounts requests do not carry the caller's uid, which a trace shows. A source on another machine needs the
     // uid too, unless podfs reads it in the caller's own namespace.
-    let told = options.trace || matches!(options.remote, Some(ActAs::Caller | ActAs::Nobody));
-    let idmap = if told { 0 } else { init::ALLOW_IDMAP };
-    // Data that is cached here is dropped when the file was changed elsewhere.
+    let needs_uid = options.trace || matches!(options.remote, Some(ActAs::Caller | ActAs::Nobody));
+    let idmap = if needs_uid { 0 } else { init::ALLOW_IDMAP };
     let locks = if options.has_exclusive_source() { 0 } else { LOCKS };
+    // With this flag the kernel drops its cached data of a file that a process has changed on the source.
     let auto_invalidate = if options.cache == CacheMode::Always { 0 } else { init::AUTO_INVAL_DATA };
     WantedFeatures { flags: flags | idmap | locks | auto_invalidate, max_stack_depth: stack_depth(source) }
 }
 
-/// A file system on top of others can back files too, if this one may be stacked one deeper. Then this one cannot be
-/// a layer of an overlay any more, so podfs sets it only when needed.
+/// The depth to which this file system may be stacked. Files of an overlay can be backing files if this file system may be
+/// stacked one deeper. Then it cannot be a layer of an overlay any more, so podfs sets that depth only when needed.
 fn stack_depth(source: &OwnedFd) -> u32 {
     match rustix::fs::fstatfs(source) {
         Ok(status) if status.f_type == libc::OVERLAYFS_SUPER_MAGIC => 2,
@@ -157,7 +159,7 @@ fn cached_listings(options: &PassthroughOptions, nodes: &Nodes, files: &OpenFile
 }
 
 impl PassthroughFilesystem {
-    /// Serves what `tables` know, to the kernel behind `device`.
+    /// The file system with the state in `tables`, for requests of `session`.
     pub fn new(
         session: &Session,
         region: Arc<Region>,
@@ -192,8 +194,8 @@ impl PassthroughFilesystem {
             waits: Arc::default(),
             usage,
             descriptors: share,
-            socket_met: AtomicBool::new(false),
-            waits_met: AtomicBool::new(false),
+            is_socket_reported: AtomicBool::new(false),
+            are_waits_reported: AtomicBool::new(false),
             identities: options.remote.map(Identities::new),
             status: Mutex::new(status),
             options,
@@ -286,7 +288,7 @@ impl PassthroughFilesystem {
         }
     }
 
-    /// A descriptor of the node, `O_PATH` or better.
+    /// A descriptor of the node, which may be `O_PATH`.
     fn descriptor(&self, node: &Arc<Node>) -> Result<Arc<OwnedFd>, Errno> {
         if let Some(held) = node.held() {
             return Ok(held);
@@ -312,7 +314,7 @@ impl PassthroughFilesystem {
         let _before = self.open_directories().push(node.id, opened);
     }
 
-    /// A descriptor that is better than `O_PATH`, if callers have the file open.
+    /// A descriptor that is not `O_PATH`, if callers have the file open.
     fn open_descriptor(&self, node: &Node) -> Option<Arc<OwnedFd>> {
         node.open().as_ref()?.file().ok()
     }
@@ -333,8 +335,8 @@ impl PassthroughFilesystem {
         }
     }
 
-    /// The node of what `file` is open on. The answer shows it to the kernel, which will forget it once more. What is `made` is
-    /// charged with nothing yet.
+    /// The node of the file that `file` is open on, and the answer with it. The answer gives the node to the kernel once more,
+    /// which will forget it once more. A file that the request has just `made` is not charged yet.
     fn enter(&self, file: OwnedFd, parent: &Node, made: bool) -> Result<(Arc<Node>, EntryOut), Errno> {
         let (node, found) = self.enter_open(&file, parent, made)?;
         if node.kind == FileType::Directory {
@@ -346,7 +348,7 @@ impl PassthroughFilesystem {
         Ok((node, entry))
     }
 
-    /// As [`Self::enter`], of a file on the mount of `parent` that a handle opens.
+    /// As [`Self::enter`], for a file on the mount of `parent` whose identity is a handle.
     fn enter_identified(
         &self,
         identity: FileIdentity,
@@ -366,7 +368,7 @@ impl PassthroughFilesystem {
         Ok((node, entry))
     }
 
-    /// As [`Self::enter`], when the file stays open elsewhere.
+    /// As [`Self::enter`], for a caller that keeps `file` open.
     fn enter_open(&self, file: &OwnedFd, parent: &Node, made: bool) -> Result<(Arc<Node>, Statx), Errno> {
         let (identity, mount) = self.mounts.identify(file.as_fd(), Some(parent))?;
         let found = attributes_of(file.as_fd())?;
@@ -378,7 +380,7 @@ impl PassthroughFilesystem {
         Ok((node, found))
     }
 
-    /// Keeps a node open that cannot be opened again. Where that is impossible, the kernel does not get to know it.
+    /// Keeps a node open if it has no handle that opens it again. If this fails, the kernel must not get the node.
     fn keep_open(&self, node: &Arc<Node>, open: impl FnOnce() -> Result<OwnedFd, Errno>) -> Result<(), Errno> {
         if node.handle().is_some() || node.held().is_some() {
             return Ok(());
@@ -389,7 +391,7 @@ impl PassthroughFilesystem {
         Ok(())
     }
 
-    /// A place among the volume's descriptors. What a dead server may have opened already is not refused.
+    /// A place among the volume's descriptors. Never refuses a request for which a dead server may have opened a file already.
     fn place(&self, exchange: &Exchange<'_>) -> Result<SharePlace, Errno> {
         if exchange.is_resent() { Ok(self.descriptors.take_anyway()) } else { self.descriptors.take() }
     }
@@ -398,7 +400,7 @@ impl PassthroughFilesystem {
     /// this mount, because connect(2) goes by the inode. A socket that was made through this mount works.
     fn warn_of_socket(&self, node: &Node, parent: &Node, name: &OsStr) {
         let Some(advice) = &self.options.socket_advice else { return };
-        if node.kind == FileType::Socket && node.is_new() && !self.socket_met.swap(true, Ordering::Relaxed) {
+        if node.kind == FileType::Socket && node.is_new() && !self.is_socket_reported.swap(true, Ordering::Relaxed) {
             let (volume, path) = (self.options.name.as_str(), self.host_path(parent.id, Some(name)));
             tracing::warn!(
                 volume,
@@ -486,7 +488,7 @@ impl Filesystem for PassthroughFilesystem {
     }
 }
 
-/// A name that is one component, as the kernel promises. Nothing else is looked up.
+/// Checks that a name is one component, as the kernel promises: the server looks up no other names.
 fn component(name: &OsStr) -> Result<&OsStr, Errno> {
     match name.as_bytes() {
         b"" | b"." | b".." => Err(Errno::INVAL),

@@ -17,8 +17,8 @@ const MAX_SIZE: usize = 128;
 /// Longest handle that is used: what a node's cell has room for. No file system of Linux 6.18 has longer ones.
 const MAX_USED: usize = HANDLE_WORDS * 8;
 
-/// A file of one file system: its number there and its generation, in the file system's own words. No other file ever
-/// has the same.
+/// The handle of a file: inode number and generation, in the format of the file system. No other file has the same handle; after
+/// the file is deleted, a file system gives the handle to another file only in rare cases (`Nodes::enter`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FileHandle {
     kind: c_int,
@@ -36,8 +36,8 @@ struct RawFileHandle {
 }
 
 impl FileHandle {
-    /// The handle of what `file` is open on, and the id of the mount it was opened through, as `/proc/self/mountinfo`
-    /// has it. `O_PATH` is enough, and the call reaches no server, of a remote or a FUSE file system.
+    /// The handle of the file that `file` is open on, and the id of the mount through which it was opened, as
+    /// `/proc/self/mountinfo` has it. `O_PATH` is enough. The call sends no request to the server of a remote or FUSE file system.
     ///
     /// # Errors
     /// `EOPNOTSUPP` when the file system has no handles, `EOVERFLOW` when they are too long.
@@ -45,7 +45,7 @@ impl FileHandle {
         Self::find(file, c"", libc::AT_EMPTY_PATH)
     }
 
-    /// As [`of`](Self::of), of what a name in `directory` leads to. It does not follow a symbolic link.
+    /// As [`of`](Self::of), for the file that `name` in `directory` leads to. Does not follow a symbolic link.
     ///
     /// # Errors
     /// Those of [`of`](Self::of), and `ENOENT` if there is no such name.

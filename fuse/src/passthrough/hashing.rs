@@ -1,8 +1,9 @@
 //! Hashes of nodes' numbers and identities.
 //!
 //! A successor puts each node of its predecessor into two tables while callers wait, so a hash is a multiplication for each word
-//! and not a cipher. It has a key of its own for each volume, which callers do not know. The key comes from the kernel, not from
-//! the standard library: that counts up from a number of the process, which a clone of a keeper has from its predecessor.
+//! and not a cipher. Each table has a random key, which callers do not know. The key comes from the kernel, not from the standard
+//! library: the standard library counts up from a number of the process, and a server that is a clone of a keeper has the number of
+//! its predecessor.
 
 use std::hash::{BuildHasher, Hasher};
 use std::time::SystemTime;
@@ -36,7 +37,7 @@ impl BuildHasher for HashKey {
     }
 }
 
-/// The product of two words, with each half in every bit: the tables use the first and the last bits of a hash.
+/// The product of two words, its upper half combined with its lower half: the tables use the first and the last bits of a hash.
 fn folded(word: u64, factor: u64) -> u64 {
     let product = u128::from(word) * u128::from(factor);
     (product as u64) ^ ((product >> 64) as u64)
@@ -44,8 +45,8 @@ fn folded(word: u64, factor: u64) -> u64 {
 
 impl Hasher for WordHasher {
     fn finish(&self) -> u64 {
-        // Of one word alone, one key in six would spread numbers in a row over few places: a multiple of its factor is close to
-        // 2^64.
+        // Without this multiplication, one key in six would spread consecutive numbers over few places of a table, because a
+        // multiple of the key's factor is close to 2^64.
         folded(self.state, GOLDEN)
     }
 
@@ -74,12 +75,12 @@ impl Hasher for WordHasher {
     }
 }
 
-/// A number that nothing else in the world knows.
+/// A random number that no other process can guess.
 pub fn random() -> u64 {
     let mut bytes = [0; 8];
     match rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty()) {
         Ok(8) => u64::from_ne_bytes(bytes),
-        // Only a sandbox without the call ends here.
+        // The call fails only in a sandbox that forbids it.
         _ => SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(0, |since| since.as_nanos() as u64),
     }
 }
@@ -92,7 +93,7 @@ mod tests {
 
     #[test]
     fn numbers_in_a_row_spread_over_a_table() {
-        // With the last two, there were 29 302 and 22 184 places without the multiplication at the end.
+        // Without the multiplication in `finish`, the last two keys use only 29 302 and 22 184 places.
         let keys = [
             HashKey::default(),
             HashKey([9_747_539_617_297_836_521, 11_497_713_590_486_599_791]),
@@ -102,7 +103,7 @@ mod tests {
             let hashes: Vec<u64> = (0..50_000_u64).map(|number| key.hash_one(number)).collect();
             for part in [|hash: u64| hash & 0xffff, |hash: u64| hash >> 48] {
                 let places: HashSet<u64> = hashes.iter().map(|hash| part(*hash)).collect();
-                // As many as of random numbers would be 35 000.
+                // Random numbers use about 35 000 places.
                 assert!(places.len() > 30_000, "{} places of {key:?}", places.len());
             }
         }

@@ -1,8 +1,8 @@
 //! The state of a volume's file system as a dead server left it in the region.
 //!
-//! The content of a region is not trusted: a cell that contradicts itself or another is lost, and so is one that needs a
-//! descriptor which no process has any more. A lost cell affects nothing else: its users get `ESTALE`. Open files, locks and
-//! mounts without their descriptors are not lost: the server may find them again.
+//! The successor does not trust the content of a region. A cell that contradicts itself or another cell is lost, and so is a cell
+//! that needs a descriptor which no process has any more. A lost cell affects nothing else: callers that use its object get
+//! `ESTALE`. Open files, locks and mounts without their descriptors are not lost: the server may find them again.
 
 use std::collections::{HashMap, HashSet};
 use std::io;
@@ -33,17 +33,17 @@ use crate::region::cells::{CellContent, OwnedCell};
 use crate::session::abi::Kstatfs;
 use crate::session::{HandleId, NodeId};
 
-/// The state that was read from a region, and the work that it leaves.
+/// The state that was read from a region, and what the successor still has to clean up.
 pub struct InheritedTables {
     /// The state of the file system.
     pub tables: FilesystemTables,
     /// The root.
     pub root: Arc<Node>,
-    /// Cells that hold nothing usable.
+    /// Cells whose content is unusable.
     pub lost: Vec<CellId>,
     /// Nodes with a backing id that no open file uses.
     pub unused: Vec<Arc<Node>>,
-    /// Open files, locks and kept descriptors that are lost, as a text.
+    /// The numbers of lost open files, locks and nodes.
     pub losses: LostObjects,
 }
 
@@ -61,13 +61,13 @@ pub struct LostObjects {
 /// Why a volume cannot be taken over.
 #[derive(Debug, thiserror::Error)]
 pub enum TakeoverError {
-    /// Its state cannot be read.
+    /// The state of the volume cannot be read.
     #[error("the state of the volume cannot be read: {0}")]
     Region(#[from] io::Error),
-    /// Its state is that of a projection.
+    /// The state is that of a projection.
     #[error("the state is that of a projection, not of a passthrough volume; start the volume anew")]
     OtherKind,
-    /// Its server died before it had read the source.
+    /// The server died before it had read the source.
     #[error("the server died before it had begun to serve the volume; start the volume anew")]
     NotServed,
     /// The root is not among the nodes.
@@ -82,13 +82,14 @@ pub enum TakeoverError {
 }
 
 impl InheritedTables {
-    /// Reads what a dead server left. Nothing outside this process changes. `asked` are the requests that it left in rings.
+    /// Reads the state that a dead server left, and changes nothing outside this process. `in_rings` are the requests that the
+    /// dead server has not answered in rings.
     ///
     /// # Errors
-    /// When what every volume has is not there.
+    /// When the region lacks what every volume has, such as the root.
     pub fn read(
         region: &Arc<Region>,
-        asked: Vec<u64>,
+        in_rings: Vec<u64>,
         source: Option<OwnedFd>,
         table: Arc<MountTable>,
         options: &PassthroughOptions,
@@ -102,21 +103,21 @@ impl InheritedTables {
         let root = nodes.get(NodeId::ROOT).ok_or(TakeoverError::NoRoot)?;
         keep_source(&root, source, &share)?;
         let mounts = SourceMounts::new(Arc::clone(region), table, known.values());
-        let files = reader.open_files(asked, &nodes, &share);
+        let files = reader.open_files(in_rings, &nodes, &share);
         reader.locks(&nodes, &share);
         let unused = reader.unused(&nodes);
         let usage = options.limit.map(|limit| QuotaUsage::inherit(limit, Arc::clone(region)));
         let RegionReader { mut kept, lost, losses, .. } = reader;
         kept.sort_unstable();
         region.cells().keep_only(&kept);
-        // No request has asked for it yet.
+        // Stands in until the first STATFS.
         let status = Kstatfs { bsize: 4096, frsize: 4096, namelen: 255, ..Default::default() };
         let tables = FilesystemTables { data_path, mounts, nodes, files, usage, share, status };
         Ok(InheritedTables { tables, root, lost, unused, losses })
     }
 }
 
-/// The root keeps the source: as it was recorded, or as it is given.
+/// Lets the root keep a descriptor of the source: the recorded one, or else `source`.
 fn keep_source(root: &Arc<Node>, source: Option<OwnedFd>, share: &Share) -> Result<(), TakeoverError> {
     if root.held().is_none() {
         root.hold_on(source.ok_or(TakeoverError::NoSource)?, share.take_anyway());
@@ -132,6 +133,7 @@ fn keep_source(root: &Arc<Node>, source: Option<OwnedFd>, share: &Share) -> Resu
 struct RegionReader<'a> {
     region: &'a Arc<Region>,
     cells: HashMap<u32, Vec<CellId>, HashKey>,
+    /// The descriptors that belong to a cell already.
     taken: HashSet<RawFd>,
     kept: Vec<CellId>,
     lost: Vec<CellId>,
@@ -169,10 +171,10 @@ impl<'a> RegionReader<'a> {
 
     fn mounts(&mut self, source: Option<&OwnedFd>, table: &MountTable) -> HashMap<u64, Arc<SourceMount>, HashKey> {
         let mut mounts = HashMap::default();
-        // Without it, every mount below the source denies everything that a mount can.
+        // If the table cannot be read, every mount below the source gets all restrictions.
         let table = table.mounts().unwrap_or_default();
         let mut records = self.records::<MountCell>();
-        // A mount was met after the one that it is mounted on.
+        // A mount has a higher number than the mount that its mount point is on.
         records.sort_unstable_by_key(|record| record.index.load(Relaxed));
         for record in records {
             let word = record.anchor.load(Relaxed);
@@ -180,9 +182,9 @@ impl<'a> RegionReader<'a> {
             self.kept.push(record.id());
             let source = source.filter(|_| record.index.load(Relaxed) == 0).and_then(|source| source.try_clone().ok());
             // A mount of a file system without file handles has no anchor to reopen.
-            let way =
+            let route =
                 (word != 0).then(|| source.map_or_else(|| MountRoute::recorded(&record, &mounts), MountRoute::Source));
-            let mount = SourceMount::inherit(record, anchor, way, &table);
+            let mount = SourceMount::inherit(record, anchor, route, &table);
             mounts.insert(mount.index(), Arc::new(mount));
         }
         mounts
@@ -196,13 +198,13 @@ impl<'a> RegionReader<'a> {
         for cell in cells {
             let Some(record) = self.region.cells().find::<NodeCell>(cell) else { continue };
             let id = NodeId(record.id.load(Relaxed));
-            // No answer has shown it to the kernel yet, or the kernel has forgotten it.
+            // No answer has given the node to the kernel yet, or the kernel has forgotten the node.
             let is_forgotten = record.lookups.load(Relaxed) == 0 && id != NodeId::ROOT;
             let mount = mounts.get(&record.mount.load(Relaxed));
             let held = self.descriptor(record.held.load(Relaxed));
             let identity = FileIdentity::read(record).filter(|identity| match identity {
                 FileIdentity::Handle { .. } => !is_forgotten || (held.is_none() && record.nameless.load(Relaxed) == 0),
-                // The source is given by other means. A node without a handle is its descriptor.
+                // The root gets its descriptor later (`keep_source`). Any other node without a handle needs its descriptor.
                 FileIdentity::Number { .. } => !is_forgotten && (held.is_some() || id == NodeId::ROOT),
             });
             let takes_in = |(identity, mount)| nodes.inherit(cell, &identity, mount, held, share);
@@ -216,8 +218,8 @@ impl<'a> RegionReader<'a> {
         nodes
     }
 
-    fn open_files(&mut self, asked: Vec<u64>, nodes: &Nodes, share: &Share) -> OpenFiles {
-        let asked_again: HashSet<u64> = self.region.in_flight().unanswered().chain(asked).collect();
+    fn open_files(&mut self, in_rings: Vec<u64>, nodes: &Nodes, share: &Share) -> OpenFiles {
+        let asked_again: HashSet<u64> = self.region.in_flight().unanswered().chain(in_rings).collect();
         let (mut files, mut directories) = (HashMap::default(), HashMap::default());
         let mut unanswered = HashMap::new();
         for record in self.records::<OpenCell>() {

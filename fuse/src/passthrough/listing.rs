@@ -1,10 +1,10 @@
-//! Reading a directory: entries as the source gives them, at the places the source gives them.
+//! Reading a directory: the entries of the source, at the offsets of the source.
 //!
-//! The kernel's offsets are the source's own (`d_off`), so `telldir(3)` and `seekdir(3)` mean what they mean there,
-//! whatever is added or removed meanwhile.
+//! The offsets that the kernel gets are those of the source (`d_off`), so `telldir(3)` and `seekdir(3)` mean what they mean on the
+//! source, whatever entries are added or removed meanwhile.
 //!
-//! rustix's `RawDir` borrows its buffer, so it could not keep what one READDIR has left of a chunk for the next: each would seek
-//! and read again.
+//! rustix's `RawDir` borrows its buffer, so it could not keep the entries that one READDIR has left over for the next READDIR:
+//! that would have to seek and read them again.
 
 use std::ffi::OsStr;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -19,26 +19,27 @@ const CHUNK: usize = 32 << 10;
 /// `d_ino`, `d_off`, `d_reclen` and `d_type` of `struct linux_dirent64`; the name follows.
 const HEADER: usize = 19;
 
-/// An open directory and where reading has got to.
+/// An open directory, and the read position in it.
 pub struct SourceListing {
     directory: OwnedFd,
     /// Entries that were read and not returned yet.
     chunk: Vec<u8>,
+    /// The place of the next entry in `chunk`.
     position: usize,
-    /// The offset of the entry at `position`; unknown where another process has read.
+    /// The offset of the entry at `position`; `None` where another process has read.
     offset: Option<u64>,
 }
 
 /// An entry of a directory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DirectoryEntry<'a> {
-    /// The file's number on the source.
+    /// The inode number of the file on the source.
     pub ino: u64,
     /// The offset of the next entry.
     pub next: u64,
     /// `DT_*` of `readdir(3)`.
     pub kind: u8,
-    /// Its name.
+    /// The name.
     pub name: &'a OsStr,
 }
 
@@ -48,7 +49,7 @@ impl SourceListing {
         Self { directory, chunk: Vec::new(), position: 0, offset: Some(0) }
     }
 
-    /// Goes on at the offset that it is given: another process has read from this directory.
+    /// Begins at the offset that the first read names: another process may have read from this directory.
     pub fn resume(directory: OwnedFd) -> Self {
         Self { offset: None, ..Self::new(directory) }
     }
@@ -58,7 +59,7 @@ impl SourceListing {
         self.directory.as_fd()
     }
 
-    /// Gives the entries from `offset` on to `take`, until it returns that it did not take one.
+    /// Passes the entries from `offset` on to `take`, until `take` returns `false`: it did not take that entry.
     ///
     /// # Errors
     /// When the source cannot be read, or `take` fails.

@@ -1,44 +1,45 @@
 //! Passthrough volumes: directories of the host, and single files, shown as they are.
 //!
-//! The only state of the file system is that which the kernel refers to: nodes, and open files. It is in the volume's region, so
+//! The file system keeps only the state that the kernel refers to: nodes, and open files. This state is in the volume's region, so
 //! that another server can take the volume over. The server reads names, attributes and data from the source, with one system call
-//! or a few for each request. It does not see the bytes of files if the kernel can read and write the source by itself
+//! or a few for each request. The server does not see the bytes of files if the kernel can read and write the source by itself
 //! (`FUSE_PASSTHROUGH`).
 //!
 //! | module | owns |
 //! |---|---|
 //! | `options` | how a volume is served |
 //! | `filesystem` | requests, each a few system calls on the source |
-//! | `tables` | the state of the file system, and how it begins |
+//! | `tables` | the state of the file system, and how it begins for a new volume |
 //! | `inherit` | reading the state that a dead server left |
 //! | `takeover` | continuing with the state of a dead server |
-//! | `state` | the form of the state in the region |
+//! | `state` | the format of the state in the region |
 //! | `node` | a file that the kernel knows, and its identity |
 //! | `nodes` | all nodes, by number and by identity |
 //! | `hashing` | hashes of numbers and identities |
 //! | `descriptor` | opening the file of a descriptor once more |
 //! | `handle` | file handles, which open a node without keeping it open |
 //! | `source_mount` | a mount of the source: its anchor, its restrictions |
-//! | `mounts` | the mounts that were met, and which file of which mount a descriptor or a name leads to |
+//! | `mounts` | the mounts that requests have reached, and which file of which mount a descriptor or a name leads to |
 //! | `open_files` | open files and directories |
 //! | `data_path` | whether the kernel reads and writes files by itself |
 //! | `open_node` | state that the open files of one node share: its backing file, its locks |
 //! | `pruner` | making the kernel forget files that may have been mapped |
 //! | `locks` | locks of callers, waits for them, and their records for a successor, which has to lock the same again |
 //! | `listing` | reading a directory |
-//! | `unopened` | where reading has got to, in directories that the kernel opens without OPENDIR |
-//! | `cached_listings` | whether the kernel may use a listing again |
+//! | `unopened` | the read positions in directories that the kernel opens without OPENDIR |
+//! | `cached_listings` | whether the kernel may use its cached listing of a directory again |
 //! | `share` | how many descriptors a volume may have |
-//! | `readdirplus` | whether attributes go along with names |
+//! | `readdirplus` | whether the server sends attributes with the names of a directory |
 //! | `acting` | acting with the caller's uid, gid and umask |
 //! | `attributes` | attributes, and how long they hold |
 //! | `extents` | where a file has blocks |
 //! | `usage` | a limit on the space of the volume |
 //! | `room` | the free space of the volume |
 //!
-//! Locks of this program are taken in this order: a listing, then a node's open files, then any of the tables (nodes,
-//! open files, mounts, directories, listings, waits), which are held for moments and never while a system call on the source is
-//! made. The account of `usage` may be taken while holding a node's open files, and the tables while holding it.
+//! A thread takes the locks of this program in this order: a listing, then a node's open files, then any of the tables (nodes,
+//! open files, mounts, directories, listings, waits). It holds the lock of a table for moments, and never during a system call on
+//! the source. A thread that holds the lock on a node's open files may lock the account of `usage`, and a thread that holds the
+//! lock on the account may lock a table.
 
 mod acting;
 mod attributes;
@@ -88,11 +89,11 @@ use crate::trace::Trace;
 use filesystem::PassthroughFilesystem;
 use tables::FilesystemTables;
 
-/// The requests of `ioctl(2)` that are made here.
+/// The requests of `ioctl(2)` that this module makes.
 pub(crate) const IOCTLS: [libc::Ioctl; 3] = [open_node::BACKING_OPEN, open_node::BACKING_CLOSE, extents::FS_IOC_FIEMAP];
 
-/// Serves what `source` is open on, on `device`, whose file system is mounted, and in `mount`. `table` has the mounts that the source is
-/// among. `region` is new, and so is the memory of the `rings`, if requests are to come over io_uring.
+/// Serves the directory or file that `source` is open on, to the kernel behind `device`, whose file system `mount` shows. `table`
+/// is the mount table that lists the mounts of the source. `region` is new. `rings` is new memory, if requests come over io_uring.
 ///
 /// # Errors
 /// When the kernel's handshake fails, or the source cannot be read.
@@ -108,17 +109,17 @@ pub(crate) fn serve(
     trace: Arc<Trace>,
 ) -> io::Result<DataPath> {
     locks::catch_wake_signal()?;
-    // The supervisor made it, and no server has used it.
+    // The supervisor made the region, and no server has used it.
     region.cells().keep_only(&[]);
     region.take_over();
-    // A source that may be away for long has more requests under way than a ring.
+    // A source on another machine may not answer for long, so more requests may be under way than a ring has entries.
     let rings = rings.filter(|_| options.remote.is_none());
     let session = Session::open_on(device, filesystem::wanted(&source, &options), Arc::clone(&region), rings)?;
     let tables = FilesystemTables::of_source(source, table, &session, &options, &region)?;
     run(session, mount, region, tables, options, trace)
 }
 
-/// Starts the threads. Requests that waited for this server are woken through `mount`.
+/// Starts the threads of the session. The session wakes requests that waited for this server through `mount`.
 fn run(
     session: Session,
     mount: Option<BorrowedFd<'_>>,

@@ -1,8 +1,8 @@
-//! The mounts of the source that have been met, and which file on which of them a descriptor or a name leads to.
+//! The mounts of the source that requests have reached, and which file on which of them a descriptor or a name leads to.
 
 use std::collections::HashMap;
 use std::ffi::CStr;
-use std::os::fd::{AsRawFd, BorrowedFd};
+use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::Ordering::{Relaxed, Release};
 use std::sync::{Arc, Mutex, Weak};
 
@@ -19,7 +19,7 @@ use crate::mount::table::{FS_TYPE, MountTable, MountTableEntry, Restrictions, mo
 use crate::region::Region;
 use crate::region::cells::OwnedCell;
 
-/// The mounts that have been met.
+/// The mounts of the source that requests have reached.
 pub struct SourceMounts {
     region: Arc<Region>,
     table: Arc<MountTable>,
@@ -85,7 +85,7 @@ impl SourceMounts {
         Self::identify_name_while(parent, directory, name, || {})
     }
 
-    /// As [`Self::identify_name`]; `meanwhile` happens between the two calls.
+    /// As [`Self::identify_name`]. `meanwhile` runs between the two system calls: a test changes the name there.
     fn identify_name_while(
         parent: &Node,
         directory: BorrowedFd<'_>,
@@ -144,7 +144,21 @@ impl SourceMounts {
         };
         // Done without the lock, so that a file system that hangs delays no other request.
         let anchor = handle.and_then(|handle| anchor(file, handle));
+        self.add(id, anchor, restrictions, parent)
+    }
+
+    /// Adds a mount, unless another request has added it meanwhile. Returns the mount.
+    fn add(
+        &self,
+        id: u64,
+        anchor: Option<OwnedFd>,
+        restrictions: Restrictions,
+        parent: Option<&Node>,
+    ) -> Result<Arc<SourceMount>, Errno> {
         let mut known = self.lock();
+        if let Some(mount) = known.get(&id).and_then(Weak::upgrade) {
+            return Ok(mount);
+        }
         known.retain(|_, mount| mount.strong_count() > 0);
         let next = &self.region.header().counters.next_mount;
         let index = next.load(Relaxed);

@@ -1,11 +1,11 @@
 //! Nodes: the files and directories that the kernel knows, each by a number that is never used again.
 //!
-//! A node is found by its [`FileIdentity`], so a file is one node under all its names. It needs no open
-//! descriptor: a file handle opens it again. The kernel counts the answers that showed it a node, and forgets the node by that
-//! count; then the node goes.
+//! The server finds a node by its [`FileIdentity`], so a file is one node under all its names. A node needs no open descriptor: the
+//! server opens the file again by a file handle. The kernel counts the answers that gave it a node, and names that count when it
+//! forgets the node. Then the server forgets the node, too.
 //!
-//! All that podfs knows of a node is in its cell of the region, so that a successor has the same nodes. A [`Node`] is there only
-//! while a request, an open file or a kept descriptor uses it; [`Nodes`](super::nodes::Nodes) makes it of the cell.
+//! All that podfs knows of a node is in the node's cell of the region, so that a successor has the same nodes. A [`Node`] exists
+//! only while a request, an open file or a kept descriptor uses it; [`Nodes`](super::nodes::Nodes) makes it from the cell.
 
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
@@ -27,20 +27,20 @@ use crate::session::NodeId;
 /// The identity of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum FileIdentity {
-    /// A handle: number and generation in one.
+    /// A file handle, which stands for inode number and generation.
     Handle {
-        /// The mount it was reached through, as the volume numbers it.
+        /// The mount through which the server reached the file, as the volume numbers it.
         mount: u64,
         /// The file.
         handle: FileHandle,
     },
-    /// A number that is not used again while the node holds the file open.
+    /// An inode number, which the file system does not use again while the node holds the file open.
     Number {
-        /// The mount it was reached through, as the volume numbers it.
+        /// The mount through which the server reached the file, as the volume numbers it.
         mount: u64,
-        /// The device, for file systems with several.
+        /// The device that the inode number belongs to: some file systems have several.
         device: u64,
-        /// The number.
+        /// The inode number.
         ino: u64,
     },
 }
@@ -48,32 +48,32 @@ pub enum FileIdentity {
 /// A file or directory that the kernel knows.
 #[derive(Debug)]
 pub struct Node {
-    /// Its number.
+    /// The number by which the kernel knows the node.
     pub id: NodeId,
     /// The type of the file, which never changes.
     pub kind: FileType,
     /// The mount that the file is on.
     pub mount: Arc<SourceMount>,
     identity: FileIdentity,
-    /// The state for a successor. The kernel's count changes under the lock of all nodes only.
+    /// The node's cell, which a successor reads. The kernel's count in it changes only under the lock on all nodes.
     pub record: CellRef<NodeCell>,
     held: Mutex<Option<HeldNode>>,
-    /// State that its open files share, while there are any.
+    /// State that the open files of the node share; `None` while no file is open.
     open: Mutex<Option<Box<OpenNode>>>,
     nodes: Arc<SharedNodes>,
 }
 
-/// A descriptor that is kept for a node.
+/// A descriptor that the server keeps for a node.
 #[derive(Debug)]
 struct HeldNode {
     file: Arc<OwnedFd>,
     _taken: SharePlace,
-    /// The node itself: until the kernel forgets it, the node stays with its descriptor.
+    /// The node itself: this reference keeps the node, with its descriptor, until the kernel forgets the node.
     node: Option<Arc<Node>>,
 }
 
 impl Node {
-    /// The one of a cell, which [`Nodes`](super::nodes::Nodes) has.
+    /// The node of the cell `record`. [`Nodes`](super::nodes::Nodes) alone makes nodes.
     pub fn new(
         record: CellRef<NodeCell>,
         identity: FileIdentity,
@@ -85,7 +85,7 @@ impl Node {
         Self { id, kind, mount, identity, record, held: Mutex::default(), open: Mutex::default(), nodes }
     }
 
-    /// The handle it is opened with, if its file system has handles.
+    /// The handle that opens the file, if the file system has handles.
     pub fn handle(&self) -> Option<&FileHandle> {
         match &self.identity {
             FileIdentity::Handle { handle, .. } => Some(handle),
@@ -98,7 +98,8 @@ impl Node {
         self.record.lookups.load(Relaxed) == 1
     }
 
-    /// The descriptor that is kept for it: where there is no handle, and where the file has no name any more.
+    /// The descriptor that the server keeps for the node: for the root, a node without a handle, a removed directory, and
+    /// a removed special file.
     pub fn held(&self) -> Option<Arc<OwnedFd>> {
         self.lock_held().as_ref().map(|held| Arc::clone(&held.file))
     }
@@ -113,13 +114,13 @@ impl Node {
             held.replace(self.keeping(file, taken))
         };
         drop(before);
-        // The kernel may have forgotten it meanwhile.
+        // The kernel may have forgotten the node meanwhile.
         if self.record.lookups.load(Acquire) == 0 {
             self.forgotten();
         }
     }
 
-    /// Keeps `file`, as a dead server did; nothing is recorded.
+    /// As [`hold`](Self::hold), for a descriptor that a dead server kept. Does not change the node's cell.
     pub fn hold_on(self: &Arc<Self>, file: OwnedFd, taken: SharePlace) {
         let before = self.lock_held().replace(self.keeping(file, taken));
         drop(before);
@@ -129,16 +130,16 @@ impl Node {
         HeldNode { file: Arc::new(file), _taken: taken, node: Some(Arc::clone(self)) }
     }
 
-    /// The kernel knows it no longer: it goes, and its descriptor with it, when its last user drops it.
+    /// The kernel has forgotten the node: the last user that drops the node also closes the kept descriptor.
     pub fn forgotten(&self) {
         let node = self.lock_held().as_mut().and_then(|held| held.node.take());
         drop(node);
     }
 
-    /// Opens it anew, from the descriptor that is kept for it or by its handle.
+    /// Opens the file anew, through the kept descriptor or by the handle.
     ///
     /// # Errors
-    /// `ESTALE` when there is no way to it, and those of `open(2)`.
+    /// `ESTALE` when the node has neither, or when the file is gone; and those of `open(2)`.
     pub fn reopen(&self, flags: OFlags) -> Result<OwnedFd, Errno> {
         if let Some(held) = self.held() {
             return reopen(held.as_fd(), flags);
@@ -149,7 +150,7 @@ impl Node {
         }
     }
 
-    /// Keeps no descriptor any more.
+    /// Gives up the kept descriptor, if there is one.
     pub fn let_go(&self) {
         let held = {
             let mut held = self.lock_held();
@@ -165,7 +166,7 @@ impl Node {
         self.held.lock().expect("a thread that panics ends the process")
     }
 
-    /// The file has no name any more, or has one again: what it takes is free when its last open file is closed.
+    /// Records whether the file has no name any more. The space of such a file becomes free when its last open file is closed.
     pub fn set_nameless(&self, nameless: bool) {
         self.record.nameless.store(nameless.into(), Release);
     }
@@ -175,10 +176,10 @@ impl Node {
         self.record.nameless.load(Relaxed) != 0
     }
 
-    /// Callers may have a writable mapping of the file from here on. Returns whether that is new.
+    /// Records that callers may have a writable mapping of the file from now on. Returns whether that is new.
     ///
-    /// Stores through such a mapping go from the kernel to the source and change its times. The mapping keeps the
-    /// kernel from forgetting the node, also when the file is closed.
+    /// Stores through such a mapping go from the kernel to the source and change the times of the file there. The mapping
+    /// keeps the kernel from forgetting the node, also when the file is closed.
     pub fn set_mappable(&self) -> bool {
         self.record.form.fetch_or(MAPPABLE, AcqRel) & MAPPABLE == 0
     }
@@ -188,22 +189,27 @@ impl Node {
         self.record.form.load(Acquire) & MAPPABLE != 0
     }
 
-    /// State that its open files share.
+    /// Locks the state that the open files of the node share.
     pub fn open(&self) -> MutexGuard<'_, Option<Box<OpenNode>>> {
         self.open.lock().expect("a thread that panics ends the process")
     }
 }
 
+/// Whether files of this type are FIFOs, sockets or devices, which the kernel opens without the server.
+pub fn is_special(kind: FileType) -> bool {
+    matches!(kind, FileType::Fifo | FileType::Socket | FileType::CharacterDevice | FileType::BlockDevice)
+}
+
 impl Drop for Node {
     fn drop(&mut self) {
-        // Before the descriptor is closed that the cell names.
+        // The cell names the kept descriptor, so this frees the cell before the descriptor is closed.
         let nodes = Arc::clone(&self.nodes);
         nodes.unused(self);
     }
 }
 
 impl FileIdentity {
-    /// Records it, without its mount.
+    /// Records the identity in `cell`, without the mount.
     pub fn write(&self, cell: &NodeCell) {
         match self {
             Self::Handle { handle, .. } => handle.write(&cell.handle_kind, &cell.handle),
@@ -214,7 +220,7 @@ impl FileIdentity {
         }
     }
 
-    /// Its part of a cell's `form`.
+    /// The bits of a cell's `form` that record the identity: the length of the handle, or [`NO_HANDLE`].
     pub fn handle_length(&self) -> u32 {
         match self {
             Self::Handle { handle, .. } => handle.length(),
@@ -222,7 +228,7 @@ impl FileIdentity {
         }
     }
 
-    /// The identity that [`write`](Self::write) wrote; none if the cell is empty.
+    /// The identity that [`write`](Self::write) wrote; `None` if the recorded length is impossible.
     pub fn read(cell: &NodeCell) -> Option<FileIdentity> {
         let mount = cell.mount.load(Relaxed);
         let length = cell.form.load(Relaxed) & HANDLE_LENGTH;

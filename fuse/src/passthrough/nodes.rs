@@ -1,19 +1,20 @@
 //! All nodes of a volume, by number and by identity.
 //!
-//! A node that the kernel knows is its cell in the region, and an entry in two tables of cell numbers; comparing entries reads
-//! the cells. A [`Node`] is made of a cell when it is used, and there is at most one for each cell that is not being dropped.
+//! Each node that the kernel knows has a cell in the region, and an entry in two tables of cell numbers; comparing entries reads
+//! the cells. The server makes a [`Node`] from a cell when a request uses the node. Each cell has at most one [`Node`] that is not
+//! being dropped.
 //!
-//! 1. The cell is there before an answer shows the node to the kernel, and counts before the kernel does: after a kill the count
-//!    may be too high, never too low.
-//! 2. When the kernel forgets a node, the node is *forgotten* at once, or by the last user that drops the [`Node`]. A kept
-//!    descriptor keeps the [`Node`] only until then.
-//! 3. The thread that drops the last reference finds under the lock of the tables whether the cell has another [`Node`] by now.
-//!    If so, that node has taken over what is left to do.
-//! 4. A mount stays as long as the kernel knows a node on it.
+//! 1. The cell is complete before an answer gives the node to the kernel, and the cell counts that answer before the kernel counts
+//!    it: after a kill the count may be too high, never too low.
+//! 2. When the kernel forgets a node that no request uses, the node is *forgotten* at once. Otherwise the last user that drops the
+//!    [`Node`] does that. A kept descriptor keeps the [`Node`] only until the kernel forgets it.
+//! 3. The thread that drops the last reference to a [`Node`] looks, under the lock of the tables, whether the cell has another
+//!    [`Node`] by now. If so, the thread leaves the cell to the users of that [`Node`].
+//! 4. The tables keep a mount as long as the kernel knows a node on it.
 //! 5. The last [`FORGOTTEN`] forgotten nodes that a handle opens keep their cells and their entries, with a count of zero. So
-//!    a caller's file handle, which is made of a node's number, still leads to them (`filesystem::export`), and so does the
-//!    file: looked up again, it has the number it had. Of every other forgotten node nothing stays.
-//! 6. Numbers begin at a random one, so a handle of another volume leads nowhere.
+//!    a caller's file handle, which contains a node's number, still leads to the node (`filesystem::export`). A later lookup of
+//!    the file finds the same node, with the same number. The tables remove all other forgotten nodes.
+//! 6. The numbers of a volume begin at a random one, so the number in a file handle of another volume leads to no node.
 //!
 //! No node and no mount is dropped under the lock of the tables: dropping a node takes that lock.
 
@@ -21,6 +22,7 @@ use std::collections::HashMap;
 use std::hash::BuildHasher;
 use std::os::fd::OwnedFd;
 use std::ptr;
+use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
 
@@ -30,7 +32,7 @@ use rustix::fs::FileType;
 use rustix::io::Errno;
 
 use super::hashing::{HashKey, random};
-use super::node::{FileIdentity, Node};
+use super::node::{FileIdentity, Node, is_special};
 use super::share::Share;
 use super::source_mount::SourceMount;
 use super::state::{MAPPABLE, NodeCell, no_memory};
@@ -53,15 +55,17 @@ pub struct SharedNodes {
     region: Arc<Region>,
     key: HashKey,
     tables: Mutex<NodeTables>,
+    /// Whether a FIFO, a socket or a device was among the nodes.
+    has_special_files: AtomicBool,
 }
 
 struct NodeTables {
     by_id: HashTable<CellId>,
     by_identity: HashTable<CellId>,
     in_use: HashMap<CellId, Weak<Node>, HashKey>,
-    /// Forgotten nodes; the one that the kernel has known last is the last to go.
+    /// Forgotten nodes. If there are too many, the one that was forgotten first is removed.
     forgotten: LruCache<CellId, (), HashKey>,
-    /// By the volume's number for each, with the number of nodes on it that are not forgotten.
+    /// The mounts, by the volume's numbers. With each, the number of nodes on it that are not forgotten.
     mounts: HashMap<u64, (Arc<SourceMount>, usize), HashKey>,
 }
 
@@ -85,24 +89,29 @@ pub struct NewNode {
     pub mount: Arc<SourceMount>,
     /// The type of the file.
     pub kind: FileType,
-    /// The space that it is charged with if the kernel did not know it.
+    /// The bytes that a limited volume charges for the file, if the kernel did not know it.
     pub charge: u64,
 }
 
 impl Nodes {
     /// A table without nodes.
     pub fn empty(region: Arc<Region>) -> Self {
-        Self(Arc::new(SharedNodes { region, key: HashKey::default(), tables: Mutex::default() }))
+        Self(Arc::new(SharedNodes {
+            region,
+            key: HashKey::default(),
+            tables: Mutex::default(),
+            has_special_files: AtomicBool::new(false),
+        }))
     }
 
-    /// Reserves room for this many more, so that the tables need not grow step by step.
+    /// Reserves room for so many more nodes, so that the tables need not grow step by step.
     pub fn reserve(&self, number: usize) {
         let mut tables = self.0.lock();
         tables.by_id.reserve(number, |cell| self.0.hash_of_id(*cell));
         tables.by_identity.reserve(number, |cell| self.0.hash_of_identity(*cell));
     }
 
-    /// The root alone, open as `source`.
+    /// A table with the root alone, on which `source` is open.
     ///
     /// # Errors
     /// When there is no memory.
@@ -111,14 +120,14 @@ impl Nodes {
         let nodes = Self::empty(region);
         // The kernel never forgets the root.
         let root = nodes.enter(found)?;
-        // There is room for more numbers than can ever be used.
+        // The first number is below 2^62, so a server can never use up the numbers above.
         nodes.0.region.header().counters.next_node.store((random() >> 2) + NodeId::ROOT.0 + 1, Release);
         root.hold(source, share.take_anyway());
         Ok(nodes)
     }
 
-    /// Takes in a node of that identity that a dead server left, on that mount, with the descriptor that is kept for it. Returns
-    /// whether it did: there may be one of that number already, or too many that are forgotten.
+    /// Takes over the node in `cell`, which a dead server left, with its identity, its mount, and the descriptor kept for it.
+    /// Returns `false` if there is a node with that number already, or if there are too many forgotten nodes.
     pub fn inherit(
         &self,
         cell: CellId,
@@ -131,6 +140,7 @@ impl Nodes {
         let id = NodeId(shared.cell(cell).id.load(Relaxed));
         let is_forgotten = id != NodeId::ROOT && shared.cell(cell).lookups.load(Relaxed) == 0;
         let (id_hash, identity_hash) = (shared.key.hash_one(id), shared.key.hash_one(identity));
+        shared.note_kind(shared.cell(cell).kind());
         let mut tables = shared.lock();
         let is_id = |cell: &CellId| NodeId(shared.cell(*cell).id.load(Relaxed)) == id;
         if tables.by_id.find(id_hash, is_id).is_some() || (is_forgotten && tables.forgotten.len() == FORGOTTEN) {
@@ -170,7 +180,7 @@ impl Nodes {
         self.0.node(&mut tables, cell)
     }
 
-    /// The node of that file. The answer shows it to the kernel once more.
+    /// The node of that file, a new one if there is none. Counts the answer that will give the node to the kernel.
     ///
     /// # Errors
     /// When there is no memory.
@@ -182,7 +192,7 @@ impl Nodes {
             let cell = *cell;
             let is_another = self.0.cell(cell).lookups.load(Relaxed) == 0 && !self.0.cell(cell).is_of(found.kind);
             if is_another {
-                // The file system has used the handle of a file that is gone for another one.
+                // The file system has given the handle of a deleted file to another file.
                 removed = self.0.remove(&mut tables, cell);
             }
             !is_another
@@ -200,15 +210,15 @@ impl Nodes {
         node?.ok_or(Errno::STALE)
     }
 
-    /// The kernel forgets `lookups` of the answers that showed it a node. Returns whether it knows the node no longer.
+    /// The kernel forgets `lookups` of the answers that gave it a node. Returns whether it does not know the node any more.
     pub fn forget(&self, id: NodeId, lookups: u64) -> bool {
         let shared = &*self.0;
         let mut tables = shared.lock();
         let Some(cell) = shared.find_id(&tables, id) else { return false };
         let count = &shared.cell(cell).lookups;
-        let left = count.load(Relaxed).saturating_sub(lookups);
-        count.store(left, Release);
-        if left > 0 || id == NodeId::ROOT {
+        let remaining = count.load(Relaxed).saturating_sub(lookups);
+        count.store(remaining, Release);
+        if remaining > 0 || id == NodeId::ROOT {
             return false;
         }
         match tables.in_use.get(&cell).map(Weak::upgrade) {
@@ -217,7 +227,7 @@ impl Nodes {
                 drop(tables);
                 shared.give_back(removed);
             }
-            // Its last user drops it, perhaps just now.
+            // The last user of the node forgets it. That user may be dropping the node at this moment.
             Some(node) => {
                 drop(tables);
                 if let Some(node) = node {
@@ -226,6 +236,11 @@ impl Nodes {
             }
         }
         true
+    }
+
+    /// Whether the kernel has got a FIFO, a socket or a device from this server or its predecessor.
+    pub fn has_special_files(&self) -> bool {
+        self.0.has_special_files.load(Relaxed)
     }
 
     /// Returns the nodes that have a backing id.
@@ -253,7 +268,7 @@ impl Drop for Nodes {
 }
 
 impl SharedNodes {
-    /// A node has no user any more; it is being dropped.
+    /// The last user of `node` drops it. Forgets the node if the kernel has forgotten it.
     pub fn unused(&self, node: &Node) {
         let cell = node.record.id();
         let mut tables = self.lock();
@@ -272,7 +287,7 @@ impl SharedNodes {
         self.give_back(removed);
     }
 
-    /// Whether the records of nodes may be changed.
+    /// Whether this server may change the cells of nodes: it has made the region or taken it over.
     pub fn may_change(&self) -> bool {
         self.region.is_ours()
     }
@@ -284,6 +299,12 @@ impl SharedNodes {
     fn identity(&self, cell: CellId) -> FileIdentity {
         // No server writes an impossible length, and a cell with one is not inherited.
         FileIdentity::read(self.cell(cell)).unwrap_or(FileIdentity::Number { mount: 0, device: 0, ino: 0 })
+    }
+
+    fn note_kind(&self, kind: FileType) {
+        if is_special(kind) {
+            self.has_special_files.store(true, Relaxed);
+        }
     }
 
     fn find_id(&self, tables: &NodeTables, id: NodeId) -> Option<CellId> {
@@ -326,6 +347,7 @@ impl SharedNodes {
 
     fn insert(&self, tables: &mut NodeTables, found: &NewNode) -> Result<CellId, Errno> {
         let NewNode { identity, mount, kind, charge } = found;
+        self.note_kind(*kind);
         let next = &self.region.header().counters.next_node;
         let id = NodeId(next.load(Acquire));
         // The counter grows first: if this server dies now, no server uses the number again.
@@ -346,7 +368,7 @@ impl SharedNodes {
         Ok(cell)
     }
 
-    /// Looks a node up again that podfs may have forgotten.
+    /// Counts a node as known to the kernel again, if it is forgotten.
     fn remember(&self, tables: &mut NodeTables, cell: CellId, mount: &Arc<SourceMount>) -> CellId {
         if tables.forgotten.pop(&cell).is_some() {
             // Nothing has the file open, so no process has a mapping of it.
@@ -356,7 +378,7 @@ impl SharedNodes {
         cell
     }
 
-    /// The kernel knows a node no longer, and nothing uses it.
+    /// Forgets a node that the kernel does not know any more, and that no request uses.
     fn retire(&self, tables: &mut NodeTables, cell: CellId) -> RemovedEntries {
         let record = self.cell(cell);
         let has_handle = matches!(self.identity(cell), FileIdentity::Handle { .. });
@@ -397,18 +419,18 @@ impl SharedNodes {
         if let Ok(entry) = tables.by_identity.find_entry(self.hash_of_identity(cell), own) {
             entry.remove();
         }
-        // The last user of the node frees its cell.
+        // If a request uses the node, its last user frees the cell.
         let is_used = tables.in_use.contains_key(&cell);
         RemovedEntries { cell: (!is_used).then_some(cell), mount: None, has_shrunk: self.shrink(tables) }
     }
 
-    /// Gives up room once most of it is empty; returns whether it did.
+    /// Gives up memory of the tables if most of it is unused. Returns whether it did.
     fn shrink(&self, tables: &mut NodeTables) -> bool {
-        let left = tables.by_id.len();
-        let shrinks = tables.by_id.capacity() > SMALL && left < tables.by_id.capacity() / 8;
+        let count = tables.by_id.len();
+        let shrinks = tables.by_id.capacity() > SMALL && count < tables.by_id.capacity() / 8;
         if shrinks {
-            tables.by_id.shrink_to(left * 2, |cell| self.hash_of_id(*cell));
-            tables.by_identity.shrink_to(left * 2, |cell| self.hash_of_identity(*cell));
+            tables.by_id.shrink_to(count * 2, |cell| self.hash_of_id(*cell));
+            tables.by_identity.shrink_to(count * 2, |cell| self.hash_of_identity(*cell));
             tables.in_use.shrink_to(tables.in_use.len() * 2);
         }
         shrinks
@@ -436,8 +458,12 @@ impl SharedNodes {
 }
 
 impl NodeCell {
+    fn kind(&self) -> FileType {
+        FileType::from_raw_mode(self.form.load(Relaxed) & libc::S_IFMT)
+    }
+
     fn is_of(&self, kind: FileType) -> bool {
-        FileType::from_raw_mode(self.form.load(Relaxed) & libc::S_IFMT) == kind
+        self.kind() == kind
     }
 }
 
@@ -453,7 +479,7 @@ impl NodeTables {
         self.mounts.entry(mount.index()).or_insert_with(|| (Arc::clone(mount), 0)).1 += 1;
     }
 
-    /// The kernel knows one node less on a mount, which is returned if it was the last one.
+    /// The kernel knows one node less on a mount. Returns the mount if that was its last node.
     fn uncount_node(&mut self, index: u64) -> Option<Arc<SourceMount>> {
         let (_, nodes) = self.mounts.get_mut(&index)?;
         *nodes -= 1;

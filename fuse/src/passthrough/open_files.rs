@@ -1,11 +1,11 @@
-//! Open files and directories, by the number the kernel has for each.
+//! Open files and directories, by the number that the server gave to the kernel for each.
 //!
-//! Each has a cell, which is there before the kernel gets the number and names the request that opened it. When a server dies
-//! before it has answered, the request comes again, and finds what was opened.
+//! Each has a cell, which is complete before the kernel gets the number. The cell names the request that opened the file. When a
+//! server dies before it has answered, the kernel sends the request again, and the successor finds the open file by the cell.
 //!
-//! When the server's keeper is dead, too, no process has the descriptors any more. Each open file is then reopened by the
-//! handle of its node when it is first used, so a source that hangs delays only the processes that use it. `reopening` does the
-//! same for all of them in the background.
+//! When the server's keeper is dead, too, no process has the descriptors any more. The server then reopens each open file by the
+//! handle of its node when a request first uses it, so a source that hangs delays only the processes that use it. `reopening` does
+//! the same for all open files in the background.
 
 use std::collections::HashMap;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
@@ -33,15 +33,15 @@ const READ_AHEAD: usize = 1024;
 pub struct OpenFile {
     /// Dropped before the descriptor that it names is closed.
     record: OwnedCell<OpenCell>,
-    /// Its number.
+    /// The number that the kernel has for the open file.
     pub handle: HandleId,
     /// The node that is open.
     pub node: Arc<Node>,
-    /// Open with the caller's access mode. Empty until it is reopened, if no process had it any more.
+    /// The descriptor, open with the caller's access mode. Empty until the file is reopened, if no process had it any more.
     file: OnceLock<Arc<OwnedFd>>,
-    /// Whether it was opened with `O_APPEND`.
+    /// Whether the caller opened the file with `O_APPEND`.
     pub append: bool,
-    /// Locks that were taken through it are gone, and others may have locked the same.
+    /// Whether locks that were taken through it are lost: other processes may have locked the same ranges.
     locks_lost: AtomicBool,
     _taken: SharePlace,
 }
@@ -54,7 +54,7 @@ pub struct OpenDirectory {
     pub node: Arc<Node>,
     /// The read position, with the entries read ahead. `None` until the directory is reopened, if no process had its descriptor.
     listing: Mutex<Option<SourceListing>>,
-    /// Its entries come with their attributes.
+    /// Whether the server sends the entries with their attributes.
     pub with_attributes: bool,
     _taken: SharePlace,
 }
@@ -71,7 +71,7 @@ impl OpenFile {
         Self { record, handle, node, file, append, locks_lost, _taken: taken }
     }
 
-    /// Its descriptor.
+    /// The descriptor of the open file. Reopens the file if necessary.
     ///
     /// # Errors
     /// `ESTALE` when no process has one any more and the file is gone; those of `open(2)` when it cannot be reopened now.
@@ -87,7 +87,7 @@ impl OpenFile {
         Ok(file)
     }
 
-    /// Its descriptor, for what may rely on a lock.
+    /// As [`Self::file`], for a request that may rely on a lock, such as a read or a write.
     ///
     /// # Errors
     /// `EIO` when a lock that was taken through it is lost, and those of [`Self::file`].
@@ -100,7 +100,7 @@ impl OpenFile {
         self.file.get().is_none()
     }
 
-    /// A lock that was taken through it is lost.
+    /// Records that a lock that was taken through it is lost.
     pub fn lose_locks(&self) {
         self.locks_lost.store(true, Relaxed);
     }
@@ -119,29 +119,29 @@ impl OpenDirectory {
         Self { record, node, listing, with_attributes, _taken: taken }
     }
 
-    /// Reads from it, or does something else with its descriptor.
+    /// Lets `act` use the listing, or its descriptor. Reopens the directory if necessary.
     ///
     /// # Errors
-    /// `ESTALE` when no process has it open any more and it is gone, and those of `act`.
+    /// `ESTALE` when no process has the directory open any more and it is gone; those of `act`.
     pub fn read<T>(&self, act: impl FnOnce(&mut SourceListing) -> Result<T, Errno>) -> Result<T, Errno> {
         let mut listing = self.listing.lock().expect("a thread that panics ends the process");
         let listing = match &mut *listing {
             Some(listing) => listing,
-            gone => {
+            empty => {
                 let directory = recordable(self.node.reopen(OFlags::RDONLY | OFlags::DIRECTORY)?);
                 self.record.descriptor.store(directory.as_raw_fd().cast_unsigned(), Release);
-                gone.insert(SourceListing::resume(directory))
+                empty.insert(SourceListing::resume(directory))
             }
         };
         act(listing)
     }
 }
 
-/// All of them.
+/// The open files and directories of a volume.
 pub struct OpenFiles {
     region: Arc<Region>,
     table: Mutex<OpenTable>,
-    /// Handles that dead servers opened without a known answer, by the request.
+    /// Maps a request to the handle that a dead server opened for it, if the kernel may not have got the answer.
     unanswered: HashMap<u64, HandleId>,
 }
 
@@ -168,7 +168,7 @@ impl OpenFiles {
         Self { region, table: Mutex::new(OpenTable { files, directories }), unanswered }
     }
 
-    /// Takes in an open file that the request `unique` opened with `flags`.
+    /// Adds an open file that the request `unique` opened with `flags`.
     ///
     /// # Errors
     /// When there is no memory.
@@ -189,7 +189,7 @@ impl OpenFiles {
         Ok(open)
     }
 
-    /// Takes in an open directory that the request `unique` opened.
+    /// Adds an open directory that the request `unique` opened.
     ///
     /// # Errors
     /// When there is no memory.
@@ -209,12 +209,12 @@ impl OpenFiles {
         Ok(handle)
     }
 
-    /// The number of what a dead server opened for the request `unique`, if it did and its answer was lost.
+    /// The handle that a dead server opened for the request `unique`, if the kernel may not have got the answer.
     pub fn opened_for(&self, unique: u64) -> Option<HandleId> {
         self.unanswered.get(&unique).copied()
     }
 
-    /// The next number and a cell for it. The table is locked.
+    /// Takes the next number and fills a cell for it. The caller holds the lock on the table.
     fn record(
         &self,
         unique: u64,
@@ -261,18 +261,18 @@ impl OpenFiles {
         self.lock().directories.len() > READ_AHEAD
     }
 
-    /// Takes out an open file.
+    /// Removes an open file from the table.
     pub fn remove(&self, handle: HandleId) -> Option<Arc<OpenFile>> {
         self.lock().files.remove(&handle)
     }
 
-    /// The nodes of all open directories, one for each time that one is open.
+    /// The nodes of all open directories. A node comes once for each open of its directory.
     pub fn open_directories(&self) -> impl Iterator<Item = NodeId> {
         let nodes: Vec<_> = self.lock().directories.values().map(|open| open.node.id).collect();
         nodes.into_iter()
     }
 
-    /// Takes out an open directory.
+    /// Removes an open directory from the table.
     pub fn remove_directory(&self, handle: HandleId) -> Option<Arc<OpenDirectory>> {
         self.lock().directories.remove(&handle)
     }

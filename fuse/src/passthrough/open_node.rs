@@ -1,12 +1,12 @@
-//! State that the open files of one node share: the way of their data, and the locks taken through them.
+//! State that the open files of one node share: their backing file, and the locks taken through them.
 //!
-//! The kernel's rules (Linux 6.9 and newer): while a file is open, its data goes one way for all its open descriptions, and a
-//! backing file has one id. Another id, even of the same file, makes the open fail with `EIO`. So the first open registers the
-//! id, and the last release gives it back. Both happen under the lock of the node:
+//! The kernel's rules (Linux 6.9 and newer): while a file is open, all its open descriptions read and write either through the
+//! kernel or through the server, and all have the same backing id. Another id, even of the same file, makes the open fail with
+//! `EIO`. So the first open makes the id, and the last release closes it. Both hold the lock on the node's open files:
 //!
-//! 1. An open counts itself before it is answered, so no release that is handled later can be the last one.
-//! 2. The kernel has given up the backing file of an open file before it sends RELEASE. So when the last release is
-//!    counted, no open file uses the id, and an open that comes next may bring another one.
+//! 1. The server counts an open before it answers, so a release of another open file that it handles later is not the last one.
+//! 2. The kernel has given up the backing file of an open file before it sends RELEASE. So when the server counts the last
+//!    release, no open file uses the id, and the next open may have another id.
 //!
 //! An id belongs to the connection, so it outlives the server. The server records an id in the node's cell before it sends it to
 //! the kernel, and marks it there before it closes the backing file:
@@ -35,11 +35,11 @@ use crate::session::abi::BackingMap;
 /// Shared by the open files of a node.
 #[derive(Debug, Default)]
 pub struct OpenNode {
-    /// The open files; never none once it is shared. Any of them leads to the file, even when it has no name any more.
+    /// The open files, at least one. Each of them leads to the file, even when the file has no name any more.
     pub files: Vec<Arc<OpenFile>>,
-    /// Its backing file, if its data goes through the kernel.
+    /// The backing file, if the kernel reads and writes the file by itself.
     pub backing: Option<BackingId>,
-    /// The locks taken through its open files.
+    /// The locks taken through the open files.
     pub locks: NodeLocks,
 }
 
@@ -52,8 +52,8 @@ impl OpenNode {
         self.files.first().expect("the last open file takes this with it").file()
     }
 
-    /// Locks again what was locked on descriptions that no process has any more; `open` makes new ones. Returns how many open
-    /// files have lost their locks by that.
+    /// Takes the locks again that were on open file descriptions which no process has any more; `open` makes new descriptions.
+    /// Returns the number of open files whose locks are lost.
     pub fn restore_locks(&mut self, open: impl FnMut() -> Result<OwnedFd, Errno>) -> usize {
         let lost = self.locks.restore(open);
         let losers = self.files.iter().filter(|file| lost.contains(&file.handle));
@@ -70,7 +70,7 @@ impl BackingId {
     ///
     /// # Errors
     /// `EPERM` without `CAP_SYS_ADMIN` or on a kernel before 6.9, `ELOOP` where file systems are stacked too deep, and
-    /// others where the file cannot back one.
+    /// others where the file cannot be a backing file.
     pub fn open(device: &OwnedFd, file: BorrowedFd<'_>) -> Result<BackingId, Errno> {
         let map = BackingMap { fd: file.as_raw_fd(), flags: 0, padding: 0 };
         // SAFETY: the request takes a `fuse_backing_map`, which outlives the call.
@@ -78,7 +78,7 @@ impl BackingId {
         if id <= 0 { Err(last_errno()) } else { Ok(BackingId(id.cast_unsigned())) }
     }
 
-    /// As [`open`](Self::open), and records the id in the node's cell.
+    /// As [`open`](Self::open), and records the id in the node's cell. `None` if the kernel refuses.
     pub fn open_for(device: &OwnedFd, file: BorrowedFd<'_>, node: &Node, region: &Region) -> Option<BackingId> {
         let id = Self::open(device, file).ok()?;
         node.record.backing.store(id.0, Release);
@@ -114,7 +114,7 @@ impl BackingId {
 
 /// Closes the backing files that a dead server opened for no node or was closing. No thread may serve yet.
 pub fn give_back_unowned(device: &OwnedFd, region: &Region) {
-    /// As many as threads may have opened at the same time, and some.
+    /// More than the threads may have opened at the same time.
     const NEAR: u32 = 32;
     let cells = region.cells();
     let nodes = cells.tagged().filter_map(|(id, _)| cells.find::<NodeCell>(id));
@@ -128,7 +128,7 @@ pub fn give_back_unowned(device: &OwnedFd, region: &Region) {
         }
     }
     let last = region.header().counters.backing.load(Relaxed);
-    // Of a volume whose data never went through the kernel there is nothing to give back.
+    // A volume whose files the kernel never read and wrote by itself has no backing files.
     let near = if last == 0 { 0..0 } else { last.saturating_sub(NEAR).max(1)..last.saturating_add(NEAR) };
     let unowned = near.chain(going.iter().map(|(_, id)| *id)).filter(|id| !owned.contains(id));
     unowned.for_each(|id| BackingId(id).close(device));

@@ -27,7 +27,8 @@ pub struct PassthroughOptions {
     pub cache: CacheMode,
     /// The source is read and written only through this mount.
     pub exclusive: bool,
-    /// Most bytes that files may take on the source, those that are there included. A write beyond it is `ENOSPC`.
+    /// Most bytes that files may take on the source, including those that are there already. A write beyond that fails with
+    /// `ENOSPC`.
     pub limit: Option<u64>,
     /// Report every request on standard output.
     pub trace: bool,
@@ -36,7 +37,8 @@ pub struct PassthroughOptions {
     pub socket_advice: Option<String>,
     /// The number of threads that answer requests; `None` means [`SESSION_THREADS`].
     pub threads: Option<u8>,
-    /// The source is on another machine, which may be away for long and decides what callers may do: the ids that requests have.
+    /// For a source on another machine, which may be unreachable for long and checks permissions itself: the ids with which podfs
+    /// calls it.
     #[serde(default)]
     pub remote: Option<ActAs>,
     /// Requests come over io_uring, if the kernel and the server can do that. The memory of the rings then belongs to the volume.

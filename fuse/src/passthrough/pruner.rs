@@ -1,11 +1,12 @@
 //! Makes the kernel forget files that callers may have had a mapping of.
 //!
-//! The server gets no request for stores through a mapping, nor for its end. So it never lets the kernel cache the attributes
-//! of a file that was open for reading and writing (`Node::is_mappable`), until the kernel has forgotten it: a mapping keeps the
-//! kernel from that. By itself the kernel forgets a file only when it needs memory. Before Linux 6.18 a server cannot ask it to.
+//! The server gets no request for stores through a mapping, nor for the end of the mapping. So it never lets the kernel cache the
+//! attributes of a file that was open for reading and writing (`Node::is_mappable`), until the kernel has forgotten the file, which
+//! a mapping prevents. By itself the kernel forgets a file only when it needs memory. Before Linux 6.18 a server cannot ask the
+//! kernel to forget a file.
 //!
-//! While the server answers a request about the file, its caller uses the file. So a separate thread asks the kernel a moment
-//! later. The thread ends when no file is left.
+//! While the server answers a request about the file, the caller of the request uses the file, and the kernel would not forget it.
+//! So a separate thread asks the kernel a moment later. The thread ends when no file is left.
 
 use std::collections::HashSet;
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -14,7 +15,7 @@ use std::time::Duration;
 
 use crate::session::{NodeId, Notifier};
 
-/// The time that the kernel has to finish the system call whose request came last.
+/// The pause before the thread asks the kernel. Meanwhile the system calls whose requests came last can end.
 const MOMENT: Duration = Duration::from_millis(20);
 
 /// Asks the kernel to forget nodes.
@@ -28,7 +29,7 @@ struct PrunerState {
     nodes: HashSet<NodeId>,
     /// Whether the pruner's thread runs.
     running: bool,
-    /// Whether the kernel has refused the notification, because it does not know it or because the file system is unmounted.
+    /// Whether the kernel has refused the notification, because it is older than 6.18 or because the file system is unmounted.
     refused: bool,
 }
 
@@ -67,7 +68,7 @@ fn run(notifier: &Notifier, state: &Mutex<PrunerState>) {
         };
         let nodes: Vec<NodeId> = nodes.into_iter().collect();
         if notifier.prune(&nodes).is_err() {
-            // The file system may be unmounted, too.
+            // The kernel is too old, or the file system is unmounted.
             lock(state).refused = true;
         }
     }

@@ -7,7 +7,7 @@
 
 use std::sync::atomic::{AtomicU32, Ordering};
 
-/// The number of directories that get attributes before the server tries names alone again.
+/// The value of `trust` after callers have looked at the entries of a directory.
 const TRUST: u32 = 32;
 
 /// Counts whether a volume's callers read attributes after listing a directory.
@@ -17,6 +17,7 @@ pub struct ReaddirplusPolicy {
     listed: AtomicU32,
     /// The number of files looked up since then.
     looked_up: AtomicU32,
+    /// The number of directories that get attributes before the server tries names alone again.
     trust: AtomicU32,
 }
 

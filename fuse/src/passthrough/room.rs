@@ -14,15 +14,15 @@ use crate::session::abi::Kstatfs;
 /// The figures that `df(1)` shows for a volume.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SpaceUsage {
-    /// Bytes that there are, taken and not.
+    /// All bytes, used and free.
     pub capacity: u64,
-    /// Bytes that are not taken.
+    /// Free bytes.
     pub free: u64,
-    /// Free bytes that every user may take.
+    /// Free bytes that every user may use.
     pub available: u64,
-    /// Files that there can be; 0 where that is not known.
+    /// The most files that the volume can have; 0 where that is not known.
     pub inodes: u64,
-    /// Files that there can be beside those that there are.
+    /// The number of files that can be added.
     pub inodes_free: u64,
 }
 
@@ -35,7 +35,7 @@ impl SpaceUsage {
         Ok(Self::from(whole(file.as_fd())?))
     }
 
-    /// The same for a volume whose source this is, with its limit in bytes.
+    /// As [`at`](Self::at), for a volume with this source, and with its limit in bytes.
     pub(crate) fn of(source: impl AsFd, limit: Option<u64>, region: &Arc<Region>) -> io::Result<SpaceUsage> {
         let whole = whole(source.as_fd())?;
         let usage = limit.map(|limit| QuotaUsage::inherit(limit, Arc::clone(region)));

@@ -27,8 +27,8 @@ pub struct Share {
     limit: usize,
     /// The volume's name.
     volume: String,
-    /// A request was refused.
-    met: AtomicBool,
+    /// Whether podfs has logged that the share is used up.
+    is_reported: AtomicBool,
 }
 
 /// A descriptor's place in a share, which is free again when this is dropped.
@@ -36,7 +36,7 @@ pub struct Share {
 pub struct SharePlace(Arc<AtomicUsize>);
 
 impl Share {
-    /// The share of a new volume, which makes the shares of the others smaller.
+    /// The share of a new volume, which makes the shares of the other volumes smaller.
     pub fn new(volume: &str) -> Self {
         VOLUMES.fetch_add(1, Ordering::Relaxed);
         let limit = getrlimit(Resource::Nofile).current.and_then(|limit| usize::try_from(limit).ok());
@@ -44,7 +44,7 @@ impl Share {
             taken: Arc::default(),
             limit: limit.unwrap_or(usize::MAX),
             volume: volume.to_owned(),
-            met: AtomicBool::new(false),
+            is_reported: AtomicBool::new(false),
         }
     }
 
@@ -65,7 +65,7 @@ impl Share {
         if taken < most {
             return Ok(place);
         }
-        if !self.met.swap(true, Ordering::Relaxed) {
+        if !self.is_reported.swap(true, Ordering::Relaxed) {
             tracing::warn!(
                 volume = self.volume,
                 "volume {:?}: its {most} descriptors are all in use, so no more files are opened until some are closed; \
@@ -89,7 +89,7 @@ impl Drop for SharePlace {
     }
 }
 
-/// The share of each volume, if there are this many.
+/// The share of each volume, if a process with this limit serves so many volumes.
 fn part(limit: usize, volumes: usize) -> usize {
     (limit / volumes.max(1)).saturating_sub(SET_ASIDE).max(LEAST)
 }

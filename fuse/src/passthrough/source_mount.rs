@@ -1,15 +1,15 @@
-//! A mount of the source: the one it is on, or one below it.
+//! A mount of the source: the mount that the source directory is on, or a mount below that directory.
 //!
-//! It has an *anchor*: a descriptor of a file on it that file handles are opened with. A mount stays as long as one
-//! of its nodes is known, so its id is not used for another meanwhile; and the host cannot unmount it meanwhile except
-//! lazily.
+//! A mount has an *anchor*: a descriptor of a file on the mount, with which the server opens file handles. The server keeps the
+//! anchor as long as the kernel knows a node on the mount. Meanwhile the kernel does not use the mount's id for another mount, and
+//! the host can unmount the mount only lazily.
 //!
-//! An anchor that no process has any more is opened anew when it is needed: from the source, or through the directory that the
-//! mount was found in.
+//! The server opens an anchor that no process has any more anew when a request needs it: from the source, or through the directory
+//! in which the server found the mount.
 //!
 //! The visible mount of the volume carries the flags of the mount that the source is on. A mount below the source may
-//! deny more (`nosuid`, `nodev`, `noexec`), and the kernel cannot know that of a FUSE file. So its [`Restrictions`]
-//! decide how the attributes of its files look (`attributes`).
+//! deny more (`nosuid`, `nodev`, `noexec`), and the kernel cannot know that of a FUSE file. So the [`Restrictions`] of that
+//! mount decide which attributes its files show (`attributes`).
 
 use std::collections::HashMap;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -26,7 +26,7 @@ use super::state::{MountCell, recordable};
 use crate::mount::table::{MountTableEntry, Restrictions};
 use crate::region::cells::OwnedCell;
 
-/// Bits of a file's number that tell the mounts below the source apart.
+/// The bits of a shown inode number from this one on distinguish the mounts of the source.
 const INDEX_SHIFT: u32 = 48;
 
 /// A mount of the source: the mount that the source directory is on, or a mount below it.
@@ -40,29 +40,29 @@ pub struct SourceMount {
     /// Empty if the file system has no file handles: then nodes keep their descriptors. Also empty in a successor until it
     /// reopens an anchor that no process has any more.
     anchor: OnceLock<OwnedFd>,
-    /// The way to reopen an anchor that no process has any more.
-    way: Option<MountRoute>,
+    /// Leads to a file of the mount, to reopen an anchor that no process has any more.
+    route: Option<MountRoute>,
     restrictions: Restrictions,
 }
 
-/// The way to a mount.
+/// How the server finds a file of a mount.
 #[derive(Debug)]
 pub enum MountRoute {
-    /// The source is on it.
+    /// The source is on the mount.
     Source(OwnedFd),
-    /// It is mounted on one of the entries of a directory.
+    /// The mount point is one of the entries of a directory.
     Below {
         /// The mount that the directory is on.
         parent: Arc<SourceMount>,
         /// The directory.
         directory: FileHandle,
     },
-    /// The next look at a file there leads to it.
+    /// The server has to wait until a request looks up a file of the mount.
     Unknown,
 }
 
 impl MountRoute {
-    /// The way that is recorded to the mount of `cell`.
+    /// The route that `cell` records.
     pub fn recorded(cell: &MountCell, known: &HashMap<u64, Arc<SourceMount>, HashKey>) -> MountRoute {
         let parent = known.get(&cell.parent.load(Relaxed)).cloned();
         let length = Some(cell.length.load(Relaxed)).filter(|length| *length > 0);
@@ -70,7 +70,7 @@ impl MountRoute {
         parent.zip(directory).map_or(MountRoute::Unknown, |(parent, directory)| MountRoute::Below { parent, directory })
     }
 
-    /// A file of the mount `id`, and its handle.
+    /// Opens a file of the mount `id`. Returns the descriptor and the file's handle.
     fn file(&self, id: u64) -> Option<(OwnedFd, FileHandle)> {
         let of_mount = |file: OwnedFd| match FileHandle::of(file.as_fd()) {
             Ok((handle, mount)) if mount == id => Some((file, handle)),
@@ -96,58 +96,58 @@ impl MountRoute {
 }
 
 impl SourceMount {
-    /// The number that a file with the number `ino` on this mount shows: two files of the volume never show the same,
-    /// as long as numbers have no more than 48 bits.
+    /// The inode number that the volume shows for the file `ino` of this mount. Two files of the volume never show the same
+    /// number, as long as the inode numbers of the source have no more than 48 bits.
     pub fn ino(&self, ino: u64) -> u64 {
         ino ^ (self.index << INDEX_SHIFT)
     }
 
-    /// A mount that was not met before, as `record` describes it.
+    /// A mount that no request has reached before. `record` describes it.
     pub fn new(record: OwnedCell<MountCell>, anchor: Option<OwnedFd>, restrictions: Restrictions) -> SourceMount {
         let (id, index) = (record.id.load(Relaxed), record.index.load(Relaxed));
-        // The visible mount carries the flags of the first one, which is the source's.
+        // The visible mount carries the flags of the first mount, which the source is on.
         let restrictions = if index == 0 { Restrictions::default() } else { restrictions };
         SourceMount {
             record,
             id,
             index,
             anchor: anchor.map(OnceLock::from).unwrap_or_default(),
-            way: None,
+            route: None,
             restrictions,
         }
     }
 
-    /// A mount that a dead server left. `table` are the mounts that the source is among.
+    /// A mount that a dead server left. `table` lists the mounts of the source.
     pub fn inherit(
         record: OwnedCell<MountCell>,
         anchor: Option<OwnedFd>,
-        way: Option<MountRoute>,
+        route: Option<MountRoute>,
         table: &[MountTableEntry],
     ) -> SourceMount {
         let (id, index) = (record.id.load(Relaxed), record.index.load(Relaxed));
-        // A mount that the host has unmounted lazily is not in the table. Its file system is not asked: it may be away,
-        // and would keep all volumes of the pod waiting.
+        // A mount that the host has unmounted lazily is not in the table. The server does not ask the mount's file system: if that
+        // is unreachable, all volumes of the pod would wait for it.
         let listed = table.iter().find(|mounted| mounted.id == id).map(|mounted| mounted.restrictions);
         let restrictions = if index == 0 { Restrictions::default() } else { listed.unwrap_or(Restrictions::ALL) };
-        SourceMount { record, id, index, anchor: anchor.map(OnceLock::from).unwrap_or_default(), way, restrictions }
+        SourceMount { record, id, index, anchor: anchor.map(OnceLock::from).unwrap_or_default(), route, restrictions }
     }
 
-    /// Its id, as `/proc/self/mountinfo` has it.
+    /// The id of the mount, as `/proc/self/mountinfo` has it.
     pub fn id(&self) -> u64 {
         self.id
     }
 
-    /// Its restrictions beyond those of the volume's visible mount.
+    /// The restrictions of the mount beyond those of the volume's visible mount.
     pub fn restrictions(&self) -> Restrictions {
         self.restrictions
     }
 
-    /// Whether the source directory is on it, and it is not a mount below.
+    /// Whether the source directory is on this mount: otherwise this is a mount below the source.
     pub fn is_of_source(&self) -> bool {
         self.index == 0
     }
 
-    /// The volume's number for it.
+    /// The volume's number for the mount.
     pub fn index(&self) -> u64 {
         self.index
     }
@@ -155,25 +155,25 @@ impl SourceMount {
     /// The descriptor with which file handles of this mount are opened.
     pub fn anchor(&self) -> Option<BorrowedFd<'_>> {
         if self.anchor.get().is_none() {
-            let (file, handle) = self.way.as_ref()?.file(self.id)?;
+            let (file, handle) = self.route.as_ref()?.file(self.id)?;
             self.set_anchor(file.as_fd(), &handle);
         }
         self.anchor.get().map(AsFd::as_fd)
     }
 
-    /// Whether its files are opened by handles.
+    /// Whether the server opens the files of the mount by handles.
     pub fn has_handles(&self) -> bool {
-        self.anchor.get().is_some() || self.way.is_some()
+        self.anchor.get().is_some() || self.route.is_some()
     }
 
-    /// As [`anchor`](Self::anchor) opens it anew, now that `file` of the mount is known.
+    /// Opens a missing anchor anew through `file`, which is on the mount.
     pub fn restore_anchor(&self, file: BorrowedFd<'_>, handle: &FileHandle) {
-        if self.anchor.get().is_none() && self.way.is_some() {
+        if self.anchor.get().is_none() && self.route.is_some() {
             self.set_anchor(file, handle);
         }
     }
 
-    /// Opens the anchor anew, now that a file of the mount is known.
+    /// Opens the anchor anew through `file`, which is on the mount.
     fn set_anchor(&self, file: BorrowedFd<'_>, handle: &FileHandle) {
         let Some(anchor) = anchor(file, handle) else { return };
         let number = anchor.as_raw_fd().cast_unsigned();

@@ -1,9 +1,9 @@
 //! The state of a passthrough volume for a successor: one cell of its region for each node, open file, lock and
 //! mount.
 //!
-//! The identity in a cell never changes; what changes is one word each. Descriptors are recorded by number: a
-//! successor has them under the same numbers before it reads this. A cell has a number only while the descriptor is open, so
-//! cells are erased before descriptors are closed.
+//! The identity in a cell never changes. Each other change stores one word. A cell records a descriptor by its number: a successor
+//! has the descriptors under the same numbers before it reads the cells. A cell has a number only while the descriptor is open, so
+//! the server erases a cell before it closes the descriptor.
 
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
@@ -18,11 +18,11 @@ use crate::region::cell_id::CellId;
 use crate::region::cells::CellContent;
 use crate::region::shared::shared;
 
-/// Descriptors below are the process's own business.
+/// The lowest descriptor that a cell may record. The process uses the lower ones for its other files.
 pub const FIRST_DESCRIPTOR: RawFd = 64;
-/// Words that a file handle may take.
+/// Most words of a file handle.
 pub const HANDLE_WORDS: usize = 9;
-/// Bits of a node's `form` that tell the length of its handle in bytes.
+/// Bits of a node's `form` that hold the length of its handle in bytes.
 pub const HANDLE_LENGTH: u32 = 0xfff;
 /// Bit of a node's `form`: callers may store through a mapping of the file, without any request.
 pub const MAPPABLE: u32 = 1 << 16;
@@ -35,19 +35,19 @@ shared! {
         tag: AtomicU32,
         /// `S_IFMT` of its mode, [`HANDLE_LENGTH`] and [`MAPPABLE`].
         form: AtomicU32,
-        /// Its number.
+        /// The number by which the kernel knows the node.
         id: AtomicU64,
-        /// The number of the mount it is on.
+        /// The mount that the file is on, as the volume numbers it.
         mount: AtomicU64,
         /// The kernel's lookup count: the number of answers that have given the node to the kernel.
         lookups: AtomicU64,
-        /// Bytes that it is charged with.
+        /// Bytes that a limited volume charges for the file.
         charged: AtomicU64,
-        /// The descriptor that is kept for it; 0 for none.
+        /// The descriptor that the server keeps for the node; 0 for none.
         held: AtomicU32,
         /// 1 if the file has no name any more, and open files keep it.
         nameless: AtomicU32,
-        /// Its backing id; 0 for none. The server adds [`GOING`] before it closes the backing file.
+        /// The backing id of the file; 0 for none. The server adds [`GOING`] before it closes the backing file.
         backing: AtomicU32,
         handle_kind: AtomicU32,
         handle: [AtomicU64; HANDLE_WORDS],
@@ -55,13 +55,13 @@ shared! {
     /// An open file or directory.
     pub(crate) struct OpenCell {
         tag: AtomicU32,
-        /// [`APPENDS`] and others.
+        /// [`APPENDS`], [`WITH_ATTRIBUTES`], [`DIRECTORY`], [`WITH_FLAGS`], and `open(2)` flags from [`FLAGS_SHIFT`] on.
         flags: AtomicU32,
-        /// The kernel's number for it.
+        /// The number that the server gave to the kernel for it (`fh`).
         handle: AtomicU64,
-        /// The node it is open on.
+        /// The node that is open.
         node: AtomicU64,
-        /// The request that opened it.
+        /// The number of the request that opened it.
         unique: AtomicU64,
         descriptor: AtomicU32,
     }
@@ -76,7 +76,7 @@ shared! {
         handle: AtomicU64,
         descriptor: AtomicU32,
     }
-    /// A lock that an owner has, or the note that its locks are [lost](LOCKS_LOST).
+    /// A lock that an owner has, or the record that the owner's locks are [lost](LOCKS_LOST).
     pub(crate) struct HeldCell {
         tag: AtomicU32,
         /// `F_RDLCK` or `F_WRLCK`, with [`WHOLE`] for a lock of `flock(2)`; or [`LOCKS_LOST`].
@@ -85,19 +85,19 @@ shared! {
         owner: AtomicU64,
         /// The first byte that is locked.
         start: AtomicU64,
-        /// The last one.
+        /// The last byte that is locked.
         end: AtomicU64,
     }
     /// A mount.
     pub(crate) struct MountCell {
         tag: AtomicU32,
-        /// Its descriptor for handles; 0 where the file system has no handles.
+        /// The descriptor with which the server opens handles; 0 where the file system has no handles.
         anchor: AtomicU32,
-        /// The kernel's number for it.
+        /// The kernel's number for the mount.
         id: AtomicU64,
-        /// The volume's number for it.
+        /// The volume's number for the mount.
         index: AtomicU64,
-        /// The mount of the directory that it is mounted in, as the volume numbers it.
+        /// The mount of the directory in which the server found this mount, as the volume numbers it.
         parent: AtomicU64,
         /// The length in bytes of that directory's handle; 0 where it has none.
         length: AtomicU32,
@@ -118,9 +118,9 @@ pub const WITH_FLAGS: u32 = 1 << 3;
 pub const FLAGS_SHIFT: u32 = 8;
 /// Of a lock: `flock(2)` took it.
 pub const WHOLE: u32 = 1 << 16;
-/// In the place of a lock: its owner's locks are gone, and others may have locked the same meanwhile.
+/// In the place of a lock: its owner's locks are gone, and other processes may have locked the same ranges meanwhile.
 pub const LOCKS_LOST: u32 = 1 << 17;
-/// In the place of a descriptor's number: there was one, and no process has it any more.
+/// In the place of a descriptor's number: no process has the recorded descriptor any more.
 const GONE: u32 = 1;
 /// Of a backing id: the server is closing the backing file, so the id may be invalid.
 pub const GOING: u32 = 1 << 31;
@@ -169,8 +169,8 @@ fn named(region: &Region) -> impl Iterator<Item = &AtomicU32> {
     })
 }
 
-/// No process has these descriptors any more, which are in ascending order. From here on, their numbers may be those of
-/// other descriptors.
+/// Removes from all cells the descriptors `gone`, which no process has any more. They are in ascending order. From here on, their
+/// numbers may be those of other descriptors.
 pub fn forget_descriptors(region: &Region, gone: &[RawFd]) {
     let is_gone = |word: &&AtomicU32| number(word.load(Relaxed)).is_some_and(|one| gone.binary_search(&one).is_ok());
     named(region).filter(is_gone).for_each(|word| word.store(GONE, Release));
@@ -214,7 +214,7 @@ pub fn number(word: u32) -> Option<RawFd> {
     RawFd::try_from(word).ok().filter(|number| *number >= FIRST_DESCRIPTOR)
 }
 
-/// A change of the account that a dead server was making is made.
+/// Completes the change of the account of used space that a dead server had begun (`usage`).
 pub fn finish_change(region: &Region) {
     let counters = &region.header().counters;
     let redo = &counters.redo;
@@ -227,7 +227,7 @@ pub fn finish_change(region: &Region) {
     }
 }
 
-/// No memory for a cell.
+/// The errno when there is no memory for a cell.
 pub fn no_memory(_: io::Error) -> Errno {
     Errno::NOMEM
 }

@@ -1,4 +1,4 @@
-//! The state of a volume's file system, and how it begins. `inherit` has it as a dead server left it.
+//! The state of a volume's file system, and how it begins for a new volume. `inherit` reads the state that a dead server left.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -23,7 +23,7 @@ use crate::session::abi::Kstatfs;
 
 /// The state of a file system.
 pub struct FilesystemTables {
-    /// The way on which the bytes of files travel.
+    /// Whether the kernel or the server reads and writes files.
     pub data_path: DataPath,
     /// Mounts.
     pub mounts: SourceMounts,
@@ -31,16 +31,16 @@ pub struct FilesystemTables {
     pub nodes: Nodes,
     /// Open files and directories.
     pub files: OpenFiles,
-    /// The account of a limited volume.
+    /// The account of used space, for a volume with a limit.
     pub usage: Option<QuotaUsage>,
-    /// The descriptors that the volume may have.
+    /// The share of the process's descriptors that the volume may have.
     pub share: Share,
-    /// The last `statfs(2)` of the source, if that may become unreachable.
+    /// The last result of `statfs(2)` on the source, if the source may become unreachable.
     pub status: Kstatfs,
 }
 
 impl FilesystemTables {
-    /// The root of `source` and nothing else. `table` has the mounts that it is among.
+    /// The state of a new volume: its root, on which `source` is open. `table` is the mount table that lists the source's mounts.
     ///
     /// # Errors
     /// When the source cannot be read.

@@ -1,16 +1,16 @@
 //! Taking over a volume whose server died.
 //!
-//! First the successor reads the whole state, which changes nothing outside this process: if it fails at that, it leaves the volume
-//! to the next one. Then:
+//! First the successor reads the whole state, which changes nothing outside this process: if that fails, it leaves the volume to
+//! the next successor. Then:
 //!
-//! 1. It erases cells that are unusable. It erased the numbers of descriptors that no process has any more before it opened any
-//!    file, because it may open other files under them.
+//! 1. It erases cells that are unusable. The numbers of descriptors that no process has any more are erased already: that comes
+//!    before the successor opens any file, because a new file may get such a number.
 //! 2. It completes a change of the account that the dead server had begun.
 //! 3. It resumes the session: the requests of the dead threads are kept for replay.
-//! 4. It gives back backing ids that no open file has. No thread may open one meanwhile.
+//! 4. It closes the backing files that no open file uses. No thread may open a backing file meanwhile.
 //! 5. It makes the kernel send the unanswered requests again, and threads answer them.
 //!
-//! Each step can be done twice, so a kill in between leaves it to the next successor.
+//! Each step can be done twice, so after a kill in between the next successor does all of them again.
 
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
@@ -72,7 +72,7 @@ impl LoadedVolume {
         Self { resend: false, ..self }
     }
 
-    /// Serves on `device`, whose file system is in `mount`. The predecessor and all its threads are dead.
+    /// Serves the kernel behind `device`, whose file system `mount` shows. The predecessor and all its threads are dead.
     ///
     /// # Errors
     /// When the descriptor is not a FUSE device, or no thread can be started.

@@ -1,4 +1,4 @@
-//! Listings of directories that the kernel opens without OPENDIR: where reading them has got to.
+//! Listings of directories that the kernel opens without OPENDIR, with their read positions.
 //!
 //! The kernel sends READDIR without a handle then, and no request when a caller closes the directory. The next READDIR mostly
 //! continues where the last one of that directory has stopped. Otherwise the server opens the directory again and seeks.
@@ -12,14 +12,14 @@ use super::hashing::HashKey;
 use super::listing::SourceListing;
 use crate::session::NodeId;
 
-/// Most directories that stay open, each with what was read ahead: 32 KiB.
+/// Most directories that stay open, each with the entries read ahead: 32 KiB.
 const MOST: NonZeroUsize = NonZeroUsize::new(16).expect("it is not zero");
 
 /// A listing that the next READDIR continues.
 pub struct UnopenedListing {
     /// The directory, and the entries read ahead.
     pub listing: SourceListing,
-    /// Its entries come with their attributes.
+    /// Whether the server sends the entries with their attributes.
     pub with_attributes: bool,
 }
 
@@ -39,7 +39,7 @@ impl UnopenedListings {
         let _before = self.lock().push(directory, listing);
     }
 
-    /// Takes out the listing of a directory.
+    /// Removes and returns the listing of a directory.
     pub fn take(&self, directory: NodeId) -> Option<UnopenedListing> {
         self.lock().pop(&directory)
     }

@@ -15,17 +15,18 @@
 //! 3. So that these blocks do not add up, the root may grow by no more than the limit. The volume takes twice its limit
 //!    at most.
 //!
-//! The account and what each node is charged with are in the region. A charge changes both: it is written down as a whole before,
-//! and a successor that finds it so makes it once more. A charge is always set, never added to, so repeating it for a request
-//! that the kernel sends again changes nothing.
+//! The region has the *account*, which is the sum of all charges, and the charge of each node. A new charge changes both: the
+//! server first records the whole change in the region, and a successor that finds this record makes the change once more. The
+//! server sets a charge, and never adds to it, so a request that the kernel sends again changes nothing.
 
 use std::collections::HashSet;
+use std::ffi::{OsStr, OsString};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::atomic::Ordering::{Relaxed, Release};
 use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::{Arc, Mutex, MutexGuard};
 
-use rustix::fs::{FileType, Mode, OFlags, openat};
+use rustix::fs::{FileType, Mode, OFlags, Statx, openat};
 use rustix::io::Errno;
 
 use super::attributes::{attributes_of, bytes_taken, kind};
@@ -45,23 +46,24 @@ pub struct QuotaUsage {
     /// The limit that the volume was mounted with. The supervisor may have set another one in the region.
     first_limit: u64,
     region: Arc<Region>,
-    right: Mutex<()>,
+    /// The lock on the account.
+    account: Mutex<()>,
     /// Bytes of the root directory that are free of charge.
     root_free: AtomicU64,
     /// Whether a request has removed names since the last scan of the root.
     names_removed: AtomicBool,
 }
 
-/// The sole right to change what is taken: held from looking for room until it is taken, and from looking at a file
-/// until it is charged with what it takes.
+/// The lock on the account. A thread holds it from the check for room until it has charged the space, and from the look at a
+/// file's attributes until it has charged the file.
 pub struct QuotaLock<'a> {
     usage: &'a QuotaUsage,
     counters: &'a PassthroughCounters,
-    _right: MutexGuard<'a, ()>,
+    _guard: MutexGuard<'a, ()>,
 }
 
 impl QuotaUsage {
-    /// Counts what is in `source` already; the first block of the directory itself is free.
+    /// Counts the space that the files in `source` take already. The first block of the directory itself is free.
     ///
     /// # Errors
     /// When the source cannot be read.
@@ -70,12 +72,12 @@ impl QuotaUsage {
         Ok(Self::inherit(limit, region))
     }
 
-    /// As a dead server left it.
+    /// The account that a dead server left in `region`.
     pub fn inherit(limit: u64, region: Arc<Region>) -> QuotaUsage {
         QuotaUsage {
             first_limit: limit,
             region,
-            right: Mutex::new(()),
+            account: Mutex::new(()),
             root_free: AtomicU64::new(BLOCK),
             names_removed: AtomicBool::new(true),
         }
@@ -89,10 +91,10 @@ impl QuotaUsage {
         }
     }
 
-    /// Keeps other threads from the account until it is dropped.
+    /// Locks the account until the returned guard is dropped.
     pub fn lock(&self) -> QuotaLock<'_> {
-        let right = self.right.lock().expect("a thread that panics ends the process");
-        QuotaLock { usage: self, counters: &self.region.header().counters, _right: right }
+        let guard = self.account.lock().expect("a thread that panics ends the process");
+        QuotaLock { usage: self, counters: &self.region.header().counters, _guard: guard }
     }
 
     /// A name was removed somewhere.
@@ -100,7 +102,7 @@ impl QuotaUsage {
         self.names_removed.store(true, Release);
     }
 
-    /// The file system as a whole, as far as the limit lets it be used.
+    /// The figures of the source's file system, reduced to what the limit allows.
     pub fn narrow(&self, whole: Kstatfs) -> Kstatfs {
         let unit = u64::from(whole.frsize.max(1));
         let room = self.lock().room() / unit;
@@ -126,7 +128,7 @@ impl QuotaLock<'_> {
         let end = offset.saturating_add(length).next_multiple_of(BLOCK);
         let mut position = offset - offset % BLOCK;
         while position < end {
-            // Blocks that are there already cost nothing, a hole costs its own.
+            // Blocks that the file has already cost nothing. A hole costs its whole length.
             let there = extents::first_in(file, position..end)?.unwrap_or(end..end);
             let hole = there.start - position;
             if hole > room {
@@ -142,7 +144,7 @@ impl QuotaLock<'_> {
     /// Checks for room for one more name in `parent`, open as `directory`, and for a file of `blocks` blocks.
     ///
     /// # Errors
-    /// `ENOSPC` when there is not.
+    /// `ENOSPC` when there is no room.
     pub fn check_room_for_name(&self, parent: &Node, directory: BorrowedFd<'_>, blocks: u64) -> Result<(), Errno> {
         let root_is_full = || {
             let grown = attributes_of(directory).map_or(0, |found| bytes_taken(&found).saturating_sub(BLOCK));
@@ -154,22 +156,22 @@ impl QuotaLock<'_> {
     /// Checks for room for an extended attribute of `length` bytes.
     ///
     /// # Errors
-    /// `ENOSPC` when it does not.
+    /// `ENOSPC` when there is no room.
     pub fn check_room_for_attribute(&self, length: usize) -> Result<(), Errno> {
         if self.room() >= (length.max(1) as u64).next_multiple_of(BLOCK) { Ok(()) } else { Err(Errno::NOSPC) }
     }
 
-    /// A name that moves to another directory may make that one grow by a block, also in a full volume: programs that
-    /// make room move files about. A volume that takes more than its limit allows it no more.
+    /// Checks whether a name may move to another directory, which may grow by a block. It may in a full volume, because
+    /// programs that make room move files. It may not in a volume that takes more than its limit.
     ///
     /// # Errors
-    /// `ENOSPC` when more is taken than the limit.
+    /// `ENOSPC` when the volume takes more than its limit.
     pub fn check_not_exceeded(&self) -> Result<(), Errno> {
         if self.used() <= self.usage.limit() { Ok(()) } else { Err(Errno::NOSPC) }
     }
 
-    /// Frees the blocks that the root, open as `directory`, has kept of names which are gone. Returns whether this made
-    /// room.
+    /// Makes the blocks free of charge that the root, open as `directory`, keeps although their names are gone. Returns whether
+    /// there were such blocks.
     pub fn free_blocks_of_root(&mut self, root: &Node, directory: BorrowedFd<'_>) -> bool {
         if root.kind != FileType::Directory || !self.usage.names_removed.swap(false, Relaxed) {
             return false;
@@ -184,7 +186,7 @@ impl QuotaLock<'_> {
         true
     }
 
-    /// Charges `node`, open as `file`, with its present size.
+    /// Charges `node`, open as `file`, with the bytes that it takes now.
     pub fn settle(&mut self, node: &Node, file: BorrowedFd<'_>) {
         // Without the file's attributes the charge stays as it was.
         if let Ok(found) = attributes_of(file) {
@@ -198,7 +200,7 @@ impl QuotaLock<'_> {
         if root.kind == FileType::Directory { self.usage.root_free.load(Relaxed) } else { 0 }
     }
 
-    /// `node` takes nothing any more.
+    /// Removes the charge of `node`, which takes no space any more.
     pub fn discharge(&mut self, node: &Node) {
         self.charge(node, 0);
     }
@@ -208,7 +210,7 @@ impl QuotaLock<'_> {
         self.counters.used.store(self.used().saturating_sub(bytes), Release);
     }
 
-    /// `node` takes `bytes` now.
+    /// Sets the charge of `node`, which takes `bytes` now.
     pub fn charge(&mut self, node: &Node, bytes: u64) {
         let before = node.record.charged.load(Relaxed);
         if before == bytes {
@@ -253,31 +255,121 @@ fn names_take_at_most(directory: BorrowedFd<'_>, most: u64) -> Result<bool, Errn
     Ok(taken <= most)
 }
 
-/// The space of the files below a directory, without other mounts, and without following links.
+/// The space of the files below a directory, without other mounts, and without following links. One directory is open at a time,
+/// so any number of them can be measured.
 fn taken_below(source: BorrowedFd<'_>) -> Result<u64, Errno> {
-    let device = |found: &rustix::fs::Statx| (found.stx_dev_major, found.stx_dev_minor);
-    let home = device(&attributes_of(source)?);
-    let mut counted = HashSet::new();
-    let mut total = 0;
-    let directory = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-    let mut pending = vec![openat(source, c".", directory, Mode::empty())?];
-    while let Some(next) = pending.pop() {
-        SourceListing::new(next).read(0, |at, entry| {
+    fn open(at: BorrowedFd<'_>, name: &OsStr) -> Result<SourceListing, Errno> {
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        openat(at, name, flags, Mode::empty()).map(SourceListing::new)
+    }
+    let mut measured = MeasuredTree { device: device(&attributes_of(source)?), counted: HashSet::new(), total: 0 };
+    let mut current = open(source, OsStr::new("."))?;
+    let mut levels = vec![measured.read(&mut current)?];
+    while let Some(level) = levels.last_mut() {
+        if let Some(name) = level.directories.pop() {
+            current = open(current.directory(), &name)?;
+            levels.push(measured.read(&mut current)?);
+            continue;
+        }
+        levels.pop();
+        let Some(above) = levels.last() else { break };
+        current = open(current.directory(), OsStr::new(".."))?;
+        if attributes_of(current.directory())?.stx_ino != above.ino {
+            // Another process has moved a directory.
+            return Err(Errno::STALE);
+        }
+    }
+    Ok(measured.total)
+}
+
+/// A tree that is being measured.
+struct MeasuredTree {
+    device: (u32, u32),
+    /// The inode numbers of the files that are in `total`: a file may have several names.
+    counted: HashSet<u64>,
+    total: u64,
+}
+
+/// A directory on the way from the source to the directory that is read.
+struct MeasuredDirectory {
+    ino: u64,
+    /// The names of its directories that are not measured yet.
+    directories: Vec<OsString>,
+}
+
+impl MeasuredTree {
+    /// Counts the files in a directory.
+    fn read(&mut self, directory: &mut SourceListing) -> Result<MeasuredDirectory, Errno> {
+        let mut directories = Vec::new();
+        directory.read(0, |at, entry| {
             if entry.name == "." || entry.name == ".." {
                 return Ok(true);
             }
             let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
             let file = openat(at, entry.name, flags, Mode::empty())?;
             let found = attributes_of(file.as_fd())?;
-            if device(&found) != home || !counted.insert(found.stx_ino) {
+            if device(&found) != self.device || !self.counted.insert(found.stx_ino) {
                 return Ok(true);
             }
-            total += bytes_taken(&found);
+            self.total += bytes_taken(&found);
             if kind(&found) == FileType::Directory {
-                pending.push(openat(&file, c".", directory, Mode::empty())?);
+                directories.push(entry.name.to_owned());
             }
             Ok(true)
         })?;
+        Ok(MeasuredDirectory { ino: attributes_of(directory.directory())?.stx_ino, directories })
     }
-    Ok(total)
+}
+
+fn device(found: &Statx) -> (u32, u32) {
+    (found.stx_dev_major, found.stx_dev_minor)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::{self, File};
+    use std::os::unix::fs::MetadataExt;
+
+    use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+
+    use super::*;
+
+    /// Set in the process that may have few descriptors.
+    const TREE: &str = "PODFS_TEST_MEASURED_TREE";
+
+    #[test]
+    fn a_tree_with_more_directories_than_descriptors_is_measured() {
+        if let Some(tree) = std::env::var_os(TREE) {
+            setrlimit(Resource::Nofile, Rlimit { current: Some(64), ..getrlimit(Resource::Nofile) }).expect("a limit");
+            let source = File::open(tree).expect("a directory");
+            println!("taken: {}.", taken_below(source.as_fd()).expect("measured"));
+            return;
+        }
+        let base = tempfile::tempdir().expect("a directory");
+        let mut deep = base.path().to_owned();
+        let mut directories: Vec<_> = (0..100).map(|number| base.path().join(format!("beside{number}"))).collect();
+        directories.extend((0..100).map(|_| {
+            deep.push("below");
+            deep.clone()
+        }));
+        let mut expected = 0;
+        for directory in &directories {
+            fs::create_dir(directory).expect("a directory");
+            fs::write(directory.join("file"), "content").expect("written");
+            fs::hard_link(directory.join("file"), directory.join("link")).expect("linked");
+        }
+        rustix::fs::syncfs(File::open(base.path()).expect("a directory")).expect("the blocks are there");
+        for directory in &directories {
+            expected += [directory.clone(), directory.join("file")]
+                .map(|path| fs::symlink_metadata(path).expect("attributes").blocks() * 512)
+                .iter()
+                .sum::<u64>();
+        }
+        let own = std::env::current_exe().expect("this program");
+        let name = "passthrough::usage::tests::a_tree_with_more_directories_than_descriptors_is_measured";
+        let mut measuring = std::process::Command::new(own);
+        let output = measuring.args([name, "--exact", "--nocapture"]).env(TREE, base.path()).output().expect("started");
+        let text = String::from_utf8_lossy(&output.stdout).into_owned();
+        assert!(text.contains(&format!("taken: {expected}.")), "{text}{}", String::from_utf8_lossy(&output.stderr));
+    }
 }

@@ -56,7 +56,7 @@ pub struct ProjectionFilesystem {
 
 /// The features that a session with this file system negotiates.
 pub fn wanted(traced: bool) -> WantedFeatures {
-    // Each is useful alone. An older kernel lacks some of them.
+    // Each of these features is useful alone. An older kernel lacks some of them.
     let flags = init::ASYNC_READ
         | init::NO_OPEN_SUPPORT
         | init::NO_OPENDIR_SUPPORT
@@ -99,7 +99,7 @@ impl ProjectionFilesystem {
                 self.tree.lock().forget(node, lookups);
                 Ok(Answer::Silence)
             }
-            FuseOperation::GetAttr { .. } => self.tree.lock().attributes(node).map(told),
+            FuseOperation::GetAttr { .. } => self.tree.lock().attributes(node).map(attributes_answer),
             FuseOperation::ReadLink => {
                 exchange.buffer.extend_from_slice(self.tree.lock().read_link(node)?.as_bytes());
                 Ok(Answer::Buffer)
@@ -112,7 +112,7 @@ impl ProjectionFilesystem {
 
             // The steps of a commit.
             FuseOperation::MkDir { name, .. } => self.change(|tree| tree.make_directory(node, name)).map(entry),
-            FuseOperation::SetAttr(arguments) => self.set_mode(node, arguments).map(told),
+            FuseOperation::SetAttr(arguments) => self.set_mode(node, arguments).map(attributes_answer),
             FuseOperation::Symlink { name, target } => {
                 self.change(|tree| tree.make_link(node, name, target)).map(entry)
             }
@@ -180,7 +180,7 @@ impl ProjectionFilesystem {
     /// Sends bytes to the kernel directly from the image.
     fn read(&self, node: NodeId, arguments: &ReadIn, exchange: &Exchange<'_>) -> Result<Answer, Errno> {
         let (image, content) = self.tree.lock().content(node)?;
-        Ok(exchange.send(asked(&image.bytes()[content], arguments)))
+        Ok(exchange.send(requested_part(&image.bytes()[content], arguments)))
     }
 
     fn list(&self, node: NodeId, arguments: &ReadIn, buffer: &mut Vec<u8>) -> Result<Answer, Errno> {
@@ -244,7 +244,7 @@ fn trace_path(tree: &ProjectionTree, node: NodeId, name: Option<&OsStr>) -> Stri
 }
 
 /// The requested part of a file with these bytes.
-pub(crate) fn asked<'a>(bytes: &'a [u8], arguments: &ReadIn) -> &'a [u8] {
+pub(crate) fn requested_part<'a>(bytes: &'a [u8], arguments: &ReadIn) -> &'a [u8] {
     let start = usize::try_from(arguments.offset).map_or(bytes.len(), |offset| offset.min(bytes.len()));
     let end = bytes.len().min(start.saturating_add(arguments.size as usize));
     &bytes[start..end]
@@ -282,7 +282,7 @@ pub(crate) fn entry(attributes: NodeAttributes) -> Answer {
     Answer::Entry(EntryOut { nodeid, entry_valid: FOREVER, attr_valid: FOREVER, attr, ..Default::default() })
 }
 
-pub(crate) fn told(attributes: NodeAttributes) -> Answer {
+pub(crate) fn attributes_answer(attributes: NodeAttributes) -> Answer {
     Answer::Attributes(AttrOut { attr_valid: FOREVER, attr: attr(&attributes), ..Default::default() })
 }
 

@@ -6,10 +6,10 @@
 //!
 //! The supervisor writes an image once, and both processes read it in place. So a generation with a thousand keys costs the server
 //! no time before the first lookup. Node 0 is the generation's own directory. The children of a directory are
-//! neighbours, sorted by name: a lookup is a binary search and a listing is a slice.
+//! consecutive nodes, sorted by name: a lookup is a binary search and a listing is a slice.
 //!
-//! The bytes of an image depend only on its payload, so payloads are equal if and only if their images are. This does not include the
-//! lookup counts: the number of answers with each node to the kernel. They outlive the server.
+//! The bytes of an image depend only on its payload, so payloads are equal if and only if their images are. This does not
+//! include the lookup counts: the number of answers with each node to the kernel. They outlive the server.
 
 use std::collections::BTreeMap;
 use std::collections::VecDeque;
@@ -129,7 +129,7 @@ impl<'a> ImageLayout<'a> {
         Ok(layout)
     }
 
-    /// Adds nodes breadth first, so that the children of each directory are neighbours.
+    /// Adds nodes breadth first, so that the children of each directory are consecutive nodes.
     fn push_tree(&mut self, root: &NameTree<'a>, directories: DirectoryAttributes) -> Result<(), ImageError> {
         let directory = |parent| RawNode {
             name: 0,
@@ -307,7 +307,7 @@ impl Image {
             let index_end = nodes.checked_mul(size_of::<RawNode>())?.checked_add(size_of::<ImageHeader>())?;
             let names_end = index_end.checked_add(usize::try_from(header.names).ok()?)?;
             let end = names_end.checked_add(usize::try_from(header.content).ok()?)?;
-            // The rest before the counters is padding.
+            // The bytes between the content and the counters are padding.
             let whole = end.checked_next_multiple_of(size_of::<AtomicU64>()) == Some(block.bytes().len());
             whole.then_some((index_end..names_end, names_end..end))
         };
@@ -386,7 +386,7 @@ impl Image {
         self.index()[index as usize].is_directory()
     }
 
-    /// The directory that holds `index`; the generation's own directory holds itself.
+    /// The directory with the entry `index`. The parent of the generation's own directory is that directory itself.
     pub(crate) fn parent(&self, index: Index) -> Index {
         self.index()[index as usize].parent
     }

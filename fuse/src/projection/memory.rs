@@ -106,7 +106,8 @@ impl AsFd for Block {
 impl Drop for Block {
     fn drop(&mut self) {
         if *self.owned.get_mut() {
-            // SAFETY: `&mut self` proves that this process has no slice of the mapping, and the other process does not use the block.
+            // SAFETY: `&mut self` proves that this process has no slice of the mapping, and the other process does not use the
+            // block.
             wipe(unsafe { slice::from_raw_parts_mut(self.mapping.as_mut_ptr(), self.mapping.len()) });
         }
     }

@@ -1,8 +1,8 @@
 //! Old generations, to which `..data` pointed before. A reader that resolved the link just before a switch still opens files in the
 //! directory. So each stays for a time with all its files.
 //!
-//! A volume that changes very often keeps only the newest: at most [`MOST`] generations with at most [`MOST_BYTES`] together, but
-//! always the previous one.
+//! A volume that changes very often keeps only its newest old generations: at most [`MOST`], with at most [`MOST_BYTES`] together,
+//! but always the previous generation.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};

@@ -1,12 +1,12 @@
 //! The system calls of a commit, as data.
 //!
-//! The supervisor plans them, announces them to the server, and performs them one by one on the
-//! private mount. The server accepts only the announced ones, in their order. So no other process can change the tree, although a
-//! privileged container can remount its bind mount read-write.
+//! The supervisor plans these calls, announces them to the server, and performs them one by one on the private mount. The server
+//! accepts only the announced calls, in their order. So no other process can change the tree, although a privileged container can
+//! remount its bind mount read-write.
 //!
 //! The order is the `AtomicWriter`'s, and so are the inotify events in containers: the new directory, `..data_tmp`, its rename to
-//! `..data`, new links, links of removed names, and, when its time is over, the old generation (rows EV-01 to EV-05 of the kubelet's
-//! behaviour).
+//! `..data`, new links, links of removed names, and, when its time is over, the old generation (rows EV-01 to EV-05 of the
+//! kubelet's behaviour).
 
 use std::collections::BTreeSet;
 
@@ -56,7 +56,7 @@ pub enum ProjectionStep {
     /// `unlinkat(2)` with `AT_REMOVEDIR`. For a generation's directory, this also removes the
     /// entries that the kernel never looked up.
     RemoveDirectory {
-        /// Path of the directory that holds it; empty for the root.
+        /// Path of the directory above it, below the root; empty for the root.
         directory: String,
         /// The directory to remove.
         name: String,
@@ -76,10 +76,10 @@ impl ProjectionStep {
         }
     }
 
-    /// The owner of the new link, if the step makes one.
-    pub fn link_owner(&self) -> Option<u32> {
+    /// The owner of the new link, if the step makes the link `name`.
+    pub fn link_owner(&self, name: &str) -> Option<u32> {
         match self {
-            Self::MakeLink { uid, .. } => Some(*uid),
+            Self::MakeLink { name: own, uid, .. } if own == name => Some(*uid),
             _ => None,
         }
     }
@@ -161,16 +161,16 @@ fn links<'a>(image: Option<&'a Image>, hidden: &'a BTreeSet<String>) -> impl Ite
     image.into_iter().flat_map(Image::top_level).filter(|(name, _)| !hidden.contains(*name))
 }
 
-/// The entries of `these` that are not in `those`, both sorted by name. A payload may have thousands of names,
+/// The entries of `links` that are not in `present`, both sorted by name. A payload may have thousands of names,
 /// and an update usually changes none.
 fn missing<'a>(
-    these: impl Iterator<Item = (&'a str, u32)>,
-    those: impl Iterator<Item = (&'a str, u32)>,
+    links: impl Iterator<Item = (&'a str, u32)>,
+    present: impl Iterator<Item = (&'a str, u32)>,
 ) -> impl Iterator<Item = (&'a str, u32)> {
-    let mut those = those.peekable();
-    these.filter(move |(name, _)| {
-        while those.next_if(|(other, _)| other < name).is_some() {}
-        those.peek().is_none_or(|(other, _)| other != name)
+    let mut present = present.peekable();
+    links.filter(move |(name, _)| {
+        while present.next_if(|(other, _)| other < name).is_some() {}
+        present.peek().is_none_or(|(other, _)| other != name)
     })
 }
 

@@ -12,12 +12,12 @@ pub(super) const MOST: usize = 32 << 20;
 pub(crate) struct CellId(u32);
 
 impl CellId {
-    /// The one with that number.
+    /// The cell with this index; `None` if the index does not fit into 32 bits.
     pub(super) fn of(index: usize) -> Option<CellId> {
         u32::try_from(index).ok().map(CellId)
     }
 
-    /// Its number.
+    /// The index of the cell. The first cell behind the header has index 0.
     pub(super) fn index(self) -> usize {
         self.0 as usize
     }

@@ -3,9 +3,9 @@
 //! A cell begins with a tag that names its type, 0 for a free cell. The server writes the tag last when it fills a cell, and
 //! erases it first when it frees the cell, so a kill in between leaves a cell without a tag, which counts as free.
 //!
-//! The code that fills a cell holds an [`OwnedCell`]; when that is dropped, the cell is free. The holder of a [`CellRef`] frees
-//! the cell itself. A process only reads an adopted region until it [takes it over](super::Region::take_over), so a successor
-//! that gives up leaves it as it was.
+//! To drop an [`OwnedCell`] frees the cell. To drop a [`CellRef`] does not: its holder calls `Cells::free`. A process only reads
+//! an adopted region until it [takes the region over](super::Region::take_over), so a successor that gives up leaves the region
+//! unchanged.
 
 use std::io;
 use std::marker::PhantomData;
@@ -22,9 +22,9 @@ use super::{Region, header};
 
 /// The content of a cell. Its first field is the tag.
 pub(crate) trait CellContent: SharedMemory + Sized {
-    /// Distinguishes it from other contents; not 0.
+    /// The tag of cells with this content; not 0. Each type of content has another tag.
     const TAG: u32;
-    /// A content that does not fit is not compiled.
+    /// The compiler refuses a content that does not fit into a cell.
     const FITS: () = assert!(size_of::<Self>() <= CELL && Self::TAG != 0);
 }
 
@@ -47,12 +47,12 @@ impl<'a> Cells<'a> {
         self.memory.at(id.offset()).expect("a cell that was allocated stays")
     }
 
-    /// The cell is filled: from here on a successor finds it.
+    /// Writes the tag of a filled cell: from here on, a successor finds the cell.
     fn publish<T: CellContent>(self, id: CellId) {
         self.tag(id).store(T::TAG, Release);
     }
 
-    /// The cell is needed no longer.
+    /// Frees a cell. Does nothing in an adopted region that this process has not [taken over](Region::take_over).
     pub(crate) fn free(self, id: CellId) {
         if self.free.is_ours() {
             self.tag(id).store(0, Release);
@@ -60,13 +60,14 @@ impl<'a> Cells<'a> {
         }
     }
 
-    /// Empties cells that no process can use any more, and gives memory that has only free cells back to the kernel.
-    pub(crate) fn erase(self, lost: &[CellId]) {
-        lost.iter().for_each(|id| self.tag(*id).store(0, Release));
+    /// Erases cells that no process uses any more, and gives pages that have only free cells back to the kernel, except a few.
+    pub(crate) fn erase(self, unused: &[CellId]) {
+        unused.iter().for_each(|id| self.tag(*id).store(0, Release));
         self.free.trim(self.memory);
     }
 
-    /// Every cell that has a tag, with its tag. Holes are skipped: looking into them would give them memory.
+    /// Every cell that has a tag, with its tag. Skips the holes of the file: the kernel would allocate memory for a hole that podfs
+    /// reads.
     pub(crate) fn tagged(self) -> impl Iterator<Item = (CellId, u32)> {
         let cells = self.memory.data_from(header::SIZE).into_iter().flat_map(|data| {
             let first = (data.start - header::SIZE) / CELL;
@@ -81,7 +82,7 @@ impl<'a> Cells<'a> {
         (tag.tag.load(Acquire) == T::TAG).then(|| self.content(id))
     }
 
-    /// From here on all cells are free but those of `kept`, which are in order. Nothing is written.
+    /// Counts all cells as free from here on, except those of `kept`, which are in ascending order. Writes nothing to the region.
     pub(crate) fn keep_only(self, kept: &[CellId]) {
         self.free.keep_only(self.memory, kept);
     }
@@ -92,7 +93,7 @@ impl<'a> Cells<'a> {
     }
 }
 
-/// A cell that is in use. It stays in use when this is dropped.
+/// A cell in use. To drop a `CellRef` does not free the cell.
 pub(crate) struct CellRef<T: CellContent> {
     region: Arc<Region>,
     id: CellId,
@@ -100,7 +101,7 @@ pub(crate) struct CellRef<T: CellContent> {
 }
 
 impl<T: CellContent> CellRef<T> {
-    /// A new one, as `fill` fills it. A successor finds all of it or nothing.
+    /// Takes a free cell, and fills it with `fill`. A successor finds the whole content or no cell.
     ///
     /// # Errors
     /// When there is no memory.
@@ -112,12 +113,12 @@ impl<T: CellContent> CellRef<T> {
         Ok(Self::of(region, id))
     }
 
-    /// The one of a cell that is filled with a `T` already.
+    /// Refers to a cell that already contains a `T`.
     pub(crate) fn of(region: &Arc<Region>, id: CellId) -> Self {
         Self { region: Arc::clone(region), id, content: PhantomData }
     }
 
-    /// The cell.
+    /// The id of the cell.
     pub(crate) fn id(&self) -> CellId {
         self.id
     }
@@ -137,11 +138,11 @@ impl<T: CellContent> std::fmt::Debug for CellRef<T> {
     }
 }
 
-/// A cell that is in use until this is dropped.
+/// A cell in use. To drop an `OwnedCell` frees the cell.
 pub(crate) struct OwnedCell<T: CellContent>(CellRef<T>);
 
 impl<T: CellContent> OwnedCell<T> {
-    /// As [`CellRef::new`].
+    /// Like [`CellRef::new`].
     ///
     /// # Errors
     /// When there is no memory.
@@ -149,12 +150,12 @@ impl<T: CellContent> OwnedCell<T> {
         CellRef::new(region, fill).map(Self)
     }
 
-    /// The record in a cell that is filled with a `T` already, and that has no other holder.
+    /// Owns a cell that already contains a `T`. No other value may own the cell.
     pub(crate) fn of(region: &Arc<Region>, id: CellId) -> Self {
         Self(CellRef::of(region, id))
     }
 
-    /// The cell.
+    /// The id of the cell.
     pub(crate) fn id(&self) -> CellId {
         self.0.id
     }

@@ -1,7 +1,7 @@
 //! Counters of a volume, for status and metrics. A count lives as long as the volume is mounted, across all its servers.
 //!
-//! No successor depends on it, so it has no layout version: a program that does not know the counters leaves them as they are,
-//! and counts nothing while it serves.
+//! No successor depends on a count, so the counters have no layout version: a program that does not know them leaves them as they
+//! are, and counts nothing while it serves.
 
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
@@ -13,8 +13,8 @@ use super::shared::shared;
 
 /// The number of request counters. The kernel's opcodes are smaller than this.
 const OPERATIONS: usize = 64;
-/// The upper ends of the groups that durations are counted in, in seconds. They are in use in memory that outlives
-/// programs, so they cannot change without another place for them.
+/// The upper bounds of the groups of durations, in seconds. Regions that outlive this program have counts in these groups, so
+/// other bounds need other counters.
 pub(crate) const BOUNDS: [f64; 12] = [0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.5, 1.0, 5.0, 30.0];
 
 shared! {
@@ -22,7 +22,7 @@ shared! {
     pub(crate) struct Counts {
         /// Requests by FUSE opcode. Index 0 counts the requests with an unknown opcode.
         requests: [AtomicU64; OPERATIONS],
-        /// Commits of generations, by the time that the switch took.
+        /// Commits of generations, by the time from their start until `..data` pointed to the new generation.
         commits: Durations,
         /// Changes, by the time from podfs's first notice of a change until containers see it.
         propagations: Durations,
@@ -37,7 +37,7 @@ shared! {
 /// A histogram of durations.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Distribution {
-    /// The upper ends of all groups but the last, in seconds; each belongs to its group.
+    /// The upper bounds of all groups but the last, in seconds. A group includes its upper bound.
     pub bounds: Vec<f64>,
     /// The number of durations in each group. The last group has all longer ones.
     pub groups: Vec<u64>,
@@ -46,7 +46,7 @@ pub struct Distribution {
 }
 
 impl Distribution {
-    /// An empty histogram, in groups with these upper ends.
+    /// An empty histogram, in groups with these upper bounds.
     pub fn new(bounds: &[f64]) -> Distribution {
         Distribution { bounds: bounds.to_vec(), groups: vec![0; bounds.len() + 1], nanoseconds: 0 }
     }

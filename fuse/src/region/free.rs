@@ -1,12 +1,12 @@
 //! The free cells of a region, and the pages of cells that have memory.
 //!
-//! 1. The first page that has a free cell gives the next one, so the cells in use stay together.
+//! 1. The next cell is one of the first page that has a free cell, so the cells in use stay together.
 //! 2. A page without a cell in use gives its memory back to the kernel: it becomes a hole of the file. The file keeps its
 //!    length. A few such pages keep their memory for the next cells.
-//! 3. A page has memory of its own again before one of its cells is filled, so a host without memory fails the call that needs
-//!    the cell, not the store.
-//! 4. A process that adopts a region learns which cells are in use ([`FreeCells::keep_only`]) before it takes one, and gives nothing
-//!    back until the region is its own.
+//! 3. A page that is a hole gets memory before one of its cells is filled. So on a host without free memory, the call that needs
+//!    the cell fails, and no store causes SIGBUS.
+//! 4. A process that adopts a region learns which cells are in use ([`FreeCells::keep_only`]) before it takes a cell, and gives no
+//!    memory back until it has taken over the region.
 
 use std::io;
 use std::ops::Range;
@@ -32,7 +32,7 @@ const WORD: usize = u64::BITS as usize;
 /// The free cells of a region.
 pub(super) struct FreeCells {
     table: Mutex<FreeTable>,
-    /// Whether the region may be changed.
+    /// Whether this process may change the region: it made the region, or has taken it over.
     ours: AtomicBool,
 }
 
@@ -45,7 +45,7 @@ struct FreeTable {
     first: usize,
     /// Pages that have memory and no cell in use.
     spare: usize,
-    /// Whether the table has the cells in use.
+    /// Whether the table says which cells are in use. Until then, no cell can be taken.
     is_known: bool,
 }
 
@@ -63,25 +63,25 @@ impl FreeCells {
         Self { table: Mutex::new(FreeTable { is_known: true, ..FreeTable::default() }), ours: AtomicBool::new(true) }
     }
 
-    /// No cell is known to be free until [`keep_only`](Self::keep_only).
+    /// The cells of an adopted region. [`keep_only`](Self::keep_only) says later which of them are free.
     pub(super) fn of_adopted() -> Self {
         Self { table: Mutex::default(), ours: AtomicBool::new(false) }
     }
 
-    /// The region may be changed from here on.
+    /// Allows this process to change the region from here on.
     pub(super) fn take_over(&self) {
         self.ours.store(true, Relaxed);
     }
 
-    /// Whether the region may be changed.
+    /// Whether this process may change the region.
     pub(super) fn is_ours(&self) -> bool {
         self.ours.load(Relaxed)
     }
 
-    /// A cell that is free no longer.
+    /// Takes a free cell, which is in use from here on.
     ///
     /// # Errors
-    /// When there is no memory.
+    /// When there is no memory, or before [`keep_only`](Self::keep_only) in an adopted region.
     pub(super) fn take(&self, memory: &Memory) -> io::Result<CellId> {
         let mut table = self.lock();
         if !table.is_known {
@@ -104,7 +104,7 @@ impl FreeCells {
         CellId::of(index * CELLS + bit as usize).ok_or_else(|| io::ErrorKind::OutOfMemory.into())
     }
 
-    /// The cell is free again, and erased.
+    /// Makes a cell free again. The caller has erased its tag.
     pub(super) fn give(&self, memory: &Memory, id: CellId) {
         let (index, bit) = (id.index() / CELLS, id.index() % CELLS);
         let mut table = self.lock();
@@ -121,13 +121,13 @@ impl FreeCells {
         }
     }
 
-    /// From here on all cells are free but those of `kept`, which are in ascending order. Nothing is written.
+    /// Counts all cells as free from here on, except those of `kept`, which are in ascending order. Writes nothing to the region.
     pub(super) fn keep_only(&self, memory: &Memory, kept: &[CellId]) {
         let mut table = FreeTable { is_known: true, ..FreeTable::default() };
         let end = kept.last().map_or(0, |last| last.index() + 1).max(count(memory.length()));
         table.extend_to(end.div_ceil(CELLS));
         for data in memory.data_from(header::SIZE) {
-            // A page with a part of its bytes gets the rest when it is needed.
+            // A page that only partly has memory gets the other part when one of its cells is needed.
             let whole = (data.start - header::SIZE).div_ceil(PAGE)..(data.end - header::SIZE) / PAGE;
             let pages = table.pages.get_mut(whole).into_iter().flatten();
             pages.for_each(|page| page.has_memory = true);
@@ -185,7 +185,7 @@ impl FreeTable {
         }
     }
 
-    /// Sees to it that a page has memory; holes behind it get some with the same call.
+    /// Allocates memory for a page that has none. The same system call allocates memory for holes behind it.
     fn give_memory(&mut self, memory: &Memory, index: usize) -> io::Result<()> {
         if self.pages.get(index).is_some_and(|page| page.has_memory) {
             return Ok(());
@@ -193,7 +193,7 @@ impl FreeTable {
         let is_hole = |page: &&Page| page.used == 0 && !page.has_memory;
         let following = self.pages.iter().skip(index + 1);
         let end = match following.clone().take(CHUNK - 1).take_while(is_hole).count() {
-            // The last pages of the file: it grows.
+            // The holes reach the end of the file, so the file grows.
             holes if index + 1 + holes >= self.pages.len() => index + CHUNK,
             holes => index + 1 + holes,
         };
@@ -207,7 +207,7 @@ impl FreeTable {
         Ok(())
     }
 
-    /// A page without a cell in use becomes a hole.
+    /// Gives the memory of a page without a cell in use back to the kernel: the page becomes a hole.
     fn take_memory(&mut self, memory: &Memory, index: usize) {
         let Range { start, end } = bytes(index..index + 1);
         if memory.give_back(start, end - start).is_ok() {

@@ -19,8 +19,8 @@ pub(super) const LAYOUT_OF_RINGS: u32 = 2;
 pub(super) const SIZE: usize = 3 * 4096;
 
 shared! {
-    /// The header. A later layout adds fields in the place of `spare` and behind the last, and has another number; what no
-    /// successor depends on needs none.
+    /// The header. A later layout adds fields in the place of `spare` and behind the last field, and has another number. A field
+    /// that no successor depends on needs no new number.
     pub(crate) struct Header {
         magic: AtomicU64,
         layout: AtomicU32,
@@ -30,7 +30,7 @@ shared! {
         session_thread: AtomicU32,
         /// The INIT flags in force; 0 before the handshake.
         accepted: AtomicU64,
-        /// Requests served by programs that do not tell them apart.
+        /// Requests that an earlier version of podfs served. It did not count them by opcode.
         requests: AtomicU64,
         /// Steps of commits that were applied, for a projection.
         applied: AtomicU64,
@@ -42,7 +42,7 @@ shared! {
         calls: CallCounters,
         /// Whether the server of an NFS volume answers.
         silence: Silence,
-        /// Most bytes that a passthrough volume may take; 0 while that is the limit it was mounted with.
+        /// The most bytes that a passthrough volume may take; 0 as long as the limit of its mount applies.
         limit: AtomicU64,
         spare: [AtomicU64; 26],
         slots: InFlightSlots,
@@ -56,11 +56,11 @@ shared! {
     }
     /// A change of two numbers that belong together. A successor repeats an interrupted change.
     pub(crate) struct RedoRecord {
-        /// The cell that is charged; 0 for no change. Written last.
+        /// The cell of the node whose space changes; 0 for no change. Written last.
         cell: AtomicU64,
-        /// The space that it is charged with then.
+        /// The space of the node after the change.
         charged: AtomicU64,
-        /// The space in use then.
+        /// The space of the volume after the change.
         used: AtomicU64,
     }
     /// Counters of a passthrough volume.

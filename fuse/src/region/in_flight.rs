@@ -1,11 +1,11 @@
 //! The request that each thread of a session is executing, for the successor.
 //!
-//! A thread has a *slot*. It names the request that the thread answers, from before the service gets it until after the answer is
-//! written. A request that is not idempotent is marked *begun* before its system call.
+//! Each thread has a *slot*. The slot names the request that the thread answers, from before the service gets the request until
+//! after the answer is written. A request that is not idempotent is marked *begun* before its system call.
 //!
 //! A successor moves the requests in the slots of its predecessor to a list of requests *to replay*, where each stays until the
-//! kernel sends it again. An entry of the list is complete before its slot is free, so a kill between leaves the request in both,
-//! and the next successor recognises it as the same request.
+//! kernel sends it again. The successor completes the entry of the list before it frees the slot. A kill in between leaves the
+//! request in both, and the next successor recognises it as the same request.
 
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use std::sync::atomic::{AtomicU32, AtomicU64};
@@ -22,22 +22,22 @@ const REPLAYS: usize = 64;
 /// A request that a server began, and may have executed. Whether the kernel got the answer is unknown.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BegunRequest {
-    /// Not later than what the execution leaves on a file system of this host as a time.
+    /// A time that is not later than any timestamp that the execution sets on a file system of this host.
     pub at: Timespec,
-    /// The service's note from before.
+    /// The note that the service made before its system call.
     pub note: u64,
 }
 
 shared! {
-    /// The place of one thread. Only that thread writes it.
+    /// The slot of one thread. Only that thread writes it.
     #[repr(align(64))]
     pub(crate) struct InFlightSlot {
-        /// The request it answers, without the mark of a resent one; 0 when there is none.
+        /// The request that the thread answers, without the kernel's mark of a resent request; 0 for none.
         unique: AtomicU64,
-        /// The last request it answered, or answers.
+        /// The last request that a thread of this slot began to answer.
         last: AtomicU64,
         begun: BegunRecord,
-        /// The thread that has the place, or had it last.
+        /// The thread that has the slot, or had it last.
         thread: AtomicU32,
     }
     /// Whether a request was begun, and when.
@@ -45,14 +45,14 @@ shared! {
         seconds: AtomicU64,
         note: AtomicU64,
         nanoseconds: AtomicU32,
-        /// 1 if it was; written last.
-        is: AtomicU32,
+        /// 1 if the request was begun. Written last.
+        is_begun: AtomicU32,
     }
     /// The state of a slot when its thread died.
     pub(crate) struct Replay {
         /// The request; 0 for a free place. Written last.
         unique: AtomicU64,
-        /// Larger in those that were kept later.
+        /// Larger for a request that was kept later.
         order: AtomicU64,
         begun: BegunRecord,
     }
@@ -60,42 +60,42 @@ shared! {
     pub(crate) struct InFlightSlots {
         slots: [InFlightSlot; SLOTS],
         to_replay: [Replay; REPLAYS],
-        /// The last `order` that was given.
+        /// The largest `order` so far.
         order: AtomicU64,
     }
 }
 
 impl InFlightSlot {
-    /// The calling thread has this place from now on.
+    /// Gives the slot to the calling thread.
     pub(crate) fn register(&self) {
         self.thread.store(rustix::thread::gettid().as_raw_nonzero().get().cast_unsigned(), Release);
     }
 
-    /// This thread has the place from now on.
+    /// Gives the slot to the thread with this id.
     pub(crate) fn set_thread(&self, thread: i32) {
         self.thread.store(thread.cast_unsigned(), Relaxed);
     }
 
-    /// The thread answers `unique` no longer. Another thread may have the place already.
+    /// Frees the slot if it still names `unique`. Another thread may have the slot already.
     pub(crate) fn clear_of(&self, unique: u64) {
         let _another = self.unique.compare_exchange(unique, 0, Release, Relaxed);
     }
 
-    /// The thread answers `unique` from here on.
+    /// Names `unique` as the request that the thread answers from here on.
     pub(crate) fn take(&self, unique: u64) {
         // The record of the request before must not be read as one of this request.
-        self.begun.is.store(0, Relaxed);
+        self.begun.is_begun.store(0, Relaxed);
         self.last.store(unique, Relaxed);
         self.unique.store(unique, Release);
     }
 
-    /// As [`take`](Self::take), for a request that the slot already has. The record of what was begun for it stays.
+    /// Like [`take`](Self::take), for a request that the slot already has. Keeps the record whether the request was begun.
     pub(crate) fn take_again(&self, unique: u64) {
         self.last.store(unique, Relaxed);
         self.unique.store(unique, Release);
     }
 
-    /// Whether the request that the slot is about was begun.
+    /// The record of the slot's request; `None` if it was not begun.
     pub(crate) fn begun(&self) -> Option<BegunRequest> {
         self.begun.get()
     }
@@ -106,12 +106,13 @@ impl InFlightSlot {
         (unique != 0).then_some((thread, unique))
     }
 
-    /// The answer is written.
+    /// Frees the slot after the thread has written its answer.
     pub(crate) fn clear(&self) {
         self.unique.store(0, Release);
     }
 
-    /// Marks that the request must not be executed twice from here on. `at` is the time at which it was begun first.
+    /// Marks the slot's request as begun: it must not be executed twice from here on. `at` is the time at which an earlier server
+    /// began it; `None` for the present time.
     pub(crate) fn begin(&self, at: Option<Timespec>, note: u64) {
         let at = at.unwrap_or_else(|| clock_gettime(ClockId::RealtimeCoarse));
         self.begun.set(Some(BegunRequest { at, note }));
@@ -120,7 +121,7 @@ impl InFlightSlot {
 
 impl BegunRecord {
     fn get(&self) -> Option<BegunRequest> {
-        (self.is.load(Acquire) == 1).then(|| BegunRequest {
+        (self.is_begun.load(Acquire) == 1).then(|| BegunRequest {
             at: Timespec {
                 tv_sec: self.seconds.load(Relaxed).cast_signed(),
                 tv_nsec: i64::from(self.nanoseconds.load(Relaxed).min(999_999_999)),
@@ -130,19 +131,19 @@ impl BegunRecord {
     }
 
     fn set(&self, begun: Option<BegunRequest>) {
-        self.is.store(0, Release);
+        self.is_begun.store(0, Release);
         if let Some(BegunRequest { at, note }) = begun {
             self.seconds.store(at.tv_sec.cast_unsigned(), Release);
             self.nanoseconds.store(at.tv_nsec as u32, Release);
             self.note.store(note, Release);
-            // A system call follows, before which the compiler may not keep this back.
-            self.is.store(1, Release);
+            // A system call follows; the compiler may not move this store behind it.
+            self.is_begun.store(1, Release);
         }
     }
 }
 
 impl InFlightSlots {
-    /// The slot of that number.
+    /// The slot with this index.
     pub(crate) fn slot(&self, index: usize) -> &InFlightSlot {
         &self.slots[index]
     }
@@ -152,7 +153,7 @@ impl InFlightSlots {
         self.slots.iter().filter_map(InFlightSlot::busy)
     }
 
-    /// Keeps what the slots say for replay, and frees them. Their threads must be dead.
+    /// Moves the requests in the slots to the list of requests to replay. The threads of the slots must be dead.
     pub(crate) fn collect_replays(&self) {
         for slot in &self.slots {
             let unique = slot.unique.load(Acquire);
@@ -163,12 +164,12 @@ impl InFlightSlots {
         }
     }
 
-    /// The record for the replay of the request `unique`: whether it was begun.
+    /// The record of the request to replay `unique`; `None` if no earlier server began it.
     pub(crate) fn earlier(&self, unique: u64) -> Option<BegunRequest> {
         self.to_replay(unique)?.begun.get()
     }
 
-    /// The kernel has sent the request again, and it was answered.
+    /// Forgets a request to replay: the kernel has sent it again, and the server has answered it.
     pub(crate) fn drop_replay(&self, unique: u64) {
         if let Some(to_replay) = self.to_replay(unique) {
             to_replay.unique.store(0, Release);
@@ -182,8 +183,8 @@ impl InFlightSlots {
 
     /// All requests that the kernel may send again: the requests to replay, and those in the slots.
     pub(crate) fn unanswered(&self) -> impl Iterator<Item = u64> {
-        let seated = self.slots.iter().map(|slot| slot.unique.load(Acquire)).filter(|unique| *unique != 0);
-        seated.chain(self.all_to_replay())
+        let in_slots = self.slots.iter().map(|slot| slot.unique.load(Acquire)).filter(|unique| *unique != 0);
+        in_slots.chain(self.all_to_replay())
     }
 
     /// The requests to replay.
@@ -191,7 +192,7 @@ impl InFlightSlots {
         self.to_replay.iter().map(|to_replay| to_replay.unique.load(Acquire)).filter(|unique| *unique != 0)
     }
 
-    /// The last request of each thread that there was.
+    /// The last request of each slot that has had a request.
     pub(crate) fn last(&self) -> impl Iterator<Item = u64> {
         self.slots.iter().map(|slot| slot.last.load(Relaxed)).filter(|unique| *unique != 0)
     }
@@ -202,7 +203,7 @@ impl InFlightSlots {
 
     fn keep(&self, unique: u64, begun: Option<BegunRequest>) {
         let place = match self.to_replay(unique) {
-            // A successor that died before it began the request again had the same record.
+            // The dead server had not begun the request. The kept record says whether an earlier server had.
             Some(_) if begun.is_none() => return,
             Some(known) => known,
             None => {
@@ -211,7 +212,7 @@ impl InFlightSlots {
                 place
             }
         };
-        // Until it is whole, the slot says the same.
+        // Until this record is complete, the slot still has the request.
         place.begun.set(begun);
         let order = self.order.load(Relaxed).wrapping_add(1);
         self.order.store(order, Relaxed);
@@ -219,7 +220,7 @@ impl InFlightSlots {
         place.unique.store(unique, Release);
     }
 
-    /// A free place, or else the one taken first.
+    /// A free place of the list, or else the place of the request that was kept first.
     fn oldest(&self) -> &Replay {
         let age = |to_replay: &&Replay| match to_replay.unique.load(Relaxed) {
             0 => (false, 0),

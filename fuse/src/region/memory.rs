@@ -2,10 +2,11 @@
 //!
 //! 1. The file is sealed against shrinking before any other process has it. So an offset that was once within its length stays
 //!    there, and reading it never faults.
-//! 2. The mapping reserves more addresses than the file has bytes. So it grows in place, and references into it stay valid.
-//! 3. It grows by bytes that it really has (`fallocate(2)`): a host without memory fails the call that grows it, not
-//!    the store that comes later. Returned memory becomes a hole, and gets memory again in the same way.
-//! 4. Code that keeps plain bytes in it must ensure that they are not written while they are read.
+//! 2. The mapping reserves more addresses than the file has bytes. So the file grows without a new mapping, and references into
+//!    the mapping stay valid.
+//! 3. The file grows by fallocate(2), which allocates memory: on a host without free memory, that call fails, and no later store
+//!    causes SIGBUS. Returned memory becomes a hole, and gets memory again in the same way.
+//! 4. Code that keeps plain bytes in the file must ensure that they are not written while they are read.
 
 use std::io;
 use std::ops::Range;
@@ -23,8 +24,8 @@ use super::shared::SharedMemory;
 /// A memory file, mapped.
 pub(crate) struct Memory {
     file: OwnedFd,
-    /// All addresses that are taken. Their bytes are only seen through references to atomics, and through slices of bytes that
-    /// no thread changes while they are borrowed.
+    /// All reserved addresses. The bytes at them are read only through references to atomics, and through slices of bytes that no
+    /// thread changes while they are borrowed.
     mapping: MmapRaw,
     /// The bytes of the mapping that are within the file.
     length: AtomicUsize,
@@ -39,18 +40,18 @@ impl Memory {
         Self::map(file, length, reserved)
     }
 
-    /// Maps a file that [`may_be_mapped`].
+    /// Maps a file for which [`may_be_mapped`] is `true`.
     pub(crate) fn map(file: OwnedFd, length: usize, reserved: usize) -> io::Result<Memory> {
         let mapping = MmapOptions::new().len(reserved).no_reserve_swap().map_raw(&file)?;
         Ok(Memory { file, mapping, length: AtomicUsize::new(length.min(reserved)) })
     }
 
-    /// Bytes that there are.
+    /// The length of the file, in bytes, as far as this process knows it.
     pub(crate) fn length(&self) -> usize {
         self.length.load(Ordering::Acquire)
     }
 
-    /// Looks how long another process has made the file.
+    /// Reads the length of the file again, because another process may have extended the file.
     pub(crate) fn look_again(&self) -> io::Result<usize> {
         let length = length_of(&self.file)?.min(self.mapping.len());
         self.length.fetch_max(length, Ordering::AcqRel);
@@ -69,10 +70,10 @@ impl Memory {
         Ok(())
     }
 
-    /// As [`back`](Self::back), and maps them all at once.
+    /// Like [`back`](Self::back), and maps all pages at once.
     ///
     /// # Errors
-    /// As there.
+    /// Those of [`back`](Self::back).
     pub(crate) fn allocate(&self, offset: usize, length: usize) -> io::Result<()> {
         self.back(offset, length)?;
         // One madvise(2) takes less work than a page fault for each page. Linux before 5.14 does not have `MADV_POPULATE_WRITE`.
@@ -111,32 +112,32 @@ impl Memory {
         parts
     }
 
-    /// Writes plain bytes. Bytes beyond the end are left out.
+    /// Writes plain bytes, except those beyond the end of the file.
     ///
     /// # Safety
     /// No slice of these bytes is borrowed.
     pub(crate) unsafe fn write(&self, offset: usize, data: &[u8]) {
-        let there = self.length().saturating_sub(offset).min(data.len());
-        // SAFETY: the bytes are within the file, which never shrinks, and mapped; no code has borrowed them, says the
-        // caller, so `data` is somewhere else.
+        let within = self.length().saturating_sub(offset).min(data.len());
+        // SAFETY: the bytes are within the file, which never shrinks, and mapped. The caller guarantees that no code has borrowed
+        // them, so `data` does not overlap them.
         unsafe {
             let start = self.mapping.as_mut_ptr().add(offset.min(self.mapping.len()));
-            start.copy_from_nonoverlapping(data.as_ptr(), there);
+            start.copy_from_nonoverlapping(data.as_ptr(), within);
         };
     }
 
-    /// Plain bytes, as many of these as there are.
+    /// Plain bytes; fewer than `length` at the end of the file.
     ///
     /// # Safety
     /// They are not written while they are borrowed.
     pub(crate) unsafe fn bytes(&self, offset: usize, length: usize) -> &[u8] {
-        let there = self.length().saturating_sub(offset).min(length);
-        // SAFETY: the bytes are within the file, which never shrinks, and mapped as long as `self` is; no code writes
-        // them, says the caller.
-        unsafe { std::slice::from_raw_parts(self.mapping.as_ptr().add(offset.min(self.mapping.len())), there) }
+        let within = self.length().saturating_sub(offset).min(length);
+        // SAFETY: the bytes are within the file, which never shrinks, and mapped as long as `self` is. The caller guarantees that
+        // no code writes them.
+        unsafe { std::slice::from_raw_parts(self.mapping.as_ptr().add(offset.min(self.mapping.len())), within) }
     }
 
-    /// The value at `offset`; none beyond the end.
+    /// The value at `offset`; `None` beyond the end of the file.
     pub(crate) fn at<T: SharedMemory>(&self, offset: usize) -> Option<&T> {
         let end = offset.checked_add(size_of::<T>())?;
         if end > self.length() || !offset.is_multiple_of(align_of::<T>()) {
@@ -154,7 +155,7 @@ impl AsFd for Memory {
     }
 }
 
-/// Whether a file from elsewhere is one whose bytes stay where they are.
+/// Whether a file of another process can be mapped: it is sealed against shrinking, so a read of its mapping never faults.
 pub(crate) fn may_be_mapped(file: &OwnedFd) -> bool {
     rustix::fs::fcntl_get_seals(file).is_ok_and(|seals| seals.contains(SealFlags::SHRINK))
 }
@@ -175,7 +176,7 @@ fn allocate(file: &OwnedFd, length: usize) -> io::Result<()> {
 
 fn create() -> io::Result<OwnedFd> {
     let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
-    // NOEXEC_SEAL is known since Linux 6.3; a host may demand it (sysctl vm.memfd_noexec).
+    // Linux has NOEXEC_SEAL since 6.3; a host may require it (sysctl vm.memfd_noexec).
     match memfd_create("podfs-state", flags | MemfdFlags::NOEXEC_SEAL) {
         Err(Errno::INVAL) => Ok(memfd_create("podfs-state", flags)?),
         made => Ok(made?),

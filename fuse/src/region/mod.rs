@@ -1,30 +1,31 @@
 //! Regions: the state of a volume that a successor needs, in memory that outlives the server.
 //!
-//! A region is one memory file for each volume. The server maps it and writes; the supervisor holds it too, and gives
-//! it to the next server. It has a header and, behind that, cells of one size.
+//! A region is one memory file for each volume. The server maps the file and writes to it. The supervisor has a descriptor of the
+//! file, too, and gives it to the next server. The file has a header and, behind it, cells of one size.
 //!
 //! Takeover, step by step; a kill between any two of them loses nothing:
 //!
 //! 1. A thread reads a request from the device. From here on the kernel waits for its answer. *Killed here:* the
 //!    request is in no slot. The kernel sends it again, and it was not begun, so it is executed like a new one.
-//! 2. It writes the request's number into its slot, marked as not begun. *Killed here:* as before.
-//! 3. It marks a request that is not idempotent as begun, with the time and a note, before its first system call. *Killed here
-//!    or in the call:* the successor finds the mark and examines the outcome.
-//! 4. It writes a node, an open file or a lock, on which the kernel will rely, into its cell before it writes the answer.
-//!    *Killed here:* the cell names the request that made it, so it is found, not made twice.
-//! 5. It writes the answer. The kernel forgets the request, and never sends it again. *Killed here:* the slot still names it;
-//!    that costs a place in the list of requests to replay, and nothing else.
-//! 6. It frees its slot.
+//! 2. The thread writes the request's number into its slot, marked as not begun. *Killed here:* as before.
+//! 3. The thread marks a request that is not idempotent as begun, with the time and a note, before its first system call. *Killed
+//!    here or in the call:* the successor finds the mark and examines the outcome.
+//! 4. The thread writes a node, an open file or a lock, on which the kernel will rely, into a cell before it writes the answer.
+//!    *Killed here:* the cell names the request that made it, so the successor finds it and does not make it twice.
+//! 5. The thread writes the answer. The kernel forgets the request, and never sends it again. *Killed here:* the slot still names
+//!    the request; that costs a place in the list of requests to replay, and nothing else.
+//! 6. The thread frees its slot.
 //! 7. The server is dead, all its threads with it. The successor maps the region, and reads it without changing it.
-//! 8. It keeps the requests of the slots for replay, and frees the slots. *Killed here:* `in_flight` says why nothing is lost.
+//! 8. The successor moves the requests of the slots to the list of requests to replay. *Killed here:* `in_flight` says why nothing
+//!    is lost.
 //! 9. Before any thread reads, the successor makes the kernel send all requests again that were read and not answered
 //!    (`FUSE_NOTIFY_RESEND`). A request that was read before that would come twice. *Killed here:* the kernel still sends them,
 //!    marked as resent; the next successor makes the kernel send the requests once more that were read meanwhile.
 //! 10. The successor answers a resent request that is kept as begun by its outcome, every other one like a new one. It drops the
 //!     kept request after the answer: step 5 again.
 //!
-//! A kill may leave a count that is too high: the kernel forgets nodes without waiting for an answer, so the successor keeps a
-//! node that it forgot in the last moment for longer than it has to.
+//! A kill may leave a count that is too high: FORGET has no answer, so the kernel does not send it again. The successor keeps such
+//! a node for longer than it has to.
 //!
 //! | module | owns |
 //! |---|---|
@@ -99,7 +100,7 @@ pub enum RegionError {
     /// It has no whole header.
     #[error("the state of the volume ends after {0} bytes, within its header; start the volume anew")]
     Truncated(usize),
-    /// It begins with something else.
+    /// It does not begin with the bytes of every region.
     #[error("the file with the state of the volume is not one of podfs; start the volume anew")]
     Foreign,
     /// A later program wrote it.
@@ -126,7 +127,7 @@ pub struct Region {
 }
 
 impl Region {
-    /// The state of a volume that is served from now on.
+    /// The region of a new volume.
     ///
     /// # Errors
     /// When there is no memory.
@@ -141,7 +142,7 @@ impl Region {
         Ok(region)
     }
 
-    /// The state that a server left behind, or is still writing. Nothing in it is changed.
+    /// The region of a volume that another process has made, and may still write. This changes nothing in the region.
     ///
     /// # Errors
     /// When it is no state that this program can read.
@@ -158,18 +159,18 @@ impl Region {
         Ok(Region { kind, memory, free: FreeCells::of_adopted() })
     }
 
-    /// The kind of its volume.
+    /// The kind of the volume.
     pub fn kind(&self) -> VolumeKind {
         self.kind
     }
 
     /// Number of requests served so far, by all servers of the volume.
     pub fn requests(&self) -> u64 {
-        let told_apart: u64 = self.counts().requests().map(|(_, count)| count).fold(0, u64::wrapping_add);
-        self.header().requests.load(Relaxed).wrapping_add(told_apart)
+        let by_opcode: u64 = self.counts().requests().map(|(_, count)| count).fold(0, u64::wrapping_add);
+        self.header().requests.load(Relaxed).wrapping_add(by_opcode)
     }
 
-    /// Number of requests that were read, and whose answer is left for later.
+    /// Number of requests that the server answers later, for example after a wait for a lock.
     pub fn unanswered(&self) -> usize {
         self.waits().all().count()
     }
@@ -185,7 +186,7 @@ impl Region {
         (thread != 0).then_some(thread)
     }
 
-    /// The INIT flags that are in force; none before the handshake.
+    /// The INIT flags in force; `None` before the handshake.
     pub fn accepted(&self) -> Option<u64> {
         Some(self.header().accepted.load(Acquire)).filter(|accepted| *accepted != 0)
     }
@@ -195,7 +196,7 @@ impl Region {
         self.header().applied.load(Acquire)
     }
 
-    /// Counts a step that is applied.
+    /// Counts an applied step.
     pub fn apply(&self) {
         self.header().applied.fetch_add(1, Release);
     }
@@ -228,23 +229,23 @@ impl Region {
         Cells { memory: &self.memory, free: &self.free }
     }
 
-    /// Begins to change an adopted region, of a volume that no server has served yet.
+    /// Allows this process to change an adopted region of a volume that no server has served yet.
     pub(crate) fn begin(&self) {
         self.take_over();
         self.cells().keep_only(&[]);
     }
 
-    /// Begins to change an adopted region; the server that wrote it is dead.
+    /// Allows this process to change an adopted region. The server that wrote the region is dead.
     pub(crate) fn take_over(&self) {
         self.free.take_over();
     }
 
-    /// Whether it may be changed: it is new, or [taken over](Self::take_over).
+    /// Whether this process may change the region: it made the region, or has [taken it over](Self::take_over).
     pub(crate) fn is_ours(&self) -> bool {
         self.free.is_ours()
     }
 
-    /// Looks for cells that another process has added.
+    /// Reads the length of the file again, because another process may have added cells.
     ///
     /// # Errors
     /// When the file's length cannot be read.
@@ -256,7 +257,7 @@ impl Region {
         self.header().accepted.store(accepted, Release);
     }
 
-    /// Requests may come over io_uring from now on.
+    /// Records that requests may come over io_uring from now on.
     pub(crate) fn expect_rings(&self) {
         self.header().layout.store(LAYOUT_OF_RINGS, Release);
     }
@@ -285,7 +286,7 @@ impl Memory {
     }
 }
 
-/// Checks what a region begins with.
+/// Checks the header of a region, and reads the kind of its volume.
 fn parse(header: &Header) -> Result<VolumeKind, RegionError> {
     if header.magic.load(Acquire) != MAGIC {
         return Err(RegionError::Foreign);
@@ -308,7 +309,7 @@ fn parse(header: &Header) -> Result<VolumeKind, RegionError> {
     }
 }
 
-/// Addresses that a region takes, for all that it may grow to.
+/// The number of addresses that the mapping of a region reserves: the largest length of the region, in bytes.
 fn reserved(kind: VolumeKind) -> usize {
     match kind {
         VolumeKind::Projection | VolumeKind::Live => header::SIZE,

@@ -20,7 +20,7 @@ shared! {
         opens: AtomicU64,
         lost: AtomicU64,
         /// Lost lines that a later line has reported.
-        told: AtomicU64,
+        reported: AtomicU64,
     }
 }
 
@@ -32,13 +32,13 @@ impl Opens {
 
     /// The number of lost lines that no line has reported yet.
     pub(crate) fn unreported(&self) -> u64 {
-        self.lost.load(Relaxed).saturating_sub(self.told.load(Relaxed))
+        self.lost.load(Relaxed).saturating_sub(self.reported.load(Relaxed))
     }
 
-    /// Counts an open whose line was written, and which reported `told` lost lines.
-    pub(crate) fn written(&self, told: u64) {
+    /// Counts an open whose line was written. The line reported `reported` lost lines.
+    pub(crate) fn written(&self, reported: u64) {
         self.opens.fetch_add(1, Relaxed);
-        self.told.fetch_add(told, Relaxed);
+        self.reported.fetch_add(reported, Relaxed);
     }
 
     /// Counts an open whose line is lost.

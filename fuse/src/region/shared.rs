@@ -5,7 +5,7 @@
 
 use std::sync::atomic::{AtomicU32, AtomicU64};
 
-/// Memory that others write at any time.
+/// Memory that other processes may write at any time.
 ///
 /// # Safety
 /// The type is made of atomics alone, so that any bytes are a value of it, and a shared reference lets it change.
@@ -15,10 +15,10 @@ pub(crate) unsafe trait SharedMemory {}
 unsafe impl SharedMemory for AtomicU32 {}
 // SAFETY: an atomic.
 unsafe impl SharedMemory for AtomicU64 {}
-// SAFETY: elements of that kind, one after the other.
+// SAFETY: an array of atomics.
 unsafe impl<T: SharedMemory, const N: usize> SharedMemory for [T; N] {}
 
-/// Declares structs that are shared: with the layout that C gives them, of fields that are shared themselves.
+/// Declares structs of shared memory. They have the layout of C, and each of their fields is a [`SharedMemory`].
 macro_rules! shared {
     ($($(#[$meta:meta])* pub(crate) struct $name:ident { $($(#[$doc:meta])* $field:ident: $type:ty),* $(,)? })*) => { $(
         $(#[$meta])*

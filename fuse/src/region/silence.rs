@@ -1,7 +1,10 @@
-//! Since when the source of a volume is silent, for the supervisor: since its last answer while a call is outstanding. A call
-//! that ends without an answer does not end the silence, and the next call does not begin it anew; so it may last when no caller
-//! waits any more, until the source answers. Without calls there is no silence. The server of the volume writes it when it
-//! changes, so it costs no timer. A killed server leaves it; its successor begins with none.
+//! How long the source of an NFS volume has been silent, for the supervisor: since its last answer, if a call has been outstanding
+//! since then.
+//!
+//! A call that ends without an answer does not end the silence, and the next call does not begin it anew. So a silence may last
+//! after all callers have given up, until the source answers. Without calls, there is no silence. The server of the volume writes
+//! when the silence begins and ends, so this needs no timer. A killed server leaves its silence in the region; the successor begins
+//! with none.
 
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
@@ -14,19 +17,19 @@ use super::shared::shared;
 shared! {
     /// The beginning of the silence.
     pub(crate) struct Silence {
-        /// Milliseconds on the clock that all processes have ([`ClockId::Monotonic`]); 0 for no silence.
+        /// Milliseconds on the clock that all processes share ([`ClockId::Monotonic`]); 0 for no silence.
         since: AtomicU64,
     }
 }
 
 impl Silence {
-    /// Sets the moment of the source's last answer while a call is outstanding, or none once the source has answered.
+    /// Sets the moment of the source's last answer while a call is outstanding, or `None` once the source has answered.
     pub(crate) fn set(&self, since: Option<Moment>) {
         let milliseconds = |Moment(since): Moment| u64::try_from(since.as_millis()).unwrap_or(u64::MAX).max(1);
         self.since.store(since.map_or(0, milliseconds), Relaxed);
     }
 
-    /// When it began.
+    /// The moment at which the silence began.
     pub(crate) fn since(&self) -> Option<Moment> {
         let since = self.since.load(Relaxed);
         (since != 0).then_some(Moment(Duration::from_millis(since)))
@@ -38,7 +41,7 @@ impl Silence {
 pub struct Moment(Duration);
 
 impl Moment {
-    /// The same moment as one of this process alone.
+    /// The moment of an [`Instant`], which only this process can read.
     pub(crate) fn of(instant: Instant) -> Self {
         Self(now().saturating_sub(instant.elapsed()))
     }

@@ -38,7 +38,8 @@ fn pages(region: &Region) -> i64 {
     fstat(region.as_fd()).expect("attributes").st_blocks * 512 / 4096
 }
 
-fn again(region: &Region) -> Result<Region, RegionError> {
+/// The region, as another process adopts it.
+fn adopted(region: &Region) -> Result<Region, RegionError> {
     Region::adopt(region.as_fd().try_clone_to_owned().expect("a descriptor"))
 }
 
@@ -72,7 +73,7 @@ fn changed(offset: usize, value: u32) -> Result<Region, RegionError> {
 fn two_processes_share_a_region() {
     for kind in [VolumeKind::Projection, VolumeKind::Passthrough] {
         let region = Region::create(kind).expect("a region");
-        let other = again(&region).expect("the same");
+        let other = adopted(&region).expect("the same");
         assert_eq!((other.kind(), other.accepted(), other.session_thread()), (kind, None, None));
         region.set_accepted(3);
         region.set_session_thread(7);
@@ -99,7 +100,7 @@ fn a_region_that_ends_too_early_or_begins_wrongly_is_refused() {
     let bytes = header(VolumeKind::Passthrough);
     for length in [0, 1, 8, header::SIZE as u64 - 1] {
         let short = Region::adopt(file(&bytes[..length as usize], length, true));
-        assert!(matches!(short, Err(RegionError::Truncated(told)) if told as u64 == length));
+        assert!(matches!(short, Err(RegionError::Truncated(bytes)) if bytes as u64 == length));
     }
     assert!(matches!(changed(0, 0), Err(RegionError::Foreign)));
     assert!(matches!(changed(8, 0), Err(RegionError::Damaged { what: "layout", value: 0 })));
@@ -115,7 +116,7 @@ fn a_region_of_a_newer_podfs_is_refused_by_name() {
 }
 
 #[test]
-fn seats_of_any_content_are_harmless() {
+fn slots_of_any_content_are_harmless() {
     let mut bytes = header(VolumeKind::Passthrough);
     let slots = std::mem::offset_of!(header::Header, slots);
     bytes[slots..].fill(0xff);
@@ -132,11 +133,11 @@ fn seats_of_any_content_are_harmless() {
 #[test]
 fn requests_are_counted_by_their_numbers_and_durations_in_groups() {
     let region = Region::create(VolumeKind::Projection).expect("a region");
-    let other = again(&region).expect("the same");
+    let other = adopted(&region).expect("the same");
     for opcode in [1, 1, 45, 63, 64, u32::MAX] {
         region.counts().request(opcode);
     }
-    // Served by a program that does not tell them apart.
+    // An earlier version of podfs served these, and did not count them by opcode.
     region.header().requests.store(10, std::sync::atomic::Ordering::Relaxed);
     assert_eq!(other.requests(), 16);
     let counted: Vec<_> = other.counts().requests().filter(|(_, count)| *count > 0).collect();
@@ -152,7 +153,7 @@ fn requests_are_counted_by_their_numbers_and_durations_in_groups() {
 #[test]
 fn a_silence_is_seen_with_its_age_by_another_process_and_ends() {
     let region = Region::create(VolumeKind::Nfs).expect("a region");
-    let other = again(&region).expect("the same");
+    let other = adopted(&region).expect("the same");
     assert_eq!(other.silent_since(), None);
     let begin = std::time::Instant::now();
     region.silence().set(begin.checked_sub(std::time::Duration::from_secs(7)).map(Moment::of));
@@ -177,23 +178,23 @@ fn memory_without_cells_in_use_is_given_back_and_taken_again() {
     let few = pages(&region);
     assert!(few < 60, "20 cells and a few spare pages, not {few} of {full} pages");
 
-    // A successor finds those in use, gives no memory to the others by looking, and fills the file again.
-    let heir = Arc::new(again(&region).expect("the same"));
-    let mut kept: Vec<_> = found(&heir).into_iter().collect();
+    // A successor finds the cells in use, allocates no memory when it reads the others, and fills the file again.
+    let successor = Arc::new(adopted(&region).expect("the same"));
+    let mut kept: Vec<_> = found(&successor).into_iter().collect();
     kept.sort_unstable();
     assert_eq!(kept.iter().map(|(_, n)| *n).collect::<Vec<_>>(), (0..MANY).step_by(1000).collect::<Vec<_>>());
     assert_eq!(pages(&region), few);
-    heir.cells().keep_only(&kept.iter().map(|(id, _)| *id).collect::<Vec<_>>());
-    assert!(OwnedCell::<Number>::new(&heir, |_| ()).is_ok(), "which ones are free is known");
-    heir.take_over();
-    let more: Vec<_> = (0..MANY - 20).map(|n| number(&heir, MANY + n)).collect();
-    let whole = found(&heir);
+    successor.cells().keep_only(&kept.iter().map(|(id, _)| *id).collect::<Vec<_>>());
+    assert!(OwnedCell::<Number>::new(&successor, |_| ()).is_ok(), "which ones are free is known");
+    successor.take_over();
+    let more: Vec<_> = (0..MANY - 20).map(|n| number(&successor, MANY + n)).collect();
+    let whole = found(&successor);
     assert_eq!(whole.len(), MANY as usize + 1, "no cell is given twice");
     assert!(kept.iter().all(|(id, n)| whole[id] == *n), "those in use are left alone");
     let grown = fstat(region.as_fd()).expect("attributes").st_size;
     assert!(grown <= length + 16 * 4096, "the holes are used: {length}, then {grown}");
-    more.iter().for_each(|cell| heir.cells().free(cell.id()));
-    assert!(pages(&heir) < 60, "{}", pages(&heir));
+    more.iter().for_each(|cell| successor.cells().free(cell.id()));
+    assert!(pages(&successor) < 60, "{}", pages(&successor));
 }
 
 #[test]
@@ -201,16 +202,16 @@ fn memory_of_an_adopted_region_is_given_back_only_after_the_takeover() {
     let region = Arc::new(Region::create(VolumeKind::Passthrough).expect("a region"));
     (0..5000).for_each(|n| drop(number(&region, n)));
     let full = pages(&region);
-    let heir = again(&region).expect("the same");
+    let successor = adopted(&region).expect("the same");
     assert!(
-        OwnedCell::<Number>::new(&Arc::new(again(&region).expect("the same")), |_| ()).is_err(),
+        OwnedCell::<Number>::new(&Arc::new(adopted(&region).expect("the same")), |_| ()).is_err(),
         "nothing is known"
     );
-    heir.cells().keep_only(&[]);
+    successor.cells().keep_only(&[]);
     assert_eq!(pages(&region), full);
-    let lost: Vec<_> = found(&heir).into_keys().collect();
-    heir.take_over();
-    heir.cells().erase(&lost);
+    let lost: Vec<_> = found(&successor).into_keys().collect();
+    successor.take_over();
+    successor.cells().erase(&lost);
     assert!(pages(&region) < 40, "{}", pages(&region));
 }
 
@@ -226,7 +227,7 @@ proptest! {
                 0 => {
                     let mut kept: Vec<_> = model.iter().map(|(id, _)| *id).collect();
                     kept.sort_unstable();
-                    region = Arc::new(again(&region).expect("the same"));
+                    region = Arc::new(adopted(&region).expect("the same"));
                     region.cells().keep_only(&kept);
                     region.take_over();
                 }
@@ -245,7 +246,7 @@ proptest! {
         }
         let wanted: HashMap<_, _> = model.iter().copied().collect();
         prop_assert_eq!(wanted.len(), model.len());
-        prop_assert_eq!(found(&again(&region).expect("the same")), wanted);
+        prop_assert_eq!(found(&adopted(&region).expect("the same")), wanted);
     }
 
     #[test]

@@ -1,27 +1,27 @@
-//! Requests whose answer is left for later: waits for locks. Where the kernel cannot be made to ask again (before
-//! Linux 6.9), a successor ends them, so that no caller waits for ever.
+//! Requests that the server answers later: they wait for a lock, for an NFS server, or for the requests before them. Before Linux
+//! 6.9, the kernel cannot send a request again. There, a successor ends these requests, so that no caller waits for ever.
 
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 
 use super::shared::shared;
 
-/// Most waits of a volume: each takes a thread.
+/// Most requests in the list.
 pub(crate) const WAITS: usize = 512;
 
 shared! {
-    /// The requests that wait, each somewhere; 0 for a free place.
+    /// The requests that wait, in no order; 0 for a free place.
     pub(crate) struct Waits { uniques: [AtomicU64; WAITS] }
 }
 
 impl Waits {
-    /// Remembers `unique`; returns its place.
+    /// Adds the request `unique`, and returns its place; `None` if all places are taken.
     pub(crate) fn add(&self, unique: u64) -> Option<usize> {
         let free = |place: &AtomicU64| place.compare_exchange(0, unique, Release, Relaxed).is_ok();
         self.uniques.iter().position(free)
     }
 
-    /// The wait at `place` is answered.
+    /// Removes the request at `place` after its answer.
     pub(crate) fn remove(&self, place: usize) {
         self.uniques[place].store(0, Release);
     }
@@ -31,7 +31,7 @@ impl Waits {
         self.uniques.iter().map(|place| place.load(Acquire)).filter(|unique| *unique != 0)
     }
 
-    /// No wait is left: the kernel asks for all of them again, or they were ended.
+    /// Removes all requests: the kernel sends them again, or a server has ended them.
     pub(crate) fn clear(&self) {
         self.uniques.iter().for_each(|place| place.store(0, Release));
     }

@@ -30,7 +30,7 @@ wire! {
     pub struct OutHeader { len: u32, error: i32, unique: u64 }
     /// The kernel's offer.
     pub struct InitIn { major: u32, minor: u32, max_readahead: u32, flags: u32, flags2: u32, unused: [u32; 11] }
-    /// The features that the server takes of it.
+    /// The answer to the offer: the features that the server accepts.
     pub struct InitOut {
         major: u32, minor: u32, max_readahead: u32, flags: u32, max_background: u16, congestion_threshold: u16,
         max_write: u32, time_gran: u32, max_pages: u16, map_alignment: u16, flags2: u32, max_stack_depth: u32,
@@ -48,7 +48,7 @@ wire! {
     }
     /// Attributes, and how long they hold.
     pub struct AttrOut { attr_valid: u64, attr_valid_nsec: u32, dummy: u32, attr: Attr }
-    /// A time with its own sign.
+    /// A time that may be before 1970.
     pub struct SxTime { tv_sec: i64, tv_nsec: u32, reserved: i32 }
     /// Attributes as `statx(2)` has them.
     pub struct Statx {
@@ -168,13 +168,13 @@ pub mod fattr {
 
 /// A command of io_uring: the kernel may put requests into an entry.
 pub const URING_REGISTER: u32 = 1;
-/// The same: an entry has the answer to its request, and room for another one.
+/// A command of io_uring: an entry has the answer to its request, and room for another request.
 pub const URING_COMMIT_AND_FETCH: u32 = 2;
-/// A code of an unsolicited message: the kernel drops content.
+/// The code of a notification: the kernel drops its cached content of a node.
 pub const NOTIFY_INVAL_INODE: i32 = 2;
-/// The same: the kernel sends again all requests that were read and not answered (Linux 6.9).
+/// The code of a notification: the kernel sends again all requests that were read and not answered (Linux 6.9).
 pub const NOTIFY_RESEND: i32 = 7;
-/// The same: the kernel forgets these nodes if they are unused (Linux 6.18).
+/// The code of a notification: the kernel forgets these nodes if they are unused (Linux 6.18).
 pub const NOTIFY_PRUNE: i32 = 9;
 /// The mark of a request that the kernel sends again, in its number.
 pub const UNIQUE_RESEND: u64 = 1 << 63;
@@ -182,7 +182,7 @@ pub const UNIQUE_RESEND: u64 = 1 << 63;
 pub const GETATTR_FH: u32 = 1 << 0;
 /// A lock is `flock(2)`'s, not `fcntl(2)`'s.
 pub const LK_FLOCK: u32 = 1 << 0;
-/// A write comes from the page cache, long after the call that made it.
+/// A write comes from the page cache, maybe long after the call that made it.
 pub const WRITE_CACHE: u32 = 1 << 0;
 /// A write takes setuid and setgid off the file.
 pub const WRITE_KILL_SUIDGID: u32 = 1 << 2;

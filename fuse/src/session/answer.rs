@@ -44,7 +44,7 @@ pub enum Answer {
     XattrSize(u32),
     /// The file system as a whole.
     FileSystem(Kstatfs),
-    /// A lock that is in the way, or none.
+    /// A conflicting lock, or none.
     Lock(FileLock),
     /// An offset.
     Offset(u64),
@@ -77,7 +77,7 @@ impl Exchange<'_> {
         self.slot.begin(self.earlier.map(|earlier| earlier.at), note);
     }
 
-    /// The mark of a predecessor that had begun this very request; it may have been executed or not.
+    /// The record of a predecessor that had begun this very request. It may have executed the request or not.
     pub fn earlier(&self) -> Option<BegunRequest> {
         self.earlier
     }
@@ -92,7 +92,7 @@ impl Exchange<'_> {
         self.responder.unique & UNIQUE_RESEND != 0
     }
 
-    /// Takes over the answer, which then is [`Answer::Later`].
+    /// Takes over the answer. The service then returns [`Answer::Later`].
     pub fn defer(&self) -> DeferredAnswer {
         let place = self.region.waits().add(self.number());
         DeferredAnswer { responder: self.responder.clone(), region: Arc::clone(self.region), place }
@@ -109,7 +109,7 @@ impl Exchange<'_> {
 /// An entry of a directory, as READDIR lists it.
 #[derive(Clone, Copy, Debug)]
 pub struct ReaddirEntry<'a> {
-    /// The file's number.
+    /// The inode number of the file.
     pub ino: u64,
     /// The offset of the next entry.
     pub next: u64,
@@ -120,12 +120,12 @@ pub struct ReaddirEntry<'a> {
 }
 
 impl ReaddirEntry<'_> {
-    /// Bytes that it takes; the next one begins at a multiple of 8.
+    /// Bytes that the entry takes; the next entry begins at a multiple of 8.
     pub fn length(self) -> usize {
         (size_of::<Dirent>() + self.name.len()).next_multiple_of(8)
     }
 
-    /// Appends it to an answer.
+    /// Appends the entry to an answer.
     pub fn push(self, buffer: &mut Vec<u8>) {
         let end = buffer.len() + self.length();
         let Self { ino, next: off, kind, name } = self;
@@ -176,7 +176,7 @@ impl Notifier {
     }
 }
 
-/// An answer that is given later, perhaps by another thread. A successor of this process knows that it is owed.
+/// An answer that is sent later, perhaps by another thread. The region records the request, for a successor of this process.
 pub struct DeferredAnswer {
     pub(super) responder: Responder,
     pub(super) region: Arc<Region>,
@@ -215,10 +215,10 @@ impl Drop for DeferredAnswer {
     }
 }
 
-/// The way back to the caller.
+/// Sends the answer to one request, or notifications.
 #[derive(Clone, Debug)]
 pub(super) struct Responder {
-    way: AnswerRoute,
+    route: AnswerRoute,
     pub(super) unique: u64,
 }
 
@@ -230,14 +230,14 @@ enum AnswerRoute {
 }
 
 impl Responder {
-    /// To a request that was read from `device`.
+    /// For a request that was read from `device`. With the number 0, for notifications.
     pub(super) fn of_device(device: &Arc<OwnedFd>, unique: u64) -> Self {
-        Self { way: AnswerRoute::Device(Arc::clone(device)), unique }
+        Self { route: AnswerRoute::Device(Arc::clone(device)), unique }
     }
 
-    /// To a request that came into an entry of a ring.
+    /// For a request that came into an entry of a ring.
     pub(super) fn of_ring(reply: RingReply, unique: u64) -> Self {
-        Self { way: AnswerRoute::Ring(reply), unique }
+        Self { route: AnswerRoute::Ring(reply), unique }
     }
 
     pub(super) fn send(&self, outcome: Result<Answer, Errno>) -> io::Result<()> {
@@ -252,27 +252,27 @@ impl Responder {
         match answer {
             Answer::Silence | Answer::Later => Ok(()),
             Answer::Done => self.write(0, &[], &[]),
-            Answer::Entry(entry) => self.tell(&entry),
-            Answer::Attributes(attributes) => self.tell(&attributes),
-            Answer::Statx(attributes) => self.tell(&*attributes),
-            Answer::Open(open) => self.tell(&open),
+            Answer::Entry(entry) => self.send_body(&entry),
+            Answer::Attributes(attributes) => self.send_body(&attributes),
+            Answer::Statx(attributes) => self.send_body(&*attributes),
+            Answer::Open(open) => self.send_body(&open),
             Answer::Created(entry, open) => self.write(0, entry.as_bytes(), open.as_bytes()),
-            Answer::Written(size) => self.tell(&WriteOut { size, padding: 0 }),
+            Answer::Written(size) => self.send_body(&WriteOut { size, padding: 0 }),
             Answer::Buffer => self.write(0, buffer, &[]),
-            Answer::XattrSize(size) => self.tell(&GetxattrOut { size, padding: 0 }),
-            Answer::FileSystem(status) => self.tell(&status),
-            Answer::Lock(lock) => self.tell(&lock),
-            Answer::Offset(offset) => self.tell(&LseekOut { offset }),
-            Answer::Copied(bytes_copied) => self.tell(&CopyFileRangeOut { bytes_copied }),
+            Answer::XattrSize(size) => self.send_body(&GetxattrOut { size, padding: 0 }),
+            Answer::FileSystem(status) => self.send_body(&status),
+            Answer::Lock(lock) => self.send_body(&lock),
+            Answer::Offset(offset) => self.send_body(&LseekOut { offset }),
+            Answer::Copied(bytes_copied) => self.send_body(&CopyFileRangeOut { bytes_copied }),
         }
     }
 
-    pub(super) fn tell(&self, body: &(impl IntoBytes + Immutable)) -> io::Result<()> {
+    pub(super) fn send_body(&self, body: &(impl IntoBytes + Immutable)) -> io::Result<()> {
         self.write(0, body.as_bytes(), &[])
     }
 
     pub(super) fn write(&self, error: i32, body: &[u8], more: &[u8]) -> io::Result<()> {
-        let device = match &self.way {
+        let device = match &self.route {
             AnswerRoute::Device(device) => device,
             AnswerRoute::Ring(reply) => return reply.write(error, body, more),
         };

@@ -1,8 +1,8 @@
 //! Buffers for requests.
 //!
 //! The kernel takes a request from its queue, and then copies it. If it has to allocate memory for that while this process is
-//! killed, the request fails with `EIO` and is not sent again (`fuse_dev_do_read`). So the memory is there before, and is not
-//! shared with a clone such as the keeper: that would make the next write to each page a copy.
+//! killed, the request fails with `EIO` and is not sent again (`fuse_dev_do_read`). So the buffer has its memory before, and does
+//! not share it with a clone of the process such as the keeper: otherwise the next write to each page would have to copy the page.
 
 use std::io;
 use std::ops::{Deref, DerefMut};
@@ -17,7 +17,7 @@ const WORDS: usize = REQUEST_SIZE / size_of::<u64>();
 pub struct InputBuffer(MmapMut);
 
 impl InputBuffer {
-    /// Zeros, with memory behind the first `bytes`.
+    /// A buffer of zeros, whose first `bytes` bytes have memory.
     ///
     /// # Errors
     /// When there is no memory.
@@ -37,7 +37,7 @@ impl Deref for InputBuffer {
     type Target = [u64];
 
     fn deref(&self) -> &[u64] {
-        // SAFETY: the mapping begins at a page, has this length, is initialised by the kernel, and belongs to this alone.
+        // SAFETY: the mapping begins at a page, has this length, is initialised by the kernel, and belongs to this buffer alone.
         unsafe { std::slice::from_raw_parts(self.0.as_ptr().cast(), WORDS) }
     }
 }

@@ -1,7 +1,7 @@
 //! FUSE sessions: the protocol between the kernel and a file system, and the threads that speak it.
 //!
-//! A session is a device, a [`Filesystem`] and a few threads. Each thread reads a request from the device, has the service answer it,
-//! and reads the next.
+//! A session is a device, a [`Filesystem`] (the *service*) and a few threads. Each thread reads a request from the device, lets the
+//! service answer it, and reads the next.
 //!
 //! 1. A request is read by one thread and answered once: by that thread, or by the holder of its [`DeferredAnswer`].
 //! 2. A request that may take long never occupies the last reader: the session starts another thread before, which ends when it is
@@ -40,7 +40,7 @@ mod stall_guard;
 pub mod uring;
 
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
 use rustix::io::Errno;
@@ -72,6 +72,7 @@ const RING_MAX_WRITE: u32 = 64 << 10;
 pub const REQUEST_SIZE: usize = MAX_WRITE as usize + 4096;
 /// Most requests that the kernel leaves waiting on its own account: read-ahead, releases.
 const MAX_BACKGROUND: u16 = 64;
+
 /// A file system that answers requests.
 pub trait Filesystem: Send + Sync + 'static {
     /// Answers one request.
@@ -86,7 +87,7 @@ pub trait Filesystem: Send + Sync + 'static {
     /// Whether the answer may have to wait for a disk for long.
     fn may_wait(&self, operation: &FuseOperation<'_>) -> bool;
 
-    /// The longest request that is to outlive this process, in bytes.
+    /// The length of the longest request that must not fail when this process is killed while the kernel copies it, in bytes.
     fn longest_request(&self) -> usize;
 
     /// The caller of the request with the [number](Request::number) `unique` was interrupted. The request must still be answered,
@@ -110,7 +111,7 @@ pub trait Filesystem: Send + Sync + 'static {
 /// The lookups and handles that an answer leaves with the kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct KernelReferences {
-    /// A node that it knows of once more.
+    /// A node that the kernel counts once more.
     pub node: Option<NodeId>,
     /// An open file or directory.
     pub handle: Option<HandleId>,
@@ -186,9 +187,9 @@ impl Session {
             return Err(io::Error::new(io::ErrorKind::Unsupported, sentence));
         }
         let offered = u64::from(offer.flags) | (u64::from(offer.flags2) << 32);
-        // Without the extension the upper half of the offer is not there.
+        // Without the extension the kernel does not send the upper half of the offer.
         let offered = if offered & init::INIT_EXT == 0 { offered & u64::from(u32::MAX) } else { offered };
-        // The kernel would wait for rings that it was promised, so they are there before.
+        // After the answer the kernel waits for the rings, so they are ready before.
         let rings = rings.filter(|_| offered & init::OVER_IO_URING != 0).and_then(|memory| {
             let volume = Arc::clone(&memory);
             let refused = |error: &io::Error| {
@@ -203,12 +204,12 @@ impl Session {
         // little but names.
         let (max_write, max_pages) =
             if rings.is_some() { (RING_MAX_WRITE, PAYLOAD / 4096) } else { (MAX_WRITE, MAX_WRITE as usize / 4096) };
-        // Known before the kernel acts on it: it never shakes hands again.
+        // The region has this before the kernel acts on the answer: the kernel sends INIT only once, so a successor reads it here.
         if rings.is_some() {
             region.expect_rings();
         }
         region.set_accepted(accepted);
-        responder.tell(&InitOut {
+        responder.send_body(&InitOut {
             major: MAJOR,
             minor: MINOR,
             max_readahead: offer.max_readahead,
@@ -225,7 +226,7 @@ impl Session {
         Ok(Session { device, region, accepted, beginning: SessionStart::Handshake, rings })
     }
 
-    /// Goes on with what a dead server did on `device`. From here on `region` is this session's: no thread of the
+    /// Continues the connection of a dead server on `device`. From here on `region` is this session's: no thread of the
     /// predecessor may be alive.
     ///
     /// # Errors
@@ -239,8 +240,8 @@ impl Session {
     /// # Errors
     /// Those of [`resume`](Self::resume), and when this process can have no rings although the kernel relies on them.
     pub fn resume_on(device: OwnedFd, region: Arc<Region>, rings: Option<Arc<RingMemory>>) -> io::Result<Session> {
-        let none = || io::Error::other("the server died before it had agreed with the kernel; start the volume anew");
-        let accepted = region.accepted().ok_or_else(none)?;
+        let absent = || io::Error::other("the server died before it had agreed with the kernel; start the volume anew");
+        let accepted = region.accepted().ok_or_else(absent)?;
         let rings = match rings {
             _ if accepted & init::OVER_IO_URING == 0 => None,
             Some(memory) if memory.state() == RingState::Refused => None,
@@ -260,7 +261,7 @@ impl Session {
         self
     }
 
-    /// The flags that are in force.
+    /// The flags of INIT that the kernel offered and this session accepted.
     pub fn accepted(&self) -> u64 {
         self.accepted
     }
@@ -284,7 +285,8 @@ impl Session {
         self.run_waking(service, threads, None)
     }
 
-    /// As [`run`](Self::run). Requests that wait for an entry of a ring are woken through `mount`, which shows the file system.
+    /// As [`run`](Self::run). The session wakes requests that wait for an entry of a ring through `mount`, which shows the file
+    /// system.
     ///
     /// # Errors
     /// Those of [`run`](Self::run), and when a ring fails that the kernel relies on.
@@ -310,8 +312,8 @@ impl Session {
 }
 
 impl Session {
-    /// Makes the kernel send again what a dead server left unanswered, or ends it. A request that is read before would come
-    /// twice.
+    /// Makes the kernel send the requests again that a dead server left unanswered, or ends them. No thread may read a request
+    /// before: the kernel would send that request twice.
     fn settle(&mut self) -> io::Result<()> {
         match std::mem::replace(&mut self.beginning, SessionStart::Handshake) {
             SessionStart::Resumed(unanswered) => unanswered.settle(&self.device, &self.region),
@@ -320,13 +322,7 @@ impl Session {
     }
 }
 
-impl AsFd for Session {
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        self.device.as_fd()
-    }
-}
-
-/// The length of the next request.
+/// Reads the next request into `input`. Returns its length.
 fn read(device: &OwnedFd, input: &mut [u8]) -> io::Result<usize> {
     loop {
         match rustix::io::read(device, &mut *input) {

@@ -4,7 +4,7 @@
 //! answered is among the region's waits, as a wait for a lock is: no thread is busy with it.
 
 use std::io::{self, ErrorKind};
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::sync::Arc;
 
 use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
@@ -37,7 +37,7 @@ impl Session {
 }
 
 impl PolledSession {
-    /// Reads the next request into `input`; gives its length in bytes.
+    /// Reads the next request into `input`; returns its length in bytes.
     ///
     /// # Errors
     /// `WouldBlock` when no request is pending; any other error when the connection has ended.
@@ -59,7 +59,7 @@ impl PolledSession {
 
     /// The answer to `request`, which the server owes the kernel from now on.
     pub fn owe(&self, request: &Request<'_>) -> DeferredAnswer {
-        // Its number is known until it stands among the waits, also where there is no room.
+        // The slot has the number until the waits have it. It keeps the number as its last one if the waits have no room.
         let slot = self.region.in_flight().slot(0);
         slot.take(request.number());
         let place = self.region.waits().add(request.number());
@@ -71,12 +71,6 @@ impl PolledSession {
     /// Returns the sender of notifications to the kernel.
     pub fn notifier(&self) -> Notifier {
         Notifier { device: Arc::clone(&self.device) }
-    }
-}
-
-impl AsFd for PolledSession {
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        self.device.as_fd()
     }
 }
 

@@ -23,11 +23,11 @@ pub(super) struct Readers {
     device: Arc<OwnedFd>,
     region: Arc<Region>,
     service: Arc<dyn Filesystem>,
-    /// For a source that may be away.
+    /// `Some` if the source may be away.
     stall_guard: Option<Arc<StallGuard>>,
     /// The number of threads while no request is slow.
     wanted: usize,
-    /// Other requests come through rings.
+    /// Whether all requests but FORGET and INTERRUPT come through rings.
     beside_rings: bool,
     /// The number of threads that wait for a request.
     idle: AtomicUsize,
@@ -123,8 +123,8 @@ impl Readers {
         }
     }
 
-    /// Answers `request`, whose source may be away, or leaves it to another thread. In return this one answers for those
-    /// that were left before.
+    /// Answers `request`, whose source may be away, or lets the guard park it. After an answer, the thread also answers the
+    /// requests that are parked.
     fn answer_guarded(
         self: &Arc<Self>,
         stall_guard: &StallGuard,
@@ -147,7 +147,7 @@ impl Readers {
         self.answer(request, slot, buffer);
         let mut answered = request.number();
         while let Some(parked) = stall_guard.leave(answered) {
-            // It was a request when it was parked.
+            // The guard parks only bytes that were parsed as a request.
             let Some(request) = Request::parse(parked.bytes()) else { return };
             self.answer(&request, slot, buffer);
             answered = request.number();
@@ -169,8 +169,8 @@ impl Readers {
         let outcome = self.service.answer(request, &mut exchange);
         // The kernel takes no answer to a request that was aborted, or that another thread has answered.
         let granted = outcome.as_ref().ok().and_then(KernelReferences::of);
-        let unheard = responder.send_with(outcome, buffer).is_err();
-        if let (true, Some(granted), true) = (unheard, granted, self.stall_guard.is_some()) {
+        let is_refused = responder.send_with(outcome, buffer).is_err();
+        if let (true, Some(granted), true) = (is_refused, granted, self.stall_guard.is_some()) {
             self.service.take_back(granted);
         }
         slot.clear();
@@ -179,7 +179,7 @@ impl Readers {
         }
     }
 
-    /// A free slot.
+    /// Takes a free slot.
     fn register(&self) -> Option<usize> {
         let lowest = |taken: u32| taken.trailing_ones() as usize;
         let take = |taken| (lowest(taken) < SLOTS).then(|| taken | (1 << lowest(taken)));
@@ -190,14 +190,14 @@ impl Readers {
         self.slots.fetch_and(!(1 << slot), Ordering::Release);
     }
 
-    /// Starts a thread that replaces this one. Without it the volume is slower, not wrong.
+    /// Starts a thread that reads requests while this one waits. If none can start, the volume is slower, not wrong.
     fn make_room(self: &Arc<Self>) {
         if self.running.load(Ordering::Relaxed) < SLOTS {
             let _ = Arc::clone(self).spawn();
         }
     }
 
-    /// The length of the next request; none when this thread is to end.
+    /// Reads the next request. Returns its length; `None` when this thread has to end.
     fn next(&self, input: &mut [u8]) -> Option<usize> {
         if self.idle.fetch_add(1, Ordering::Relaxed) >= self.wanted {
             self.idle.fetch_sub(1, Ordering::Relaxed);
@@ -205,7 +205,16 @@ impl Readers {
         }
         let length = read(&self.device, input);
         self.idle.fetch_sub(1, Ordering::Relaxed);
-        length.ok()
+        match length {
+            Ok(length) => Some(length),
+            // The file system is unmounted, or its connection was aborted.
+            Err(error) if matches!(error.raw_os_error(), Some(libc::ENODEV | libc::ECONNABORTED)) => None,
+            Err(error) => {
+                // Callers would wait for ever. When this server ends, the supervisor starts another one.
+                tracing::error!("cannot read requests: {error}");
+                std::process::abort()
+            }
+        }
     }
 }
 

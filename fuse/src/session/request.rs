@@ -275,7 +275,7 @@ impl<'a> UnparsedBody<'a> {
 /// The name of all other operations.
 const UNKNOWN: &str = "UNKNOWN";
 
-/// The operation with this number, as the kernel's header calls it; two forms of one operation have one name.
+/// The name of the operation with this number, from the kernel's header. Two forms of one operation have the same name.
 pub fn operation_name(opcode: u32) -> &'static str {
     match opcode {
         1 => "LOOKUP",
@@ -332,7 +332,7 @@ pub fn operation_name(opcode: u32) -> &'static str {
 }
 
 impl FuseOperation<'_> {
-    /// The name in the node that it is about, if there is one.
+    /// The name in the request's node that the operation is about, if there is one.
     pub fn entry(&self) -> Option<&OsStr> {
         match self {
             Self::Lookup { name }
@@ -359,11 +359,11 @@ mod tests {
         let len = (size_of::<InHeader>() + body.len()) as u32;
         let header =
             InHeader { len, opcode, unique: 7, nodeid: NodeId(1), uid: 2, gid: 3, pid: 4, ..Default::default() };
-        // Requests are read to where structs may stand.
+        // The parser needs aligned bytes: see `aligned`.
         [header.as_bytes(), body].concat()
     }
 
-    /// Puts `bytes` where a request may stand.
+    /// Copies `bytes` to memory that is aligned like the buffer of a request.
     fn aligned(bytes: &[u8]) -> Vec<u64> {
         bytes
             .chunks(8)
@@ -416,7 +416,7 @@ mod tests {
             let bytes = request(opcode, body);
             let words = aligned(&bytes);
             let request = Request::parse(&words.as_bytes()[..bytes.len()]).expect("a request");
-            assert!(matches!(request.operation, FuseOperation::Unknown { opcode: told } if told == opcode));
+            assert!(matches!(request.operation, FuseOperation::Unknown { opcode: unknown } if unknown == opcode));
         }
     }
 }

@@ -29,7 +29,7 @@ pub(super) enum Unanswered {
 }
 
 impl Unanswered {
-    /// Handles the requests. Nothing may be read from the device before.
+    /// Handles the requests. No thread may read from the device before.
     pub(super) fn settle(self, device: &Arc<OwnedFd>, region: &Region) -> io::Result<()> {
         match self {
             Self::AskedAgain if ask_again(device)? => {}
@@ -46,7 +46,7 @@ fn ask_again(device: &Arc<OwnedFd>) -> io::Result<bool> {
     let kernel = Responder::of_device(device, 0);
     match kernel.write(NOTIFY_RESEND, &[], &[]) {
         Err(error) if error.raw_os_error() == Some(libc::EINVAL) => Ok(false),
-        told => told.map(|()| true),
+        sent => sent.map(|()| true),
     }
 }
 

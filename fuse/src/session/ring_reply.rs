@@ -14,7 +14,7 @@ use nix::sys::eventfd::{EfdFlags, EventFd};
 use super::ring_memory::{EntryId, RingMemory};
 
 thread_local! {
-    /// The inbox of the ring that the calling thread has.
+    /// The inbox of the ring that the calling thread owns.
     static OWN: Cell<*const AnsweredEntries> = const { Cell::new(std::ptr::null()) };
 }
 
@@ -43,7 +43,7 @@ impl AnsweredEntries {
 
     /// The event was noticed.
     pub(super) fn clear_event(&self) {
-        // There may be none any more.
+        // The event may be cleared already.
         let _none = self.event.read();
     }
 
@@ -55,13 +55,13 @@ impl AnsweredEntries {
     fn leave(&self, entry: EntryId) {
         self.answered.lock().expect("a thread that panics ends the process").push(entry);
         if !std::ptr::eq(OWN.get(), self) {
-            // It fails when it was written to very often, and not read: then it can be read already.
+            // The write fails only if the counter is at its maximum: then the event is readable already.
             let _full = self.event.write(1);
         }
     }
 }
 
-/// The way back for the request of one entry.
+/// Takes the answer to the request of one entry.
 #[derive(Clone)]
 pub(super) struct RingReply {
     pub(super) memory: Arc<RingMemory>,

@@ -2,7 +2,7 @@
 //!
 //! A thread that calls such a source waits in the kernel until the source is back, and cannot be interrupted. So:
 //!
-//! 1. At most [`INSIDE`] requests call the source at one time, one less than a session may have threads. Further requests are
+//! 1. At most [`MOST_CALLS`] requests call the source at one time, one less than a session may have threads. Further requests are
 //!    *parked*, in their order, and each calls the source as soon as another one is done. So one thread can always read.
 //! 2. A caller that is being killed gets `EINTR` instead of waiting on. The thread that executes its request continues, and the
 //!    kernel drops its answer, because it has forgotten the request. The service takes back the lookups and handles of the answer
@@ -11,7 +11,7 @@
 //!    from memory ([`Filesystem::answer_from_cache`]): new ones at once, and earlier ones after [`AWAY`].
 //! 4. All other requests wait. Each change of the source is made once, with the credentials of its caller.
 //!
-//! A thread of its own does points 2 and 3: it checks every [`LOOK`] while a request is under way, and sleeps otherwise.
+//! The guard's thread does points 2 and 3: it checks every [`CHECK_INTERVAL`] while a request is under way, and sleeps otherwise.
 
 use std::collections::{HashMap, VecDeque};
 use std::io;
@@ -30,21 +30,21 @@ use super::{Answer, Filesystem};
 use crate::caller::ending::has_given_up;
 use crate::region::{Region, SLOTS};
 
-/// Most requests that ask the source at one time.
-const INSIDE: usize = SLOTS - 1;
+/// Most requests that call the source at one time.
+const MOST_CALLS: usize = SLOTS - 1;
 /// Most requests that are parked. Further requests wait in the kernel, and all other requests of the volume with them.
-const PARKED: usize = 512;
+const MOST_PARKED: usize = 512;
 /// The interval at which the thread checks the requests under way.
-const LOOK: Duration = Duration::from_millis(200);
+const CHECK_INTERVAL: Duration = Duration::from_millis(200);
 /// The time after which the source counts as away if it has not answered a request.
 const AWAY: Duration = Duration::from_millis(400);
 
 /// A question about the root that a service may answer without its source.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RootQuestion {
-    /// Its attributes (GETATTR).
+    /// The root's attributes (GETATTR).
     Attributes,
-    /// Its attributes in full (STATX).
+    /// The root's attributes in full (STATX).
     Statx,
     /// The file system as a whole (STATFS).
     FileSystem,
@@ -75,8 +75,10 @@ pub(super) struct StallGuard {
 struct GuardState {
     /// The requests under way, by their numbers.
     waiting: HashMap<u64, WaitingCall>,
-    inside: usize,
+    /// The number of threads that call the source.
+    calling: usize,
     parked: VecDeque<Parked>,
+    /// Whether the guard's thread waits for a request.
     asleep: bool,
     over: bool,
 }
@@ -87,11 +89,11 @@ struct WaitingCall {
     pid: u32,
     since: Instant,
     question: Option<RootQuestion>,
-    /// The kernel has sent INTERRUPT for it. This decides where the caller's process cannot be seen.
+    /// Whether the kernel has sent INTERRUPT for the request. This decides if this process cannot see the caller's thread.
     interrupted: bool,
-    /// It has an answer.
+    /// Whether the guard has answered the request.
     answered: bool,
-    /// podfs still has to execute it, because it releases something.
+    /// Whether podfs has to execute the request even after an answer, because it releases something.
     obligation: bool,
 }
 
@@ -133,13 +135,13 @@ impl StallGuard {
         Ok(stall_guard)
     }
 
-    /// No request comes any more.
+    /// Ends the guard's thread: no request comes any more.
     pub(super) fn end(&self) {
         self.state().over = true;
         self.changed.notify_all();
     }
 
-    /// The answer, where it is known and the source is away.
+    /// The answer from memory, if `request` is a question about the root and the source is away.
     pub(super) fn answer_from_cache(&self, request: &Request<'_>) -> Option<Answer> {
         let question = RootQuestion::of(request)?;
         let away = self.state().is_away();
@@ -150,7 +152,7 @@ impl StallGuard {
     /// request as it was read.
     pub(super) fn enter(&self, request: &Request<'_>, bytes: &[u8]) -> bool {
         let mut state = self.state();
-        while state.inside >= INSIDE && state.parked.len() >= PARKED {
+        while state.calling >= MOST_CALLS && state.parked.len() >= MOST_PARKED {
             state = self.changed.wait(state).expect("a thread that panics ends the process");
         }
         let waiting = WaitingCall {
@@ -166,9 +168,9 @@ impl StallGuard {
             ),
         };
         state.waiting.insert(request.number(), waiting);
-        let enters = state.inside < INSIDE;
+        let enters = state.calling < MOST_CALLS;
         if enters {
-            state.inside += 1;
+            state.calling += 1;
         } else {
             let mut words = vec![0_u64; bytes.len().div_ceil(8)];
             words.as_mut_bytes()[..bytes.len()].copy_from_slice(bytes);
@@ -181,7 +183,7 @@ impl StallGuard {
         enters
     }
 
-    /// The calling thread has asked for the request `number`. Gives the one that it asks for next, if one is parked.
+    /// The calling thread has executed the request `number`. Returns the request that it executes next, if one is parked.
     pub(super) fn leave(&self, number: u64) -> Option<Parked> {
         let mut state = self.state();
         state.waiting.remove(&number);
@@ -193,11 +195,11 @@ impl StallGuard {
                     waiting.since = Instant::now();
                 }
                 self.unpark(parked);
-                if state.parked.len() + 1 == PARKED {
+                if state.parked.len() + 1 == MOST_PARKED {
                     self.changed.notify_all();
                 }
             }
-            None => state.inside -= 1,
+            None => state.calling -= 1,
         }
         next
     }
@@ -215,7 +217,7 @@ impl StallGuard {
         }
     }
 
-    /// Checks the requests under way every [`LOOK`], until the session ends.
+    /// Checks the requests under way every [`CHECK_INTERVAL`], until the session ends.
     fn watch(&self) {
         let mut state = self.state();
         loop {
@@ -228,14 +230,14 @@ impl StallGuard {
             }
             state.asleep = false;
             drop(state);
-            thread::sleep(LOOK);
-            self.look();
+            thread::sleep(CHECK_INTERVAL);
+            self.check_late();
             state = self.state();
         }
     }
 
-    fn look(&self) {
-        let late = |waiting: &WaitingCall| !waiting.answered && waiting.since.elapsed() >= LOOK;
+    fn check_late(&self) {
+        let late = |waiting: &WaitingCall| !waiting.answered && waiting.since.elapsed() >= CHECK_INTERVAL;
         let all = |state: &GuardState| -> Vec<_> {
             let late = state.waiting.iter().filter(|(_, waiting)| late(waiting));
             late.map(|(number, waiting)| (*number, waiting.pid, waiting.interrupted, waiting.question)).collect()
@@ -252,7 +254,7 @@ impl StallGuard {
         }
     }
 
-    /// Answers for the thread that asks the source, unless that thread was quicker.
+    /// Answers for the thread that calls the source, unless that thread has answered before.
     fn answer(&self, number: u64, outcome: Result<Answer, Errno>) {
         let mut state = self.state();
         let Some(waiting) = state.waiting.get_mut(&number) else { return };

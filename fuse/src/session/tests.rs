@@ -1,6 +1,6 @@
 //! Sessions that are resumed, on real mounts. The dead server is a device that was read from and not answered.
 
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsFd, AsRawFd};
 use std::sync::Mutex;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread;
@@ -11,14 +11,14 @@ use crate::region::{BegunRequest, VolumeKind};
 
 /// The parts of a request that the service sends to the test.
 #[derive(Debug, PartialEq, Eq)]
-struct Told {
+struct SeenRequest {
     number: u64,
     resent: bool,
     note: Option<u64>,
 }
 
 /// An empty directory.
-struct Empty(Mutex<Sender<Told>>);
+struct Empty(Mutex<Sender<SeenRequest>>);
 
 impl Filesystem for Empty {
     fn longest_request(&self) -> usize {
@@ -27,9 +27,9 @@ impl Filesystem for Empty {
 
     fn answer(&self, request: &Request<'_>, exchange: &mut Exchange<'_>) -> Result<Answer, Errno> {
         let note = exchange.earlier().map(|BegunRequest { note, .. }| note);
-        let told = Told { number: request.number(), resent: exchange.is_resent(), note };
+        let received = SeenRequest { number: request.number(), resent: exchange.is_resent(), note };
         // The test may have seen enough.
-        let _ = self.0.lock().expect("one thread").send(told);
+        let _ = self.0.lock().expect("one thread").send(received);
         match request.operation {
             FuseOperation::GetAttr { .. } => {
                 let attr = abi::Attr { ino: 1, mode: libc::S_IFDIR | 0o755, nlink: 2, ..Default::default() };
@@ -79,7 +79,7 @@ impl Orphaned {
     }
 }
 
-fn run(session: Session) -> Receiver<Told> {
+fn run(session: Session) -> Receiver<SeenRequest> {
     let (sender, receiver) = channel();
     session.run(Arc::new(Empty(Mutex::new(sender))), 1).expect("a thread");
     receiver
@@ -99,9 +99,9 @@ fn the_kernel_resends_the_requests_of_a_dead_server_and_no_call_fails() {
     }
     orphaned.region.in_flight().slot(2).take(orphaned.number);
     orphaned.region.in_flight().slot(2).begin(None, 42);
-    let told = run(orphaned.resume());
-    let first = told.recv().expect("a request");
-    assert_eq!(first, Told { number: orphaned.number, resent: true, note: Some(42) });
+    let requests = run(orphaned.resume());
+    let first = requests.recv().expect("a request");
+    assert_eq!(first, SeenRequest { number: orphaned.number, resent: true, note: Some(42) });
     assert_eq!(orphaned.caller.join().expect("no panic"), Errno::NOENT);
     assert!(orphaned.region.session_thread().is_some());
     assert!(orphaned.region.requests() > 0);
@@ -113,8 +113,9 @@ fn a_request_that_was_read_and_not_begun_is_executed_as_a_new_one() {
     if !asks_again(&orphaned.device) {
         return;
     }
-    let told = run(orphaned.resume());
-    assert_eq!(told.recv().expect("a request"), Told { number: orphaned.number, resent: true, note: None });
+    let requests = run(orphaned.resume());
+    let first = requests.recv().expect("a request");
+    assert_eq!(first, SeenRequest { number: orphaned.number, resent: true, note: None });
     assert_eq!(orphaned.caller.join().expect("no panic"), Errno::NOENT);
 }
 
@@ -127,7 +128,7 @@ fn calls_end_with_an_error_on_a_kernel_without_resend() {
             let mut input = InputBuffer::new(0).expect("memory");
             read(&orphaned.device, input.as_mut_bytes()).expect("the same request, with a mark");
         }
-        let _told = run(orphaned.resume().without_resend());
+        let _requests = run(orphaned.resume().without_resend());
         assert_eq!(orphaned.caller.join().expect("no panic"), Errno::IO);
         assert_eq!(orphaned.region.in_flight().all_to_replay().count(), 0);
     }
@@ -139,7 +140,7 @@ fn a_request_that_reached_no_slot_ends_with_an_error() {
     let slot = orphaned.region.in_flight().slot(0);
     slot.take(orphaned.number - 2);
     slot.clear();
-    let _told = run(orphaned.resume().without_resend());
+    let _requests = run(orphaned.resume().without_resend());
     assert_eq!(orphaned.caller.join().expect("no panic"), Errno::IO);
 }
 
@@ -147,7 +148,7 @@ fn a_request_that_reached_no_slot_ends_with_an_error() {
 fn a_deferred_request_ends_with_an_error_on_a_kernel_without_resend() {
     let orphaned = Orphaned::new();
     orphaned.region.waits().add(orphaned.number).expect("room");
-    let _told = run(orphaned.resume().without_resend());
+    let _requests = run(orphaned.resume().without_resend());
     assert_eq!(orphaned.caller.join().expect("no panic"), Errno::IO);
     assert_eq!(orphaned.region.waits().all().count(), 0);
 }

@@ -91,10 +91,11 @@ start_container() {
 
 # Changes the objects of a pod.
 update() {
-  local pod=$work/pods/$1 file
+  local pod=$work/pods/$1 files
   if [ -d "$pod/objects" ]; then
-    file=$(echo "$pod"/objects/*.yaml)
-    mv "$pod/update.yaml" "$file" # by rename, so that podfs never reads half of it
+    # An array, since bash loses a SIGINT that comes at the end of a command substitution.
+    files=("$pod"/objects/*.yaml)
+    mv "$pod/update.yaml" "${files[0]}" # by rename, so that podfs never reads half of it
   else
     podfs push --pod "$1" -f "$pod/update.yaml"
   fi
@@ -118,7 +119,7 @@ stop() {
   fi
 }
 
-# shellcheck disable=SC2317 # it is called: when this process ends, however that comes
+# shellcheck disable=SC2317 # the trap below calls it when this process ends
 leave() {
   trap '' INT TERM
   for uid in "${uids[@]}"; do stop "$uid"; done

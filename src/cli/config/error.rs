@@ -28,8 +28,8 @@ pub(super) enum ConfigError {
         problem: ValueProblem,
     },
     /// Two settings of the file, or of the environment, exclude each other.
-    #[error("{origin}: {key} and {rival} ({there}) exclude each other; remove one")]
-    Conflict { origin: String, key: &'static str, rival: &'static str, there: String },
+    #[error("{origin}: {key} and {rival} ({rival_origin}) exclude each other; remove one")]
+    Conflict { origin: String, key: &'static str, rival: &'static str, rival_origin: String },
     /// The environment variable of a flag is neither `true` nor `false`.
     #[error("{origin}: {key} must be true or false")]
     Flag { origin: String, key: &'static str },

@@ -27,6 +27,7 @@ use super::Cli;
 use super::command_line_for;
 use super::exit::Failure;
 use super::kubectl;
+use crate::supervisor::run::upgrade;
 use error::ConfigError;
 use keys::{KEYS, Key};
 
@@ -38,6 +39,7 @@ pub(super) const VARIABLE: &str = "PODFS_CONFIG";
 const NOTHING: &str = "/dev/null";
 
 /// A setting of the environment or the file.
+#[derive(Clone)]
 struct Setting {
     key: &'static Key,
     /// The value in the form that it has on the command line; for a flag, `true` or `false`.
@@ -52,6 +54,12 @@ struct Setting {
 /// A setting that cannot be used. Bad arguments and `--help` end the process.
 pub(super) fn arguments() -> Result<Cli, Failure> {
     let words = kubectl::words();
+    // In an upgrade, the program before the upgrade goes on if this one refuses its arguments.
+    let roll_back = |reason: &str| {
+        if words.get(1).is_some_and(|word| word == "run") {
+            upgrade::roll_back(reason);
+        }
+    };
     let parse = |podfs: Command| podfs.try_get_matches_from(&words);
     let podfs = match with_settings(&words) {
         Ok(podfs) => podfs,
@@ -59,6 +67,7 @@ pub(super) fn arguments() -> Result<Cli, Failure> {
             // `--help` works in spite of a mistake in the settings.
             let podfs = command_line_for(&words);
             if !parse(podfs.clone()).is_err_and(|error| is_help(&error)) {
+                roll_back(&error.to_string());
                 return Err(Failure::input(error));
             }
             podfs
@@ -68,7 +77,10 @@ pub(super) fn arguments() -> Result<Cli, Failure> {
         Err(error) if is_help(&error) => parse(with_variables(podfs)),
         other => other,
     };
-    Ok(matches.and_then(|matches| Cli::from_arg_matches(&matches)).unwrap_or_else(|error| error.exit()))
+    Ok(matches.and_then(|matches| Cli::from_arg_matches(&matches)).unwrap_or_else(|error| {
+        roll_back(&error.to_string());
+        error.exit()
+    }))
 }
 
 /// The command line with the environment variables, for help texts.
@@ -101,7 +113,7 @@ fn with_settings(words: &[OsString]) -> Result<Command, ConfigError> {
     if KEYS.iter().all(|key| key.of(command).is_none()) {
         return Ok(podfs);
     }
-    let (path, named) = place(given.try_get_one("config").ok().flatten().cloned());
+    let (path, named) = path_of_settings(given.try_get_one("config").ok().flatten().cloned());
     let from_file = file::read(&path, named, Cli::command)?;
     let from_environment = environment(command)?;
     let is_given = |option: &&Arg| given.value_source(option.get_id().as_str()) == Some(ValueSource::CommandLine);
@@ -122,7 +134,7 @@ fn called<'a>(given: &'a ArgMatches, podfs: &'a Command) -> Option<(&'a str, &'a
 }
 
 /// The path of the file of settings, and whether the flag or the variable names it.
-fn place(flag: Option<PathBuf>) -> (PathBuf, bool) {
+fn path_of_settings(flag: Option<PathBuf>) -> (PathBuf, bool) {
     match flag.or_else(|| variable(VARIABLE).map(PathBuf::from)) {
         Some(path) => (path, true),
         None => (PathBuf::from(FILE), false),
@@ -166,8 +178,8 @@ fn applicable<'a>(
             continue;
         }
         if let Some((rival, _)) = applied.iter().find(|(_, other)| excludes(other)) {
-            let (key, rival, there) = (setting.key.name, rival.key.name, rival.origin.clone());
-            return Err(ConfigError::Conflict { origin: setting.origin, key, rival, there });
+            let (key, rival, rival_origin) = (setting.key.name, rival.key.name, rival.origin.clone());
+            return Err(ConfigError::Conflict { origin: setting.origin, key, rival, rival_origin });
         }
         applied.push((setting, decision));
     }

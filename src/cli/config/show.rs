@@ -1,12 +1,13 @@
 //! `podfs config`: the settings of this node, and the source of each.
 
+use std::collections::BTreeSet;
 use std::path::PathBuf;
 
 use clap::{Args, Command, CommandFactory};
 
 use super::error::ConfigError;
 use super::keys::{KEYS, Key, visible};
-use super::{Setting, environment, example, file, place};
+use super::{Setting, applicable, environment, example, file, path_of_settings};
 use crate::cli::Cli;
 use crate::cli::exit::Failure;
 use crate::cli::status::print;
@@ -19,6 +20,7 @@ use crate::cli::status::print;
 #[command(after_help = "\
 EXIT STATUS:
   0  the settings are shown
+  1  standard output cannot be written
   2  bad arguments, or a setting that cannot be used
 
 EXAMPLES:
@@ -40,13 +42,22 @@ impl Show {
 }
 
 fn in_effect(config: Option<PathBuf>, podfs: &Command) -> Result<String, ConfigError> {
-    let (path, named) = place(config);
-    let mut settings: Vec<Setting> = Vec::new();
+    let (path, named) = path_of_settings(config);
+    let of_file = file::read(&path, named, || podfs.clone())?;
+    let (mut settings, mut excluded) = (Vec::new(), BTreeSet::new());
     for command in visible(podfs) {
-        settings.extend(environment(command)?);
+        let of_environment = environment(command)?;
+        let given = [of_environment.clone(), of_file.clone()].concat();
+        let mut decided = Vec::new();
+        let mut applied = applicable(of_environment, command, &mut decided)?;
+        applied.extend(applicable(of_file.clone(), command, &mut decided)?);
+        let is_applied = |setting: &&Setting| applied.iter().any(|other| other.key.name == setting.key.name);
+        let of_command = given.iter().filter(|setting| setting.key.of(command).is_some());
+        excluded.extend(of_command.filter(|setting| !is_applied(setting)).map(|setting| setting.key.name));
+        settings.extend(applied);
     }
-    settings.extend(file::read(&path, named, || podfs.clone())?);
     let line = |key: &Key| match settings.iter().find(|setting| setting.key.name == key.name) {
+        _ if excluded.contains(key.name) => format!("# {} is excluded by a setting of higher precedence\n", key.name),
         Some(Setting { value, origin, .. }) => {
             let is_flag = !key.option(podfs).get_action().takes_values();
             let value = value.to_string_lossy();

@@ -11,7 +11,7 @@ use crate::cli::config::{FILE, VARIABLE};
 const DATE: &str = "2026-11-21";
 const MANUAL: &str = "podfs manual";
 /// The pages in `packaging/man`, and that of the settings.
-const OTHERS: [&str; 4] = ["podfs(8)", "podfs.toml(5)", "podfs-pod(5)", "podfs-agent(7)"];
+const OTHER_PAGES: [&str; 4] = ["podfs(8)", "podfs.toml(5)", "podfs-pod(5)", "podfs-agent(7)"];
 
 /// The name of a command's page.
 pub(super) fn name(command: &Command) -> String {
@@ -189,7 +189,7 @@ fn files(roff: &mut Roff, command: &Command) {
 
 fn see_also(roff: &mut Roff, own: &str, podfs: &Command) {
     let commands = visible(podfs).map(|command| format!("podfs-{}(8)", command.get_name()));
-    let all = OTHERS.map(str::to_owned).into_iter().chain(commands);
+    let all = OTHER_PAGES.map(str::to_owned).into_iter().chain(commands);
     let others: Vec<_> = all.filter(|page| page.split('(').next() != Some(own)).collect();
     roff.control("SH", ["SEE ALSO"]).text([roman(others.join(", "))]);
 }

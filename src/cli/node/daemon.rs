@@ -45,7 +45,7 @@ const NRI_SOCKET: &str = "/var/run/nri/nri.sock";
 const NRI_INDEX: &str = "90";
 
 /// Which pods are chosen for the runtime's containers.
-#[derive(Clone, Copy, Debug, Default, ValueEnum)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 enum NriPods {
     /// Pods with the label or annotation, and pods of namespaces with the label
     #[default]
@@ -172,6 +172,7 @@ impl DaemonOptions {
             )));
         }
         ClassDirectory::check(&self.discover).map_err(Failure::input)?;
+        self.check_companions()?;
         let csi = self.csi()?;
         let nri = self.nri()?;
         let arguments = self.arguments_of_supervisors();
@@ -239,6 +240,23 @@ impl DaemonOptions {
             arguments.extend(["--server-memory-max".into(), bytes.to_string().into()]);
         }
         arguments
+    }
+
+    /// Refuses options that have no effect without another one.
+    fn check_companions(&self) -> Result<(), Failure> {
+        let (no_csi, no_nri) = (self.csi.is_none(), self.nri.is_none());
+        let without_effect = [
+            (no_csi && !self.csi_allow.is_empty(), "--csi-allow", "--csi"),
+            (no_csi && self.csi_read_as != CsiReadAs::default(), "--csi-read-as", "--csi"),
+            (no_nri && self.nri_pods != NriPods::default(), "--nri-pods", "--nri"),
+            (no_nri && self.nri_index != NRI_INDEX, "--nri-index", "--nri"),
+        ];
+        match without_effect.into_iter().find(|(is_alone, ..)| *is_alone) {
+            Some((_, option, companion)) => Err(Failure::input(anyhow!(
+                "{option} has no effect without {companion}; give {companion}, too, or remove {option} from the arguments and settings"
+            ))),
+            None => Ok(()),
+        }
     }
 
     /// The settings of the CSI driver; `None` without `--csi`.

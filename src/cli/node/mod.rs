@@ -40,7 +40,7 @@ use crate::supervisor::program::options::RUN_DIRECTORY;
     args_conflicts_with_subcommands = true,
     after_help = "\
 EXIT STATUS:
-  0  stopped as asked; of a command: it is so
+  0  stopped by a signal; of a command: it succeeded
   1  failed; the last line on standard error says what, where and what to do
   2  bad arguments or settings
   3  a privilege, a kernel feature, podfs-fuse or podfs-supervisor is missing

@@ -102,7 +102,7 @@ fn head(state: &NodeState) -> String {
         (true, true) => None,
         (false, _) => Some("not all sources have listed their pods yet; podfs unmounts nothing until then"),
         (true, false) => {
-            Some("not everything is known yet that an earlier podfs node has left; nothing is unmounted until then")
+            Some("podfs has not found all volumes of an earlier podfs node yet; it unmounts nothing until then")
         }
     };
     let trouble = state.trouble.iter().map(|text| one_line(text));

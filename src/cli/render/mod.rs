@@ -116,7 +116,7 @@ impl Render {
             let sentence = "an archive is no text for a terminal; give --output tar:FILE, or redirect standard output";
             return Err(Failure::input(anyhow!(sentence)));
         }
-        // Without tokens: a new token would be a difference.
+        // podfs requests no tokens for a diff: each new token would be a difference.
         let (source, snapshot) = self.pod.open(self.reveal && self.diff.is_none())?;
         let snapshot = block_on(&[], async { Ok(after_answers(source, snapshot).await) })?;
         let pod = snapshot.pod.as_ref().ok_or_else(|| Failure::input(anyhow!("there is no pod")))?;

@@ -1,7 +1,7 @@
 //! Calls the node service of a CSI driver, one call at a time, with a time limit.
 //!
-//! The thread of a volume makes the call, and waits for it. The driver's answer is final, unless its code says that the
-//! driver may still work or that a retry may succeed. Such an answer, and a missing one, are
+//! The thread of a volume makes the call and waits for the answer. The answer is final, unless its code says that the
+//! driver may still execute the call or that a retry may succeed. Such an answer, and a missing answer, are
 //! [uncertain](DriverError::is_uncertain).
 
 use std::error::Error;
@@ -23,14 +23,12 @@ use crate::csi::v1::{
     NodeExpandVolumeRequest, NodeGetCapabilitiesRequest, NodeGetVolumeStatsRequest, NodeGetVolumeStatsResponse,
     NodePublishVolumeRequest, NodeStageVolumeRequest, NodeUnpublishVolumeRequest, NodeUnstageVolumeRequest,
 };
-use crate::driver::DriverError;
+use crate::driver::{DriverError, quoted};
 
 /// Longest duration of a call, as in the kubelet.
 const DEADLINE: Duration = Duration::from_secs(120);
 /// Longest wait for a connection to a driver.
 const CONNECT: Duration = Duration::from_secs(10);
-/// Most characters of a driver's message in an error.
-const MOST_WORDS: usize = 300;
 
 /// A connection to a CSI driver.
 pub(super) struct CsiClient {
@@ -141,8 +139,7 @@ impl CsiClient {
         match self.runtime.block_on(async { timeout(DEADLINE, answer).await }) {
             Ok(Ok(answer)) => Ok(answer.into_inner()),
             Ok(Err(status)) => {
-                let words: String = status.message().chars().filter(|c| !c.is_control()).take(MOST_WORDS).collect();
-                let sentence = at(&format!("failed ({:?}): {words}", status.code()));
+                let sentence = at(&format!("failed ({:?}): {}", status.code(), quoted(status.message())));
                 let (is_uncertain, is_infeasible) = (is_uncertain(&status), is_infeasible(status.code()));
                 Err(DriverError { is_uncertain, is_infeasible, ..DriverError::because(sentence, status) })
             }
@@ -154,12 +151,12 @@ impl CsiClient {
     }
 }
 
-/// Whether the driver may have executed the call, or may still do so. If a driver ends before its answer,
-/// tonic makes the status, which has a source.
+/// Whether the driver may have executed the call, or may still do so. If the driver ends before it answers, tonic makes
+/// the status, and only a status of tonic has a source.
 fn is_uncertain(status: &Status) -> bool {
-    let is_the_drivers = status.source().is_none();
+    let is_from_driver = status.source().is_none();
     let code = status.code();
-    !is_the_drivers
+    !is_from_driver
         || matches!(
             code,
             Code::Cancelled | Code::DeadlineExceeded | Code::Unavailable | Code::ResourceExhausted | Code::Aborted

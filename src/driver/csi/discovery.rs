@@ -1,8 +1,8 @@
 //! The socket of a CSI driver: the endpoint that its registration names, or its usual socket.
 //!
-//! A driver registers with a socket in `<root>/plugins_registry`, which answers `GetInfo`. It may have any name, so podfs
-//! calls all sockets at the same time, and ignores those that do not answer within two seconds. Without a registration, podfs uses
-//! the usual socket, `<root>/plugins/<driver>/csi.sock`.
+//! A driver registers with a socket in `<root>/plugins_registry`, at which it answers `GetInfo`. The socket may have any name, so
+//! podfs calls all sockets at the same time, and ignores those that do not answer within two seconds. Without a registration, podfs
+//! uses the usual socket, `<root>/plugins/<driver>/csi.sock`.
 
 use std::fs;
 use std::os::unix::fs::FileTypeExt;
@@ -35,15 +35,15 @@ pub(super) fn find(root: &Path, driver: &str) -> Result<PathBuf, DriverError> {
     })
 }
 
-/// The endpoint in the driver's registration; the first one that answers.
+/// The endpoint in the driver's registration: of several, the first that answers.
 async fn endpoint(sockets: Vec<PathBuf>, driver: &str) -> Option<PathBuf> {
-    let ask = |socket: PathBuf| async move { registered(&socket).await.ok().flatten() };
-    let mut asked: JoinSet<_> = sockets.into_iter().map(ask).collect();
-    while let Some(answer) = asked.join_next().await {
-        if let Ok(Some(found)) = answer
-            && found.name == driver
+    let call = |socket: PathBuf| async move { registered(&socket).await.ok().flatten() };
+    let mut calls: JoinSet<_> = sockets.into_iter().map(call).collect();
+    while let Some(answer) = calls.join_next().await {
+        if let Ok(Some(plugin)) = answer
+            && plugin.name == driver
         {
-            return Some(found.endpoint);
+            return Some(plugin.endpoint);
         }
     }
     None

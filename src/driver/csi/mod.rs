@@ -9,9 +9,10 @@
 //! | `usage` | the size and health of a volume, as its driver reports them |
 //!
 //! A volume of a PersistentVolume is staged once for the node, if the driver stages (`NodeStageVolume` at
-//! `<root>/plugins/kubernetes.io/csi/<driver>/<sha256 of the handle>/globalmount`), and published for each pod at the volume's home.
-//! An ephemeral volume is only published. A volume that containers get as a block device is staged at
-//! `<root>/plugins/kubernetes.io/csi/volumeDevices/<PersistentVolume>/globalmount`; the driver makes its home's target the device.
+//! `<root>/plugins/kubernetes.io/csi/<driver>/<sha256 of the handle>/globalmount`), and published for each pod at the volume's
+//! home. An ephemeral volume is only published. A volume that containers get as a block device is staged at
+//! `<root>/plugins/kubernetes.io/csi/volumeDevices/<PersistentVolume>/globalmount`; the driver makes the device appear at the
+//! target of the volume's home.
 
 mod client;
 mod discovery;
@@ -24,9 +25,10 @@ use std::path::Path;
 
 use tracing::info;
 
-use super::home::{make_directory, replace};
+use super::home::make_directory;
 use super::{DriverError, DriverHome, DriverRecord, LeaveError, NodeMount};
 use crate::host::device::BlockDevice;
+use crate::host::global_mount::write_whole;
 use crate::host::{HostSource, fs_group};
 use crate::manifest::objects::{CsiDriver, DriverFsGroupPolicy, Secret};
 use crate::manifest::pod::{PodFacts, PodIdentity};
@@ -40,7 +42,7 @@ pub use usage::{Amounts, DriverUsage, usage};
 
 /// A volume of a pod, for a CSI driver to mount.
 pub struct CsiMount<'a> {
-    /// The volume, with the namespace of the pod where it needs one.
+    /// The volume. Its handle is complete: it has the pod's namespace if the driver expects one.
     pub csi: &'a Csi,
     /// Its name in the pod.
     pub volume: &'a str,
@@ -91,8 +93,8 @@ impl CsiMount<'_> {
         Ok(source)
     }
 
-    /// Calls the driver to make the volume a block device at its home, and opens that. A driver cannot unpublish a device that
-    /// podfs has open.
+    /// Calls the driver to make the volume a block device at its home, and opens the device. A driver cannot unpublish a device
+    /// that podfs has open.
     ///
     /// # Errors
     /// The driver's or the node's error. The home's record has the calls that the driver may have executed.
@@ -105,25 +107,26 @@ impl CsiMount<'_> {
         let (client, can) = self.connect()?;
         let write = |record: &DriverRecord| write(home, record);
         let node_mount = self.node_mount(can);
-        let before = home.read().unwrap_or_default();
+        let earlier = home.read_or_begin();
         let mut record = DriverRecord {
             node_mount: node_mount.as_ref().map(|mount| mount.directory().to_owned()),
-            published: before.published,
-            capacity: before.capacity.or(self.claimed).or(self.capacity),
-            expanded: before.expanded,
+            published: earlier.published,
+            capacity: earlier.capacity.or(self.claimed).or(self.capacity),
+            expanded: earlier.expanded,
             ..self.record()
         };
         write(&record)?;
         if let Some(node_mount) = &node_mount {
             node_mount.enter(home, |path| self.stage(&client, can, node_mount, path))?;
         }
-        let had_been = record.published;
+        let was_published = record.published;
         record.published = true;
         write(&record)?;
         if let Err(error) = client.publish(self.publish_request(home, can, node_mount.as_ref())?) {
-            // After an uncertain answer, a definite failure means that there is nothing to undo. An existing mount stays.
-            let may_stay = had_been && home.is_mounted().unwrap_or(true);
-            if !error.is_uncertain && !may_stay {
+            // A definite failure means that there is nothing to undo, even if the answer to an earlier call was uncertain. The
+            // exception is a mount that an earlier call has made.
+            let is_mounted = was_published && home.is_mounted().unwrap_or(true);
+            if !error.is_uncertain && !is_mounted {
                 record.published = false;
                 write(&record)?;
             }
@@ -138,7 +141,7 @@ impl CsiMount<'_> {
     /// # Errors
     /// The driver's error. The volume keeps its size.
     pub fn expand(&self, home: &DriverHome) -> Result<bool, DriverError> {
-        let (Some(wanted), Some(record)) = (self.capacity, home.read()) else { return Ok(false) };
+        let (Some(wanted), Some(record)) = (self.capacity, home.read()?) else { return Ok(false) };
         let (client, can) = self.connect()?;
         if can.expand {
             let node_mount = self.node_mount(can);
@@ -207,7 +210,7 @@ impl CsiMount<'_> {
         let failed = |error: std::io::Error| DriverError::of_node("use", path, error);
         make_directory(path).map_err(failed)?;
         let data = serde_json::json!({"driverName": self.csi.driver, "volumeHandle": self.handle()});
-        replace(&node_mount.directory().join("vol_data.json"), data.to_string().as_bytes()).map_err(failed)?;
+        write_whole(&node_mount.directory().join("vol_data.json"), data.to_string().as_bytes()).map_err(failed)?;
         client.stage(self.stage_request(can, path)?)
     }
 
@@ -253,6 +256,7 @@ pub(super) fn undo(home: &DriverHome, record: &DriverRecord) -> Result<(), Leave
 
 /// Connects to the driver of a home's volume.
 fn client_of(home: &DriverHome, record: &DriverRecord) -> Result<CsiClient, DriverError> {
-    let root = home.root().ok_or_else(|| DriverError::refused("the home of the volume is no home"))?;
+    let not_below_root = || DriverError::refused(format!("{} is not in a directory of a pod", home.path().display()));
+    let root = home.root().ok_or_else(not_below_root)?;
     CsiClient::connect(&record.driver_name, &discovery::find(&root, &record.driver_name)?)
 }

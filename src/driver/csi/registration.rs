@@ -11,7 +11,7 @@ use crate::csi::registration::registration_client::RegistrationClient;
 use crate::csi::registration::{InfoRequest, PluginInfo, RegistrationStatus};
 use crate::csi::v1::node_client::NodeClient;
 use crate::csi::v1::{NodeGetInfoRequest, NodeGetInfoResponse};
-use crate::driver::DriverError;
+use crate::driver::{DriverError, quoted};
 
 /// The type under which a CSI driver registers.
 const CSI_PLUGIN: &str = "CSIPlugin";
@@ -19,8 +19,6 @@ const CSI_PLUGIN: &str = "CSIPlugin";
 const ANSWER: Duration = Duration::from_secs(2);
 /// Longest duration of NodeGetInfo, for which a driver may have to call its cloud.
 const NODE_INFO: Duration = Duration::from_secs(120);
-/// Most characters of a driver's message in an error.
-const MOST_WORDS: usize = 300;
 
 /// A CSI driver of the node, with its fields in the CSINode object.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -44,10 +42,11 @@ pub(super) struct RegisteredPlugin {
     versions: Vec<String>,
 }
 
-/// Gets the driver of a socket of the registry, and the driver's data of the node. `None` if the socket registers no CSI driver.
+/// Gets the driver that a socket of the registry registers, with the driver's data of the node. `None` if the socket registers no
+/// CSI driver.
 ///
 /// # Errors
-/// When one of them does not answer, or the answer is invalid.
+/// When the socket or the driver does not answer, or an answer is invalid.
 pub async fn node_driver(socket: &Path) -> Result<Option<NodeDriver>, DriverError> {
     let Some(RegisteredPlugin { name, endpoint, versions }) = registered(socket).await? else { return Ok(None) };
     if !versions.iter().any(|version| version.trim_start_matches('v').split('.').next() == Some("1")) {
@@ -57,15 +56,15 @@ pub async fn node_driver(socket: &Path) -> Result<Option<NodeDriver>, DriverErro
         )));
     }
     let failed = |what: String| DriverError::refused(format!("CSI driver {name}: NodeGetInfo {what}"));
-    let asked = async {
+    let call = async {
         let node = channel(&endpoint).await;
         let node = node
             .map_err(|error| DriverError::because(format!("CSI driver {name}: NodeGetInfo failed: {error}"), error))?;
         let answer = NodeClient::new(node).node_get_info(NodeGetInfoRequest {}).await;
-        answer.map_err(|status| failed(format!("failed ({:?}): {}", status.code(), words(status.message()))))
+        answer.map_err(|status| failed(format!("failed ({:?}): {}", status.code(), quoted(status.message()))))
     };
     let late = || failed(format!("has not answered for {} s; see the driver's log", NODE_INFO.as_secs()));
-    let info = timeout(NODE_INFO, asked).await.map_err(|_| late())??.into_inner();
+    let info = timeout(NODE_INFO, call).await.map_err(|_| late())??.into_inner();
     NodeDriver::new(name.clone(), info).map(Some).ok_or_else(|| failed("names no node id".to_owned()))
 }
 
@@ -73,22 +72,22 @@ pub async fn node_driver(socket: &Path) -> Result<Option<NodeDriver>, DriverErro
 pub async fn answer(socket: &Path, refusal: Option<&str>) -> bool {
     let status =
         RegistrationStatus { plugin_registered: refusal.is_none(), error: refusal.unwrap_or_default().to_owned() };
-    let told = async {
+    let call = async {
         let channel = channel(socket).await.ok()?;
         RegistrationClient::new(channel).notify_registration_status(status).await.ok()
     };
-    timeout(ANSWER, told).await.ok().flatten().is_some()
+    timeout(ANSWER, call).await.ok().flatten().is_some()
 }
 
 /// The CSI driver that a socket of the registry registers, if it is one.
 pub(super) async fn registered(socket: &Path) -> Result<Option<RegisteredPlugin>, DriverError> {
     let failed = |what: &str| DriverError::refused(format!("the registration at {} {what}", socket.display()));
-    let asked = async {
+    let call = async {
         let channel = channel(socket).await.map_err(|_| failed("accepts no connection"))?;
         let answer = RegistrationClient::new(channel).get_info(InfoRequest {}).await;
-        answer.map_err(|status| failed(&format!("failed ({:?}): {}", status.code(), words(status.message()))))
+        answer.map_err(|status| failed(&format!("failed ({:?}): {}", status.code(), quoted(status.message()))))
     };
-    let info = timeout(ANSWER, asked).await.map_err(|_| failed("does not answer"))??.into_inner();
+    let info = timeout(ANSWER, call).await.map_err(|_| failed("does not answer"))??.into_inner();
     let PluginInfo { r#type, name, endpoint, supported_versions: versions } = info;
     // A plugin without an endpoint listens at its registration socket.
     let endpoint = match endpoint.trim_start_matches("unix://") {
@@ -110,10 +109,6 @@ impl NodeDriver {
             most_volumes: (max_volumes_per_node > 0).then(|| i32::try_from(max_volumes_per_node).unwrap_or(i32::MAX)),
         })
     }
-}
-
-fn words(text: &str) -> String {
-    text.chars().filter(|c| !c.is_control()).take(MOST_WORDS).collect()
 }
 
 #[cfg(test)]

@@ -12,7 +12,7 @@ use crate::csi::v1::{
 };
 use crate::manifest::objects::{Secret, Values};
 
-/// The prefix of a pod's attributes.
+/// The prefix of the attributes that describe the pod.
 const ATTRIBUTE: &str = "csi.storage.k8s.io/";
 
 impl CsiMount<'_> {
@@ -110,7 +110,7 @@ impl CsiMount<'_> {
     }
 }
 
-/// Converts an access mode of the API to CSI's.
+/// Converts an access mode of the API to that of CSI.
 fn access_mode(mode: Option<&str>, can: CsiCapabilities) -> Mode {
     match (mode, can.multi_writer) {
         (Some("ReadOnlyMany"), _) => Mode::MultiNodeReaderOnly,

@@ -3,7 +3,7 @@
 use super::{DriverError, DriverHome, client_of, text};
 use crate::csi::v1::volume_usage::Unit;
 use crate::csi::v1::{NodeGetVolumeStatsRequest, NodeGetVolumeStatsResponse, VolumeUsage};
-use crate::driver::NodeMount;
+use crate::driver::{NodeMount, quoted};
 
 /// The usage of a volume, as its driver reports it. Numbers that it does not report are `None`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -12,8 +12,8 @@ pub struct DriverUsage {
     pub bytes: Option<Amounts>,
     /// Files.
     pub inodes: Option<Amounts>,
-    /// The abnormal condition of the volume, in the driver's words; empty if the volume is healthy. Missing if the driver does
-    /// not check that.
+    /// The abnormal condition of the volume, in the driver's words; empty if the volume is healthy. `None` if the driver does not
+    /// report conditions.
     pub condition: Option<String>,
 }
 
@@ -34,9 +34,9 @@ pub struct Amounts {
 /// # Errors
 /// The driver's error.
 pub fn usage(home: &DriverHome) -> Result<Option<DriverUsage>, DriverError> {
-    // The canonical path, as in NodePublishVolume.
+    // podfs sent the canonical path in NodePublishVolume, too.
     let home = &DriverHome::at(home.path().canonicalize().unwrap_or_else(|_| home.path().to_owned()));
-    let Some(record) = home.read().filter(|record| record.published && record.executable.is_none()) else {
+    let Some(record) = home.read()?.filter(|record| record.published && record.executable.is_none()) else {
         return Ok(None);
     };
     let client = client_of(home, &record)?;
@@ -56,14 +56,13 @@ impl From<NodeGetVolumeStatsResponse> for DriverUsage {
     fn from(answer: NodeGetVolumeStatsResponse) -> DriverUsage {
         let of = |unit: Unit| answer.usage.iter().find(|usage| usage.unit() == unit).map(Amounts::from);
         let condition = answer.volume_condition.as_ref();
-        let words = |message: &str| message.chars().filter(|c| !c.is_control()).take(300).collect();
         DriverUsage {
             bytes: of(Unit::Bytes),
             inodes: of(Unit::Inodes),
-            condition: condition.map(|found| match (found.abnormal, found.message.as_str()) {
+            condition: condition.map(|condition| match (condition.abnormal, condition.message.as_str()) {
                 (false, _) => String::new(),
-                (true, "") => "it does not say what".to_owned(),
-                (true, message) => words(message),
+                (true, "") => "the driver gives no reason".to_owned(),
+                (true, message) => quoted(message),
             }),
         }
     }

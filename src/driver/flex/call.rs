@@ -1,7 +1,7 @@
 //! Calls a FlexVolume driver: executes its program with a command and arguments, and parses its JSON output.
 //!
-//! The driver's output goes to a file in memory, not to a pipe: a daemon that the driver starts may keep it open.
-//! podfs kills a driver after its time limit, with its process group.
+//! The driver's output goes to a file in memory, not to a pipe, because a daemon that the driver starts may keep a pipe open.
+//! After the time limit, podfs kills the driver's process group.
 
 use std::fs::File;
 use std::io::{self, Read, Seek};
@@ -15,14 +15,12 @@ use rustix::fs::{MemfdFlags, memfd_create};
 use rustix::process::{Pid, PidfdFlags, Signal, kill_process_group, pidfd_open};
 use serde::Deserialize;
 
-use crate::driver::DriverError;
+use crate::driver::{DriverError, quoted};
 
 /// Most bytes of output to read.
 const MOST_OUTPUT: u64 = 1 << 20;
-/// Most characters of a driver's message in an error.
-const MOST_WORDS: usize = 300;
 
-/// Environment variables of the service manager for podfs, which drivers do not get.
+/// Environment variables with which the service manager addresses podfs. Drivers do not get them.
 const OF_PODFS: [&str; 7] =
     ["NOTIFY_SOCKET", "WATCHDOG_PID", "WATCHDOG_USEC", "LISTEN_PID", "LISTEN_FDS", "LISTEN_FDNAMES", "MAINPID"];
 
@@ -97,13 +95,13 @@ pub(super) fn call(
         }
         (status, _) => {
             let status = if status.is_empty() { "no status" } else { status };
-            let words: String = answer.message.chars().filter(|c| !c.is_control()).take(MOST_WORDS).collect();
-            Err(DriverError::refused(at(&format!("failed, status: {status:?}, reason: {words}"))))
+            let reason = quoted(&answer.message);
+            Err(DriverError::refused(at(&format!("failed, status: {status:?}, reason: {reason}"))))
         }
     }
 }
 
-/// A running driver. To drop this kills its process group, and starts a thread that reaps it.
+/// A running driver. If it still runs when it is dropped, podfs kills its process group, and a thread reaps the process.
 struct RunningDriver(Child);
 
 impl RunningDriver {
@@ -111,12 +109,12 @@ impl RunningDriver {
         let pidfd = pidfd_open(self.pid(), PidfdFlags::empty())?;
         let timeout = Timespec::try_from(deadline).map_err(io::Error::other)?;
         let end = std::time::Instant::now() + deadline;
-        let mut left = timeout;
+        let mut remaining = timeout;
         loop {
-            match poll(&mut [PollFd::new(&pidfd, PollFlags::IN)], Some(&left)) {
+            match poll(&mut [PollFd::new(&pidfd, PollFlags::IN)], Some(&remaining)) {
                 Ok(count) => return Ok(count > 0),
                 Err(rustix::io::Errno::INTR) => {
-                    left = Timespec::try_from(end.saturating_duration_since(std::time::Instant::now()))
+                    remaining = Timespec::try_from(end.saturating_duration_since(std::time::Instant::now()))
                         .map_err(io::Error::other)?;
                 }
                 Err(errno) => return Err(errno.into()),
@@ -139,7 +137,7 @@ impl Drop for RunningDriver {
         let wait = move || {
             let _ = rustix::process::waitpid(Some(pid), rustix::process::WaitOptions::empty());
         };
-        // Without the thread, it stays a zombie until this process ends.
+        // Without the thread, the driver stays a zombie until podfs ends.
         let _ = std::thread::Builder::new().name("flexvolume".to_owned()).spawn(wait);
     }
 }

@@ -14,7 +14,7 @@ use std::time::Duration;
 use k8s_openapi::ByteString;
 use podfs_fuse::mount::visible::take_away;
 use serde_json::{Map, Value};
-use tracing::info;
+use tracing::{info, warn};
 
 use super::home::make_directory;
 use super::{DriverError, DriverHome, DriverRecord, Drivers, LeaveError, NodeMount, UnmountError};
@@ -22,10 +22,13 @@ use crate::host::{HostSource, fs_group};
 use crate::manifest::objects::{Secret, Values};
 use crate::manifest::pod::{PodFacts, PodIdentity};
 use crate::volume::Flex;
+use crate::volume::csi::sha256;
 use call::{DriverAnswer, FlexCapabilities};
 
 /// Longest duration of a call.
 const DEADLINE: Duration = Duration::from_secs(120);
+/// Most bytes of the name of a file (`NAME_MAX`).
+const LONGEST_FILE_NAME: usize = 255;
 
 /// A volume of a pod, for a FlexVolume driver to mount.
 pub struct FlexMount<'a> {
@@ -35,6 +38,8 @@ pub struct FlexMount<'a> {
     pub volume: &'a str,
     /// The name of the PersistentVolume, or of the volume in the pod.
     pub name: &'a str,
+    /// Whether it is the volume of a PersistentVolume.
+    pub is_persistent: bool,
     /// The pod.
     pub pod: &'a PodIdentity,
     /// Further facts of the pod.
@@ -56,41 +61,44 @@ impl FlexMount<'_> {
         let program = self.program()?;
         let capabilities = init(&program)?;
         let node_name = self.node_name();
-        let node_mount = capabilities.attach.then(|| self.node_mount());
-        let before = home.read().unwrap_or_default();
+        let earlier = home.read_or_begin();
+        let named = if capabilities.attach { self.volume_name(&program)? } else { None };
+        // The node's mount may be one that an older podfs has made, at another path.
+        let node_mount = || earlier.node_mount.clone().map_or_else(|| self.node_mount(named.as_deref()), NodeMount::at);
+        let node_mount = capabilities.attach.then(node_mount);
         let mut record = DriverRecord {
             driver_name: self.flex.driver.clone(),
             spec_vol_id: self.name.to_owned(),
-            volume_handle: before.volume_handle.clone(),
+            volume_handle: match capabilities.attach {
+                true => named.unwrap_or_else(|| self.name.to_owned()),
+                false => earlier.volume_handle.clone(),
+            },
             node_name: node_name.clone(),
             volume: self.volume.to_owned(),
             executable: Some(program.clone()),
             node_mount: node_mount.as_ref().map(|mount| mount.directory().to_owned()),
-            attached: before.attached,
-            published: before.published,
+            attached: earlier.attached || node_mount.is_some(),
+            published: earlier.published,
             ..DriverRecord::default()
         };
         let write = |record: &DriverRecord| {
             home.write(record).map_err(|error| DriverError::of_node("write the record in", home.path(), error))
         };
         write(&record)?;
-        let mut shown = None;
+        let mut node_path = None;
         if let Some(node_mount) = &node_mount {
-            record.attached = true;
-            record.volume_handle = self.volume_name(&program)?;
-            write(&record)?;
             node_mount.enter(home, |path| self.mount_device(&program, path, &node_name))?;
-            shown = Some(node_mount.path());
+            node_path = Some(node_mount.path());
         }
         let target = home.make_target().map_err(|error| DriverError::of_node("make", &home.target(), error))?;
-        let is_mounted = |error: io::Error| DriverError::of_node("look at", &target, error);
-        if !home.is_mounted().map_err(is_mounted)? {
+        let failed = |error: io::Error| DriverError::of_node("look at", &target, error);
+        if !home.is_mounted().map_err(failed)? {
             record.published = true;
             write(&record)?;
             match self.mount(&program, &target, capabilities) {
                 Ok(Some(_)) => {}
-                // The driver has mounted it for the node, and supports no `mount` for pods.
-                Ok(None) if shown.is_some() => {
+                // The driver has mounted the volume for the node, and supports no `mount` for pods.
+                Ok(None) if node_path.is_some() => {
                     record.published = false;
                     write(&record)?;
                 }
@@ -101,7 +109,8 @@ impl FlexMount<'_> {
                     )));
                 }
                 Err(error) => {
-                    if !error.is_uncertain {
+                    // A driver that fails may have mounted all the same.
+                    if !error.is_uncertain && !home.is_mounted().unwrap_or(true) {
                         record.published = false;
                         write(&record)?;
                     }
@@ -109,7 +118,7 @@ impl FlexMount<'_> {
                 }
             }
         }
-        let path = if record.published { target } else { shown.unwrap_or(target) };
+        let path = if record.published { target } else { node_path.unwrap_or(target) };
         let source = HostSource::of_driver(&path)?;
         if let (Some(group), true, false) = (self.facts.fs_group, capabilities.fs_group, self.read_only) {
             fs_group::give(&source, group, self.facts.fs_group_policy, self.volume)?;
@@ -131,9 +140,24 @@ impl FlexMount<'_> {
         }
     }
 
-    fn node_mount(&self) -> NodeMount {
+    /// The node's mount of the volume. All volumes that are the same for the driver have the same: those to which it has given the
+    /// name `named`, or else those with the same name and options.
+    fn node_mount(&self, named: Option<&str>) -> NodeMount {
         let mounts = self.drivers.root.join("plugins/kubernetes.io/flexvolume").join(&self.flex.driver).join("mounts");
-        NodeMount::at(mounts.join(self.name))
+        let directory = match named {
+            Some(named) if is_file_name(named) => named.to_owned(),
+            Some(named) => sha256(&[named]),
+            None if self.is_persistent => self.name.to_owned(),
+            None => self.digest(),
+        };
+        NodeMount::at(mounts.join(directory))
+    }
+
+    /// A digest of the fields of an inline volume, whose name is unique in its pod only.
+    fn digest(&self) -> String {
+        let Flex { fs_type, options, secret, .. } = self.flex;
+        let secret = secret.as_ref().map(|secret| (&self.pod.namespace, &secret.name));
+        sha256(&[&serde_json::json!([self.name, fs_type, options, secret]).to_string()])
     }
 
     fn node_name(&self) -> String {
@@ -141,14 +165,13 @@ impl FlexMount<'_> {
         self.facts.node_name.clone().unwrap_or_else(of_machine)
     }
 
-    /// The driver's name of the volume.
-    fn volume_name(&self, program: &Path) -> Result<String, DriverError> {
+    /// The driver's name of the volume, if the driver names its volumes.
+    fn volume_name(&self, program: &Path) -> Result<Option<String>, DriverError> {
         let answer = call::call(program, &["getvolumename", &self.options(false, false)], DEADLINE)?;
-        let named = answer.map(|answer| answer.volume_name).filter(|name| !name.is_empty());
-        Ok(named.unwrap_or_else(|| self.name.to_owned()))
+        Ok(answer.map(|answer| answer.volume_name).filter(|name| !name.is_empty()))
     }
 
-    /// Attaches the volume to the node, and mounts it there.
+    /// Has the driver attach the volume to the node, and mount it at `path` for the node.
     fn mount_device(&self, program: &Path, path: &Path, node: &str) -> Result<(), DriverError> {
         let options = self.options(false, false);
         let attached = call::call(program, &["attach", &options, node], DEADLINE)?;
@@ -156,8 +179,8 @@ impl FlexMount<'_> {
         if let Some(waited) = call::call(program, &["waitforattach", &device, &options], DEADLINE)? {
             device = if waited.device.is_empty() { device } else { waited.device };
         }
-        let known = call::call(program, &["isattached", &options, node], DEADLINE)?;
-        if known.is_some_and(|answer| !answer.attached) {
+        let attachment = call::call(program, &["isattached", &options, node], DEADLINE)?;
+        if attachment.is_some_and(|answer| !answer.attached) {
             return Err(DriverError::uncertain(format!(
                 "FlexVolume driver {}: volume {:?} is not attached to node {node:?} yet",
                 program.display(),
@@ -187,7 +210,7 @@ impl FlexMount<'_> {
         call::call(program, &["mount", text(target)?, &self.options(true, capabilities.fs_group)], DEADLINE)
     }
 
-    /// The options of a call: those of Kubernetes, overridden by the volume's own.
+    /// The options of a call: those of Kubernetes, overridden by those of the volume.
     fn options(&self, of_pod: bool, group: bool) -> String {
         let mut options = Map::new();
         let mut set = |key: &str, value: &str| drop(options.insert(format!("kubernetes.io/{key}"), Value::from(value)));
@@ -211,6 +234,11 @@ impl FlexMount<'_> {
         options.extend(self.flex.options.iter().map(|(key, value)| (key.clone(), Value::from(value.as_str()))));
         Value::Object(options).to_string()
     }
+}
+
+/// Whether a name is that of a file in its directory.
+fn is_file_name(name: &str) -> bool {
+    name.len() <= LONGEST_FILE_NAME && !name.starts_with('.') && !name.contains(['/', '\0'])
 }
 
 fn init(program: &Path) -> Result<FlexCapabilities, DriverError> {
@@ -238,15 +266,15 @@ pub(super) fn undo(home: &DriverHome, record: &DriverRecord) -> Result<(), Leave
             true => call(&["unmount", path]).map(|answer| answer.is_some()),
             false => Ok(false),
         };
-        let is_known = match unmounted {
-            // An earlier podfs may have unmounted it before it was killed.
+        let is_supported = match unmounted {
+            // An earlier podfs may have had the driver unmount the volume before it was killed itself.
             Err(error) if !home.is_mounted().map_err(|error| failed(error.into()))? => {
                 info!("{error}; nothing is mounted at {} any more", target.display());
                 true
             }
             outcome => outcome?,
         };
-        if !is_known && home.is_mounted().map_err(|error| failed(error.into()))? {
+        if !is_supported && home.is_mounted().map_err(|error| failed(error.into()))? {
             take_away(&target).map_err(|error| failed(error.into()))?;
         }
         if home.is_mounted().map_err(|error| failed(error.into()))? {
@@ -256,14 +284,23 @@ pub(super) fn undo(home: &DriverHome, record: &DriverRecord) -> Result<(), Leave
     let Some(directory) = &record.node_mount else { return Ok(()) };
     let node_mount = NodeMount::at(directory.clone());
     node_mount.leave(home, |path| {
-        let shown = text(path)?;
+        let path_text = text(path)?;
         let is_mounted = || node_mount.is_mounted().map_err(|error| failed(error.into()));
         // Like the kubelet, podfs does not call the driver for a directory without a mount.
-        if is_mounted()? && call(&["unmountdevice", shown])?.is_none() && is_mounted()? {
+        // Without the driver's program, podfs unmounts the volume itself.
+        let is_installed = program.is_file();
+        let is_left = is_mounted()? && !(is_installed && call(&["unmountdevice", path_text])?.is_some());
+        if is_left && is_mounted()? {
             take_away(path)?;
         }
-        if record.attached {
+        if record.attached && is_installed {
             call(&["detach", &record.volume_handle, &record.node_name])?;
+        } else if record.attached {
+            warn!(
+                "FlexVolume driver {} is not installed on this node any more: volume {:?} is unmounted, and may still be attached \
+                 to node {:?}; detach it with the driver's tools",
+                record.driver_name, record.volume_handle, record.node_name
+            );
         }
         match fs::remove_dir(path) {
             Err(cause) if cause.kind() != io::ErrorKind::NotFound => {

@@ -1,7 +1,7 @@
-//! Mounting the file system of a device at its path, and unmounting it.
+//! Mounting the file system of a device, and unmounting it.
 //!
-//! The kernel makes the mount before it is attached (`fsmount(2)`). If podfs is killed before it moves the mount to its path, the
-//! kernel drops the mount with the descriptor.
+//! The kernel first makes the mount without attaching it (`fsmount(2)`). If podfs is killed before it attaches the mount, the
+//! kernel drops the mount with its descriptor.
 
 use std::fs::{self, DirBuilder};
 use std::io::ErrorKind;
@@ -24,11 +24,12 @@ use super::options::DeviceMountOptions;
 use crate::host::HostError;
 use crate::host::global_mount::LockedGlobalMount;
 
-/// The time that a mount may stay busy after its last pod ended, while the pod's server closes its files.
+/// How long a mount may stay busy after its last pod has ended: the pod's server has to close its files first.
 const CLOSING: Duration = Duration::from_secs(2);
+/// The pause between two attempts to unmount.
 const PAUSE: Duration = Duration::from_millis(10);
 
-/// Mounts a device.
+/// Mounts a device at `place`.
 ///
 /// # Errors
 /// When the kernel refuses an option, the file system or the mount point.
@@ -46,6 +47,7 @@ pub(super) fn mount(
         .map_err(|errno| failed(errno.into()))
 }
 
+/// Makes the mount of a device, which is attached nowhere yet.
 fn make(device: &BlockDevice, kind: &str, options: &DeviceMountOptions, read_only: bool) -> Result<OwnedFd, HostError> {
     let path = device.path();
     let refused = |problem: String| HostError::Refused(format!("cannot mount {}: {problem}", path.display()));
@@ -77,7 +79,7 @@ fn make(device: &BlockDevice, kind: &str, options: &DeviceMountOptions, read_onl
         Errno::INVAL => refused(format!(
             "the kernel does not take these mount options, or finds no intact {kind} file system; see the kernel's log"
         )),
-        // EUCLEAN
+        // `UCLEAN` is EUCLEAN.
         Errno::UCLEAN | Errno::IO | Errno::BADMSG => {
             refused(format!("its {kind} file system is damaged ({errno}); repair it with fsck, see the kernel's log"))
         }
@@ -98,14 +100,14 @@ fn make(device: &BlockDevice, kind: &str, options: &DeviceMountOptions, read_onl
 /// Checks that the mount at `place` is of this device.
 ///
 /// # Errors
-/// When it is another one.
+/// When the mount is of another device.
 pub(super) fn check_mounted(device: &BlockDevice, place: &Path) -> Result<(), HostError> {
     let found = fs::canonicalize(place)
         .and_then(|place| mounts_at(&place))
         .map_err(|cause| HostError::system("look at", place, cause))?;
     let Some(mounted) = found.last() else { return Ok(()) };
     let (major, minor) = device.number();
-    // btrfs has device numbers of its own, and names its device.
+    // The mount table has a device number of btrfs itself, and the path of its device.
     let is_same = mounted.device == format!("{major}:{minor}") || Path::new(&mounted.source) == device.path();
     if is_same {
         return Ok(());
@@ -126,8 +128,8 @@ pub(super) fn is_read_only(place: &Path) -> Result<bool, HostError> {
     Ok(found.last().is_some_and(|mounted| mounted.read_only))
 }
 
-/// Unmounts what is at the place of a global mount, and removes the place with the empty directories up to `top`. A mount
-/// that stays busy is taken away lazily: the device is free when its last user has closed it.
+/// Unmounts a global mount, and removes the mount point with the empty directories above it up to `top`. If the mount stays busy,
+/// unmounts it lazily: the device is free when the last process that uses the mount has closed its files.
 ///
 /// # Errors
 /// When the kernel does not unmount it.
@@ -158,7 +160,8 @@ pub fn unmount(held: &LockedGlobalMount<'_>, top: &Path) -> Result<(), HostError
     Ok(())
 }
 
-/// Removes an empty directory. For a moment after an unmount, the kernel may still take it for a mount point.
+/// Removes an empty directory. Returns whether it is gone. For a moment after an unmount, the kernel may still treat the directory
+/// as a mount point.
 fn is_removed(directory: &Path) -> bool {
     for _ in 0..50 {
         match fs::remove_dir(directory) {

@@ -9,16 +9,16 @@ use super::program::{NoOutcome, run};
 use crate::host::HostError;
 use crate::host::global_mount::LockedGlobalMount;
 
-/// Errors were corrected.
+/// The exit code of fsck when it has corrected errors.
 const CORRECTED: i32 = 1;
-/// Errors were left uncorrected.
+/// The bit in the exit code of fsck when it has left errors uncorrected.
 const UNCORRECTED: i32 = 4;
 
-/// Checks the file system of a device, and has it repaired as far as that is safe. One that is mounted elsewhere is not
-/// checked.
+/// Checks the file system of a device. fsck repairs it as far as that is safe. Does not check a file system that is
+/// mounted elsewhere.
 ///
 /// # Errors
-/// When it has errors that fsck does not repair by itself.
+/// When the file system has errors that fsck does not repair by itself.
 pub(super) fn check(device: &BlockDevice, held: &LockedGlobalMount<'_>) -> Result<(), HostError> {
     let path = device.path().display();
     if device.is_in_use().unwrap_or(false) {

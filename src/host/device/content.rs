@@ -1,6 +1,6 @@
-//! The content of a device, by `blkid -p` of util-linux, which uses libblkid. The kubelet runs it, too, so both recognise the
-//! same content. The program knows some hundred signatures, and has documented exit codes; a library of podfs's own would know
-//! fewer, and podfs would format each disk whose signature it missed.
+//! The content of a device, according to the program `blkid -p` of util-linux, which uses libblkid. The kubelet runs it, too, so
+//! both recognise the same content. The program knows some hundred signatures, and has documented exit codes. Code of podfs itself
+//! would know fewer signatures, and podfs would format each disk whose signature it does not know.
 
 use std::ffi::OsStr;
 
@@ -8,12 +8,13 @@ use super::program::run;
 use super::{BlockDevice, grow};
 use crate::host::HostError;
 
-/// Found nothing, or could not read the device.
+/// The exit code of blkid when it finds nothing, or cannot read the device.
 const NOTHING: i32 = 2;
-/// Found several signatures that exclude each other.
+/// The exit code of blkid when it finds several signatures that exclude each other.
 const AMBIVALENT: i32 = 8;
-/// So many bytes at the beginning of a blank device are zero, and of the end likewise.
+/// How many bytes at the beginning of a blank device are zero.
 const HEAD: u64 = 1 << 20;
+/// How many bytes at the end of a blank device are zero.
 const TAIL: u64 = 64 << 10;
 
 /// The content of a device.
@@ -23,7 +24,7 @@ pub(super) enum DeviceContent {
     Blank,
     /// Data without a known signature.
     Remains,
-    /// The superblock of a file system that blkid does not find. It finds nothing on a disk of which it cannot read a part.
+    /// The superblock of a file system that blkid does not find. If blkid cannot read a part of the disk, it finds nothing.
     Hidden,
     /// A file system.
     FileSystem {
@@ -45,7 +46,7 @@ pub(super) enum DeviceContent {
 /// # Errors
 /// When it cannot be read, or blkid is not installed or fails.
 pub(super) fn probe(device: &BlockDevice) -> Result<DeviceContent, HostError> {
-    // blkid takes a device that it cannot read for an empty one.
+    // blkid has the same exit code for a device that it cannot read and for an empty device. So podfs reads the device first.
     let is_zero = is_zero(device).map_err(|cause| HostError::Failed {
         what: format!("{} cannot be read", device.path().display()),
         cause,
@@ -70,7 +71,7 @@ pub(super) fn probe(device: &BlockDevice) -> Result<DeviceContent, HostError> {
 }
 
 impl DeviceContent {
-    /// Reads lines `KEY=VALUE`.
+    /// The content according to the output of blkid: lines `KEY=VALUE`.
     fn of(output: &str) -> DeviceContent {
         let value =
             |key: &str| output.lines().find_map(|line| line.strip_prefix(key)?.strip_prefix('=')).map(str::to_owned);
@@ -88,7 +89,7 @@ fn is_zero(device: &BlockDevice) -> std::io::Result<bool> {
     let size = device.size()?;
     let ranges = [(0, HEAD.min(size)), (size.saturating_sub(TAIL), TAIL.min(size))];
     for (offset, length) in ranges {
-        // At most a MiB.
+        // `length` is at most 1 MiB, so the conversion does not fail.
         let mut bytes = vec![0; usize::try_from(length).unwrap_or_default()];
         device.read(&mut bytes, offset)?;
         if bytes.iter().any(|byte| *byte != 0) {

@@ -1,16 +1,17 @@
 //! Making a file system on a blank device.
 //!
-//! 1. Before mkfs starts, podfs writes and syncs a marker: the device, its size, the type, and the UUID that the file system is
-//!    going to have. After mkfs has succeeded, podfs removes the marker and syncs that. It mounts the device only then.
-//! 2. So a marker means that mkfs or podfs was killed, and that podfs has not mounted the device since. Then:
+//! 1. Before mkfs starts, podfs writes and syncs a marker: a file with the path and the size of the device, and the type and the
+//!    UUID of the new file system. After mkfs has succeeded, podfs removes the marker and syncs its directory. It mounts the device
+//!    only after that.
+//! 2. So if there is a marker, mkfs or podfs was killed, and podfs has not mounted the device since. Then:
 //!
 //!    | on the device | what podfs does |
 //!    |---|---|
-//!    | nothing | formats it as any blank device |
-//!    | a file system of that type and UUID that a full check finds whole | uses it |
-//!    | one that the check does not find whole | formats it again: it is podfs's own, and was never used |
-//!    | data without a signature, on the device of that path and size | formats it again: mkfs writes its signature last |
-//!    | anything else | removes the marker, because podfs did not write that, and treats the device as any other |
+//!    | nothing | formats the device like any blank device |
+//!    | a file system of the marker's type and UUID in which a full check finds no error | uses the file system |
+//!    | such a file system, in which the check finds an error | formats again: mkfs has made it, and no pod has used it |
+//!    | data without a signature, on the device of the marker's path and size | formats again: mkfs writes its signature last |
+//!    | anything else | removes the marker, because podfs did not write this, and treats the device like any other |
 //! 3. mkfs has the lock of the global mount as its standard input. If podfs is killed, the next process waits until mkfs has
 //!    ended.
 
@@ -29,7 +30,7 @@ use super::program::run;
 use crate::host::HostError;
 use crate::host::global_mount::{LockedGlobalMount, remove_whole, write_synced};
 
-/// A new UUID with each reading.
+/// A file of the kernel with a new UUID at each read.
 const RANDOM_UUID: &str = "/proc/sys/kernel/random/uuid";
 
 /// The record of a device before podfs formats it.
@@ -60,22 +61,23 @@ impl FormatMarker {
             }
             write_synced(path, &serde_json::to_vec(self)?)
         };
-        // Another process may remove the directory, while it is empty.
+        // Another process may remove the directory while it is empty. Then podfs tries again.
         let written = (0..100).map(|_| write()).find(|written| !is_gone(written)).unwrap_or_else(write);
         written.map_err(|cause| HostError::system("write", path, cause))
     }
 
-    /// Whether this is the device that was to be formatted.
+    /// Whether this is the device that podfs was about to format, by path and size.
     fn is_of(&self, device: &BlockDevice) -> bool {
         self.device == device.path() && device.size().is_ok_and(|size| size == self.size)
     }
 }
 
-fn is_gone(done: &io::Result<()>) -> bool {
-    done.as_ref().is_err_and(|cause| cause.kind() == ErrorKind::NotFound)
+/// Whether a write failed because its directory is gone.
+fn is_gone(written: &io::Result<()>) -> bool {
+    written.as_ref().is_err_and(|cause| cause.kind() == ErrorKind::NotFound)
 }
 
-/// Removes a marker, and the directories above it that podfs made for markers.
+/// Removes a marker, and the empty directories above it that podfs has made for markers.
 fn remove(path: &Path) -> Result<(), HostError> {
     let remove = || -> io::Result<()> {
         remove_whole(path)?;
@@ -90,7 +92,7 @@ fn remove(path: &Path) -> Result<(), HostError> {
 /// Makes a file system on a blank device.
 ///
 /// # Errors
-/// When podfs does not make such file systems, the device is in use, or mkfs fails.
+/// When podfs does not make file systems of this type, the device is in use, or mkfs fails.
 pub(super) fn format(
     device: &BlockDevice,
     kind: &str,
@@ -109,13 +111,14 @@ pub(super) fn format(
     let uuid = fs::read_to_string(RANDOM_UUID).map_err(failed)?.trim().to_owned();
     let size = device.size().map_err(failed)?;
     FormatMarker { device: path.to_owned(), size, kind: kind.to_owned(), uuid: uuid.clone() }.write(marker)?;
-    let begun = std::time::Instant::now();
+    let began = std::time::Instant::now();
     make(device, kind, &uuid, held)?;
     remove(marker)?;
-    info!("{} was blank and has a new file system ({kind}) after {} ms", path.display(), begun.elapsed().as_millis());
+    info!("{} was blank and has a new file system ({kind}) after {} ms", path.display(), began.elapsed().as_millis());
     Ok(())
 }
 
+/// Runs mkfs.
 fn make(device: &BlockDevice, kind: &str, uuid: &str, held: &LockedGlobalMount<'_>) -> Result<(), HostError> {
     let refused = |problem: String| HostError::Refused(format!("cannot format {}: {problem}", device.path().display()));
     if !device.is_at_path() {
@@ -136,7 +139,7 @@ fn make(device: &BlockDevice, kind: &str, uuid: &str, held: &LockedGlobalMount<'
     }
 }
 
-/// The content of a device after an interrupted format is repaired.
+/// Repairs an interrupted format, as the marker at `path` records it. Returns the content of the device after that.
 ///
 /// # Errors
 /// When the device cannot be checked or formatted again.
@@ -156,23 +159,23 @@ pub(super) fn judge(
         remove(path)?;
         return Ok(content);
     }
-    let shown = device.path().display();
+    let device_path = device.path().display();
     if matches!(content, DeviceContent::FileSystem { .. }) && is_whole(device, &marker.kind, held)? {
-        info!("{shown} was formatted by a podfs that was killed, and its file system is whole");
+        info!("{device_path} was formatted by a podfs that was killed, and its file system is whole");
     } else {
         if device.is_read_only() {
             return Err(HostError::Refused(format!(
-                "the formatting of {shown} did not end, and the device is read-only now; make it writable"
+                "the formatting of {device_path} did not end, and the device is read-only now; make it writable"
             )));
         }
-        info!("the formatting of {shown} did not end; podfs formats it again");
+        info!("the formatting of {device_path} did not end; podfs formats it again");
         make(device, &marker.kind, &marker.uuid, held)?;
     }
     remove(path)?;
     Ok(DeviceContent::FileSystem { kind: marker.kind.clone(), uuid: Some(marker.uuid.clone()) })
 }
 
-/// Whether a full check finds nothing wrong.
+/// Whether a full check finds no error in the file system.
 fn is_whole(device: &BlockDevice, kind: &str, held: &LockedGlobalMount<'_>) -> Result<bool, HostError> {
     let (program, arguments, package): (_, &[&str], _) = match kind {
         "xfs" => ("xfs_repair", &["-n"], "xfsprogs"),

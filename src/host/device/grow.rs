@@ -1,4 +1,4 @@
-//! A file system that is smaller than its device: grown while it is mounted, with resize2fs or xfs_growfs.
+//! Growing a file system that is smaller than its device, while it is mounted, with resize2fs or xfs_growfs.
 
 use std::ffi::OsStr;
 use std::path::Path;
@@ -7,22 +7,26 @@ use super::BlockDevice;
 use super::program::run;
 use crate::host::HostError;
 
-/// The offset of ext4's superblock on the device, in bytes; below, that of xfs.
+/// The offset of the superblock of ext2, ext3 and ext4 on the device, in bytes.
 const EXT_SUPERBLOCK: u64 = 1024;
+/// The offset of the superblock of xfs on the device, in bytes.
 const XFS_SUPERBLOCK: u64 = 0;
 const EXT_MAGIC: [u8; 2] = [0x53, 0xef];
 const XFS_MAGIC: &[u8] = b"XFSB";
 
-/// A file system whose size its superblock says.
+/// A file system that podfs can grow, with the size in its superblock.
 struct SizedFilesystem {
     bytes: u64,
+    /// The bytes of a block.
     block: u64,
+    /// The program that grows the file system.
     program: &'static str,
+    /// The Debian package of the program.
     package: &'static str,
 }
 
-/// Grows the file system to the size of its device, if it has fewer bytes than `capacity`, and the device has more. Gives the
-/// size of the device if it was done.
+/// Grows the file system to the size of its device, if the file system has fewer bytes than `capacity` and than the device. Returns
+/// the size of the device if podfs has grown the file system.
 ///
 /// # Errors
 /// When the device does not answer, or the program fails.
@@ -57,7 +61,7 @@ pub(super) fn has_superblock(device: &BlockDevice) -> std::io::Result<bool> {
     Ok(sized(device)?.is_some())
 }
 
-/// The size of a file system that podfs can grow.
+/// The file system of a device, if podfs can grow it.
 fn sized(device: &BlockDevice) -> std::io::Result<Option<SizedFilesystem>> {
     let mut xfs = [0; 16];
     device.read(&mut xfs, XFS_SUPERBLOCK)?;
@@ -74,7 +78,7 @@ fn sized(device: &BlockDevice) -> std::io::Result<Option<SizedFilesystem>> {
         return Ok(None);
     }
     let word = |at: usize| u64::from(u32::from_le_bytes([ext[at], ext[at + 1], ext[at + 2], ext[at + 3]]));
-    // The upper half counts with the feature `64bit` only (`s_feature_incompat`).
+    // The upper half of the number of blocks is valid only with the feature `64bit` (`s_feature_incompat`).
     let upper = if word(0x60) & 0x80 != 0 { word(0x150) << 32 } else { 0 };
     let block = 1024_u64.checked_shl(u32::try_from(word(0x18)).unwrap_or(u32::MAX)).unwrap_or(u64::MAX);
     let bytes = (word(0x4) | upper).saturating_mul(block);

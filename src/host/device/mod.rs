@@ -2,23 +2,24 @@
 //!
 //! | module | owns |
 //! |---|---|
-//! | `pinned` | a device that is held open, so that its number stays its own |
-//! | `content` | the content of a device: none, a file system, or data that podfs leaves alone |
-//! | `format` | making a file system on a blank device, and finding one that was not finished |
+//! | `pinned` | a device that podfs holds open, so that the kernel gives its number to no other device |
+//! | `content` | the content of a device: none, a file system, or data that podfs does not touch |
+//! | `format` | making a file system on a blank device, and repairing an interrupted format |
 //! | `check` | `fsck -a`, and the meaning of its exit codes |
 //! | `options` | mount options, as the kernel takes them |
 //! | `attach` | mounting and unmounting |
 //! | `erase` | making every byte of a device zero |
-//! | `grow` | a file system that is smaller than its device |
-//! | `program` | starting mkfs, fsck and their like |
+//! | `grow` | growing a file system that is smaller than its device |
+//! | `program` | running mkfs, fsck, blkid and similar programs |
 //!
 //! [`mount`] does for a device what the kubelet's SafeFormatAndMount does, with more care for data:
 //!
 //! 1. podfs holds the device open from before the inspection until it is mounted, so no other device can get its number.
-//! 2. podfs formats only a device without any known signature, and only if its first MiB and its end are zero. The kubelet
-//!    formats a device whose data has no signature that libblkid knows.
-//! 3. podfs records a device before it formats it. So it never mounts a file system that a killed mkfs has left (`format`).
-//! 4. podfs checks a file system before it mounts it, unless it is read-only. It does not mount one that `fsck -a` cannot repair.
+//! 2. podfs formats only a device without any known signature, and only if its first MiB and its last 64 KiB are zero. The kubelet
+//!    formats any device whose data has no signature that libblkid knows.
+//! 3. podfs records a device before it formats it. So it never mounts an incomplete file system of a killed mkfs (`format`).
+//! 4. podfs checks a file system before it mounts it, unless the mount is read-only. It does not mount a file system that `fsck -a`
+//!    cannot repair.
 
 mod attach;
 mod check;
@@ -47,16 +48,16 @@ use options::DeviceMountOptions;
 /// The parameters of the mount of a block device.
 #[derive(Clone, Copy, Debug)]
 pub struct DeviceMountRequest<'a> {
-    /// The type of the file system. Without one, that which is there, or ext4.
+    /// The type of the file system. `None` for whichever type the device has, or ext4 for a blank device.
     pub fs_type: Option<&'a str>,
-    /// Options of the mount, in the words of mount(8).
+    /// The options of the mount, in the words of mount(8).
     pub options: &'a [String],
-    /// The file that says that the device is being formatted. On a disk, and this volume's alone.
+    /// The path for the record that podfs formats the device. The file is on a disk, and no other volume has the same path.
     pub marker: &'a Path,
 }
 
-/// Mounts the file system of a device at the place of `held`, and formats the device first if it is blank. Gives whether nothing
-/// can be written to it. Does nothing if the place is mounted already.
+/// Mounts the file system of a device at the mount point of `held`, and formats the device first if it is blank. Mounts nothing if
+/// the device is mounted there already. Returns whether the mount is read-only.
 ///
 /// # Errors
 /// When the device is in use, holds other data, or cannot be formatted, checked or mounted.
@@ -81,8 +82,8 @@ pub fn mount(
     attach::is_read_only(held.place())
 }
 
-/// Says why no user may be given the device as it is: it is a part of something else. Nothing if nothing speaks against it;
-/// it may be blank or have a file system.
+/// Why podfs must not offer the device as a volume, such as a partition table on it. `None` if the device is blank, has a file
+/// system, or has data without a signature.
 ///
 /// # Errors
 /// When it cannot be read, or blkid is not installed or fails.
@@ -110,7 +111,7 @@ pub fn file_system_id(device: &BlockDevice) -> Result<Option<String>, HostError>
 /// Grows the file system at `place` to its device, if it has fewer bytes than `capacity` and can be written to.
 ///
 /// # Errors
-/// When the device does not answer, or the file system cannot be grown. It can be used as it is.
+/// When the device does not answer, or the file system cannot be grown. The file system can still be used with its size.
 pub fn grow(device: &BlockDevice, capacity: Option<u64>, place: &Path) -> Result<(), HostError> {
     let Some(capacity) = capacity else { return Ok(()) };
     if attach::is_read_only(place)? {
@@ -122,7 +123,7 @@ pub fn grow(device: &BlockDevice, capacity: Option<u64>, place: &Path) -> Result
     Ok(())
 }
 
-/// Gives the type of the device's file system, which can be mounted now.
+/// Prepares the device for a mount: formats it if it is blank, or checks its file system. Returns the type of the file system.
 fn make_ready(
     device: &BlockDevice,
     request: DeviceMountRequest<'_>,

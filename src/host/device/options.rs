@@ -1,17 +1,17 @@
-//! Mount options of a device: from the words of mount(8) to the kernel's flags and parameters.
+//! The mount options of a device: podfs translates the words of mount(8) to the kernel's flags and parameters.
 
 use rustix::mount::MountAttrFlags;
 
 use crate::host::HostError;
 
-/// Options, sorted by the system call that takes them.
+/// Mount options, by the system call that takes them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct DeviceMountOptions {
     /// The mount is read-only.
     pub(super) read_only: bool,
     /// The attributes of the mount: restrictions and access times (`fsmount(2)`).
     pub(super) attributes: MountAttrFlags,
-    /// A setting of the file system (`fsconfig(2)`): a flag, or a key with its value.
+    /// The parameters of the file system (`fsconfig(2)`): flags, and keys with a value.
     pub(super) parameters: Vec<(String, Option<String>)>,
 }
 
@@ -22,8 +22,8 @@ impl Default for DeviceMountOptions {
 }
 
 impl DeviceMountOptions {
-    /// Reads a list of options; an entry may have several, with commas between them. Of two that exclude each other, the
-    /// last one counts.
+    /// Parses a list of options. An entry may have several options, with commas between them. If two options exclude each other,
+    /// the last one counts.
     ///
     /// # Errors
     /// When an option has a quote without an end.
@@ -35,12 +35,13 @@ impl DeviceMountOptions {
         Ok(options)
     }
 
+    /// Adds one option.
     fn add(&mut self, word: &str) {
         let flag = |attributes: &mut MountAttrFlags, flag, set| attributes.set(flag, set);
         match word {
             "rw" => self.read_only = false,
             "ro" => self.read_only = true,
-            // Words for mount(8), or its defaults.
+            // Options that only mount(8) uses, or that are the kernel's defaults.
             "" | "defaults" | "bind" | "auto" | "noauto" | "nofail" | "_netdev" | "async" | "relatime" | "user"
             | "nouser" | "users" | "norelatime" => {}
             "nosuid" | "suid" => flag(&mut self.attributes, MountAttrFlags::MOUNT_ATTR_NOSUID, word == "nosuid"),
@@ -63,7 +64,7 @@ impl DeviceMountOptions {
     }
 }
 
-/// Splits at commas that are in no quotes.
+/// Splits an entry at commas outside of quotes.
 fn split(entry: &str) -> Result<Vec<String>, HostError> {
     let mut words = vec![String::new()];
     let mut quoted = false;

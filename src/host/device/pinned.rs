@@ -1,5 +1,5 @@
-//! A block device that podfs holds open. Meanwhile the kernel gives its number to no other device, even if the device is
-//! unplugged.
+//! A block device that podfs holds open. Meanwhile the kernel gives its number to no other device, even if an operator unplugs the
+//! device.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Seek, SeekFrom};
@@ -10,7 +10,7 @@ use rustix::fs::{FileType, fstat, major, minor, stat};
 
 use crate::host::{FileKind, HostError, HostSource};
 
-/// A block device that is held open for reading.
+/// A block device that podfs holds open for reading.
 #[derive(Debug)]
 pub struct BlockDevice {
     file: File,
@@ -19,10 +19,10 @@ pub struct BlockDevice {
 }
 
 impl BlockDevice {
-    /// Opens the device that `source` is. Its path from here on is the one without symbolic links.
+    /// Opens the block device `source` for reading. From here on, the path of the device is the path without symbolic links.
     ///
     /// # Errors
-    /// When it is no block device, is gone, or its path leads to another device by now.
+    /// When `source` is no block device, the device is gone, or its path leads to another device by now.
     pub fn open(source: &HostSource) -> Result<BlockDevice, HostError> {
         let unusable = |path: &Path| format!("block device {} cannot be used", path.display());
         let refused = |path: &Path, cause: &str| HostError::Refused(format!("{}: {cause}", unusable(path)));
@@ -42,55 +42,56 @@ impl BlockDevice {
         Ok(BlockDevice { file, path, number: number(&opened) })
     }
 
-    /// Its path, without symbolic links.
+    /// The path of the device, without symbolic links.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Its device number: major and minor.
+    /// The device number: major and minor.
     pub fn number(&self) -> (u32, u32) {
         self.number
     }
 
-    /// Its size in bytes.
+    /// The size of the device, in bytes.
     ///
     /// # Errors
-    /// When it does not answer.
+    /// When the device does not answer.
     pub fn size(&self) -> io::Result<u64> {
         (&self.file).seek(SeekFrom::End(0))
     }
 
-    /// Reads at an offset, all of `buffer`.
+    /// Reads from an offset until `buffer` is full.
     pub(super) fn read(&self, buffer: &mut [u8], offset: u64) -> io::Result<()> {
         self.file.read_exact_at(buffer, offset)
     }
 
-    /// Whether the kernel lets nothing be written to it.
+    /// Whether the kernel refuses writes to the device.
     pub fn is_read_only(&self) -> bool {
         self.attribute("ro").is_some_and(|text| text == "1")
     }
 
-    /// The kernel's number for this disk, which no other disk has until the next boot (Linux 5.15). A partition has that of
-    /// its disk.
+    /// The kernel's sequence number for this disk, which no other disk has until the next boot (Linux 5.15). A partition has the
+    /// number of its disk.
     pub fn sequence(&self) -> Option<u64> {
         self.attribute("diskseq").or_else(|| self.attribute("../diskseq"))?.parse().ok()
     }
 
-    /// The identity of the disk, the same after each boot: its world-wide name or its serial number, and which partition of
-    /// it this is. Many virtual disks say nothing.
+    /// The identity of the device, which is the same after each boot: the world-wide name or the serial number of the disk, and the
+    /// number of the partition if this is one. Many virtual disks have none.
     pub fn serial(&self) -> Option<String> {
-        let words = |name: &str| self.attribute(name).filter(|text| !text.is_empty());
-        let partition = words("partition");
+        let text_of = |name: &str| self.attribute(name).filter(|text| !text.is_empty());
+        let partition = text_of("partition");
         let above = if partition.is_some() { "../" } else { "" };
         let names = ["wwid", "device/wwid", "serial", "device/serial", "dm/uuid"];
-        let disk = names.into_iter().find_map(|name| words(&format!("{above}{name}")))?;
+        let disk = names.into_iter().find_map(|name| text_of(&format!("{above}{name}")))?;
         Some(partition.map_or(disk.clone(), |number| format!("{disk} partition {number}")))
     }
 
-    /// Opens it for writing, for this process alone: no file system of it is mounted or can be, while the file is open.
+    /// Opens the device for writing, and for this process alone: while the file is open, the kernel mounts no file system of it.
     ///
     /// # Errors
-    /// `EBUSY` if another part of the kernel has it, and when its path leads elsewhere by now.
+    /// `EBUSY` if the kernel uses the device, for example for a mounted file system. Another error if the path leads to another
+    /// device by now.
     pub fn exclusive(&self) -> io::Result<File> {
         let file = OpenOptions::new().read(true).write(true).custom_flags(libc::O_EXCL).open(&self.path)?;
         let opened = fstat(&file)?;
@@ -100,15 +101,15 @@ impl BlockDevice {
         }
     }
 
-    /// Whether its path still leads to it.
+    /// Whether the path of the device still leads to it.
     pub fn is_at_path(&self) -> bool {
         stat(&self.path).is_ok_and(|found| (major(found.st_rdev), minor(found.st_rdev)) == self.number)
     }
 
-    /// Whether another part of the kernel has it: a mounted file system, RAID, device mapper, swap.
+    /// Whether the kernel uses the device: for a mounted file system, a RAID, the device mapper, or swap.
     ///
     /// # Errors
-    /// When it cannot be opened.
+    /// When the device cannot be opened.
     pub fn is_in_use(&self) -> io::Result<bool> {
         match OpenOptions::new().read(true).custom_flags(libc::O_EXCL).open(&self.path) {
             Ok(_) => Ok(false),
@@ -117,6 +118,7 @@ impl BlockDevice {
         }
     }
 
+    /// An attribute of the device in sysfs.
     fn attribute(&self, name: &str) -> Option<String> {
         let (major, minor) = self.number;
         let text = fs::read_to_string(format!("/sys/dev/block/{major}:{minor}/{name}")).ok()?;

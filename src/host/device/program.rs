@@ -1,4 +1,4 @@
-//! Programs that work on a device: mkfs, fsck, blkid and their like.
+//! Running programs that work on a device: mkfs, fsck, blkid and similar programs.
 
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
@@ -16,20 +16,20 @@ const SYSTEM: &str = "/usr/sbin:/sbin";
 /// The result of a program.
 #[derive(Debug)]
 pub(super) struct ProgramOutput {
-    /// Its exit code; none if a signal ended it.
+    /// The exit code; `None` if a signal ended the program.
     pub(super) code: Option<i32>,
-    /// Its standard output.
+    /// The standard output.
     pub(super) output: String,
-    /// Its standard output and error, in one line.
+    /// The standard output and the standard error, in one line.
     pub(super) words: String,
 }
 
-/// Why a program has no outcome.
+/// Why a program did not run.
 #[derive(Debug)]
 pub(super) enum NoOutcome {
-    /// It is not installed.
+    /// The program is not installed.
     Missing,
-    /// It cannot be started.
+    /// The program cannot be started, or its output cannot be read.
     Failed(HostError),
 }
 
@@ -39,8 +39,7 @@ pub(super) fn run(
     arguments: &[&OsStr],
     held: Option<&LockedGlobalMount<'_>>,
 ) -> Result<ProgramOutput, NoOutcome> {
-    let mut path = std::env::var_os("PATH").unwrap_or_default();
-    path.push(OsString::from(format!(":{SYSTEM}")));
+    let path = search_path(std::env::var_os("PATH"));
     let input = match held {
         Some(held) => held.program_input().map_err(NoOutcome::Failed)?.into(),
         None => Stdio::null(),
@@ -61,12 +60,21 @@ pub(super) fn run(
     Ok(ProgramOutput { code: status.code(), output, words })
 }
 
-/// A program prints to memory, and not to a pipe: when podfs is killed, a pipe would end the program with its next
-/// line (`SIGPIPE`).
+/// The `PATH` of the program: that of podfs, and [`SYSTEM`]. An empty element would be the working directory.
+fn search_path(own: Option<OsString>) -> OsString {
+    let mut path = own.filter(|own| !own.is_empty()).unwrap_or_else(|| "/usr/bin:/bin".into());
+    path.push(":");
+    path.push(SYSTEM);
+    path
+}
+
+/// A file in memory for the output of a program. If it were a pipe and podfs were killed, the kernel would end the
+/// program at its next line (`SIGPIPE`).
 fn memory_file() -> io::Result<File> {
     Ok(memfd_create("output", MemfdFlags::CLOEXEC)?.into())
 }
 
+/// The content of a file from its beginning.
 fn text(file: &mut File) -> io::Result<String> {
     let mut bytes = Vec::new();
     file.rewind()?;
@@ -75,14 +83,14 @@ fn text(file: &mut File) -> io::Result<String> {
 }
 
 impl ProgramOutput {
-    /// The exit of the program as the predicate of a sentence, such as `ended with code 1`.
+    /// How the program ended, as the predicate of a sentence, such as `ended with code 1`.
     pub(super) fn end(&self) -> String {
         self.code.map_or_else(|| "was killed".to_owned(), |code| format!("ended with code {code}"))
     }
 }
 
 impl NoOutcome {
-    /// A sentence, for a program that podfs cannot do without.
+    /// The error about a program that podfs needs.
     pub(super) fn needed(self, program: &str, package: &str) -> HostError {
         match self {
             NoOutcome::Missing => {
@@ -90,5 +98,17 @@ impl NoOutcome {
             }
             NoOutcome::Failed(error) => error,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_working_directory_is_not_searched_if_podfs_has_no_path() {
+        let with = |own: &str| search_path(Some(own.into()));
+        assert_eq!(with("/opt/bin"), "/opt/bin:/usr/sbin:/sbin");
+        assert_eq!((search_path(None), with("")), ("/usr/bin:/bin:/usr/sbin:/sbin".into(), with("/usr/bin:/bin")));
     }
 }

@@ -1,9 +1,9 @@
-//! The content of emptyDirs: made once, found again by the next podfs after a crash, deleted with the pod.
+//! The content of emptyDirs. podfs makes it once, finds it again after a crash, and deletes it at the end of the pod.
 //!
-//! An emptyDir has a home, a directory with two entries: `content`, and the file `ready`, which names the medium of the
-//! content. podfs writes `ready` last and removes it first, so content without it is incomplete, and podfs never deletes
-//! complete content by mistake. The file `agent` beside them marks content that outlives shutdowns of the node, and that the
-//! daemon deletes when the pod is gone.
+//! An emptyDir has a home, a directory with two entries: the directory `content`, and the file `ready`, which names the storage of
+//! the content. podfs writes `ready` after it has made the content, and removes `ready` before it deletes the content. So content
+//! without `ready` is incomplete, and podfs never deletes complete content by mistake. A third file, `agent`, marks content that
+//! stays when a supervisor ends, and that `podfs node` deletes when the pod is gone.
 
 mod plan;
 
@@ -23,6 +23,7 @@ use super::{HostError, HostSource, memory};
 
 pub use plan::{EmptyDirBacking, EmptyDirPlan, PlanError};
 
+/// The names of the entries in a home.
 const CONTENT: &CStr = c"content";
 const READY: &str = "ready";
 const AGENT: &str = "agent";
@@ -36,10 +37,10 @@ pub struct EmptyDirContent {
 }
 
 impl EmptyDirContent {
-    /// Makes the content in `home`, which is a directory, or finds it there if it is complete (ED-05).
+    /// Finds the content in the directory `home` if it is complete (ED-05). Otherwise makes it anew.
     ///
     /// # Errors
-    /// When it cannot be made, or what is left of an earlier attempt cannot be deleted.
+    /// When the content cannot be made, or incomplete content cannot be deleted.
     pub fn set_up(home: &Path, plan: &EmptyDirPlan) -> Result<EmptyDirContent, HostError> {
         let directory = File::open(home).map_err(|cause| HostError::system("open", home, cause))?;
         match fs::read_to_string(home.join(READY)) {
@@ -51,10 +52,10 @@ impl EmptyDirContent {
             Err(error) if error.kind() == ErrorKind::NotFound => {}
             Err(cause) => return Err(HostError::system("read", &home.join(READY), cause)),
         }
-        let left = clear(home, &directory)?;
-        if !left.is_empty() {
+        let undeleted = clear(home, &directory)?;
+        if !undeleted.is_empty() {
             let path = content_path(home);
-            return Err(HostError::Refused(format!("{} has to be made anew, but {left}", path.display())));
+            return Err(HostError::Refused(format!("{} has to be made anew, but {undeleted}", path.display())));
         }
         let source = make(home, &directory, plan)?;
         let written = fs::write(home.join(READY), plan.backing.to_string());
@@ -62,7 +63,7 @@ impl EmptyDirContent {
         Ok(EmptyDirContent { home: home.to_owned(), source, is_new: true })
     }
 
-    /// Records that an agent deletes it after the pod.
+    /// Records that an agent deletes the content after the end of the pod.
     ///
     /// # Errors
     /// When the file cannot be written.
@@ -76,15 +77,15 @@ impl EmptyDirContent {
         &self.source
     }
 
-    /// Whether this call made the content, and did not find it from before.
+    /// Whether [`EmptyDirContent::set_up`] made the content, and did not find it.
     pub fn is_new(&self) -> bool {
         self.is_new
     }
 
-    /// Gives a tmpfs the size that the plan says.
+    /// Gives a tmpfs the size of the plan.
     ///
     /// # Errors
-    /// When its files take more.
+    /// When the files in the tmpfs take more.
     pub fn resize(&self, plan: &EmptyDirPlan) -> Result<(), HostError> {
         match plan.backing {
             EmptyDirBacking::Memory { bytes } => memory::resize_tmpfs(&self.source, bytes, &content_path(&self.home)),
@@ -92,7 +93,7 @@ impl EmptyDirContent {
         }
     }
 
-    /// Deletes the content; the home stays, and is empty if nothing is left.
+    /// Deletes the content. The home stays, and is empty if podfs could delete everything.
     ///
     /// # Errors
     /// When the home cannot be read.
@@ -105,26 +106,26 @@ impl EmptyDirContent {
     }
 }
 
-/// Deletes the content in `home`, and `home` itself if it is empty then. It is not mounted anywhere else any more.
+/// Deletes the content in `home`, and `home` itself if it is empty then. The caller has unmounted the volume.
 ///
 /// # Errors
 /// When the home cannot be read.
 pub fn remove(home: &Path) -> Result<UndeletedEntries, HostError> {
     let directory = File::open(home).map_err(|cause| HostError::system("open", home, cause))?;
-    let left = clear(home, &directory)?;
+    let undeleted = clear(home, &directory)?;
     drop(directory);
-    // Others may have put something beside the content.
+    // Another process may have put a file beside the content.
     let _in_use = fs::remove_dir(home);
-    Ok(left)
+    Ok(undeleted)
 }
 
-/// Whether an agent has to delete the content in `home` after the pod.
+/// Whether an agent has to delete the content in `home` after the end of the pod.
 pub fn is_left_to_agent(home: &Path) -> bool {
     home.join(AGENT).symlink_metadata().is_ok_and(|found| found.is_file())
 }
 
-/// Deletes whatever content there is. What is mounted on it is unmounted if it is a file system of podfs' own making;
-/// anything else that is mounted is left alone (ED-08).
+/// Deletes the content in `home`, complete or not. Unmounts a tmpfs or hugetlbfs that is mounted on `content`. Does not touch any
+/// other mount (ED-08).
 fn clear(home: &Path, directory: &File) -> Result<UndeletedEntries, HostError> {
     let failed = |cause: io::Error| HostError::system("delete", &content_path(home), cause);
     match fs::remove_file(home.join(READY)) {
@@ -137,14 +138,14 @@ fn clear(home: &Path, directory: &File) -> Result<UndeletedEntries, HostError> {
         drop(mounted);
         memory::take_off(&content_path(home)).map_err(failed)?;
     }
-    let left = delete(directory.as_fd(), CONTENT).map_err(failed)?;
-    if left.is_empty() {
-        let _there_is_none = fs::remove_file(home.join(AGENT));
+    let undeleted = delete(directory.as_fd(), CONTENT).map_err(failed)?;
+    if undeleted.is_empty() {
+        let _missing = fs::remove_file(home.join(AGENT));
     }
-    Ok(left)
+    Ok(undeleted)
 }
 
-/// The content, if it is there as it should be.
+/// The content, if it exists on this storage.
 fn find(directory: &File, backing: EmptyDirBacking) -> Option<HostSource> {
     let found = match backing {
         EmptyDirBacking::Disk => open(directory, ResolveFlags::NO_XDEV).ok()?,
@@ -163,11 +164,13 @@ fn mounted(directory: &File) -> Option<OwnedFd> {
     }
 }
 
+/// Opens `content` in a home (`O_PATH`).
 fn open(directory: &File, resolve: ResolveFlags) -> Result<OwnedFd, Errno> {
     let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     openat2(directory, CONTENT, flags, Mode::empty(), resolve | ResolveFlags::NO_SYMLINKS)
 }
 
+/// Makes the content, with the mode and group of the plan.
 fn make(home: &Path, directory: &File, plan: &EmptyDirPlan) -> Result<HostSource, HostError> {
     let path = content_path(home);
     let failed = |errno: Errno| HostError::system("make the directory", &path, errno);
@@ -178,7 +181,7 @@ fn make(home: &Path, directory: &File, plan: &EmptyDirPlan) -> Result<HostSource
         EmptyDirBacking::HugePages { page_size, limit } => memory::mount_huge_pages(&path, page_size, limit)?,
     }
     let content = open(directory, ResolveFlags::empty()).map_err(failed)?;
-    // The group first: chown(2) may take the setgid bit away. A umask has no say in chmod(2).
+    // The group first, because chown(2) may take the setgid bit away. The umask does not apply to chmod(2).
     chownat(&content, c"", Some(Uid::ROOT), Some(Gid::from_raw(plan.gid)), AtFlags::EMPTY_PATH).map_err(failed)?;
     let by_descriptor = format!("/proc/self/fd/{}", content.as_raw_fd());
     chmod(by_descriptor, Mode::from_raw_mode(plan.mode.into())).map_err(failed)?;

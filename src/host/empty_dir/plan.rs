@@ -14,27 +14,27 @@ use crate::volume::{EmptyDir, PageSize, Storage};
 pub struct EmptyDirPlan {
     /// The storage of its files.
     pub backing: EmptyDirBacking,
-    /// Mode of its root, what the fsGroup adds included (ED-10).
+    /// The mode of the content's root, with the bits that a fsGroup adds (ED-10).
     pub mode: u16,
-    /// Group of its root.
+    /// The group of the content's root.
     pub gid: u32,
 }
 
-/// The storage of the files. Reads as it is recorded beside the content.
+/// The storage of the files. Its text is the content of the file `ready` beside the files.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum EmptyDirBacking {
     /// The file system of podfs' root directory.
     Disk,
     /// A tmpfs with a limit.
     Memory {
-        /// Most it may hold.
+        /// Most bytes of its files.
         bytes: u64,
     },
     /// A hugetlbfs.
     HugePages {
-        /// Bytes of a page.
+        /// The bytes of a page.
         page_size: u64,
-        /// Most it may hold.
+        /// Most bytes of its files.
         limit: Option<u64>,
     },
 }
@@ -49,22 +49,22 @@ impl fmt::Display for EmptyDirBacking {
     }
 }
 
-/// Why huge pages cannot be chosen (ED-04). Texts are the kubelet's.
+/// Why podfs cannot choose a size of huge pages (ED-04). The texts are the kubelet's.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum PlanError {
-    /// The pod asks for several sizes and the volume does not say which.
+    /// The pod requests pages of several sizes, and the volume's medium names no size.
     #[error("medium: HugePages can't be used if container requests multiple huge page sizes")]
     SeveralSizes,
-    /// The pod asks for none, or none of this size.
+    /// The pod requests no huge pages, or none of the medium's size.
     #[error("medium {0}: hugePages storage requested, but there is no resource request for huge pages")]
     NoRequest(Storage),
 }
 
 impl EmptyDirPlan {
-    /// Decides.
+    /// The plan for the volume `source` of a pod.
     ///
     /// # Errors
-    /// Huge pages that the pod does not ask for.
+    /// When the medium is huge pages, and the pod does not request them.
     pub fn new(source: &EmptyDir, facts: &PodFacts, node: Allocatable) -> Result<EmptyDirPlan, PlanError> {
         let limit = source.size_limit;
         let (backing, mode) = match source.medium {
@@ -89,11 +89,12 @@ impl EmptyDirPlan {
     }
 }
 
+/// The size of huge pages: that of the medium, or the only size that the pod requests.
 fn page_size(medium: Storage, size: Option<u64>, facts: &PodFacts) -> Result<u64, PlanError> {
-    let asked = &facts.resources.page_sizes;
-    match (size, asked.first()) {
-        (Some(size), _) if asked.contains(&size) => Ok(size),
-        (None, Some(_)) if asked.len() > 1 => Err(PlanError::SeveralSizes),
+    let requested = &facts.resources.page_sizes;
+    match (size, requested.first()) {
+        (Some(size), _) if requested.contains(&size) => Ok(size),
+        (None, Some(_)) if requested.len() > 1 => Err(PlanError::SeveralSizes),
         (None, Some(only)) => Ok(*only),
         _ => Err(PlanError::NoRequest(medium)),
     }

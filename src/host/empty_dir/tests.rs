@@ -1,4 +1,4 @@
-//! Homes of emptyDirs, as each life of podfs finds them.
+//! Homes of emptyDirs, as one podfs after the other finds them.
 
 use std::os::unix::fs::MetadataExt;
 
@@ -7,7 +7,7 @@ use super::*;
 const DISK: EmptyDirPlan = EmptyDirPlan { backing: EmptyDirBacking::Disk, mode: 0o777, gid: 0 };
 const MEMORY: EmptyDirPlan = EmptyDirPlan { backing: EmptyDirBacking::Memory { bytes: 1 << 20 }, mode: 0o1777, gid: 0 };
 
-/// A home that is unmounted at the end, also when a test fails.
+/// A home. Dropping it unmounts the content, also when a test fails.
 struct EmptyDirHome(tempfile::TempDir);
 
 impl EmptyDirHome {

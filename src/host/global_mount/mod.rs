@@ -1,27 +1,28 @@
-//! A mount of the node that several pods share: made for the first of them, unmounted after the last.
+//! A global mount: a mount of the node that several pods share. podfs makes it for the first of these pods, and unmounts it after
+//! the last.
 //!
-//! A file system on a block device is mounted once, and a CSI driver stages a volume once, however many pods use it. Each pod
-//! has a process of its own, so the pods find each other by files:
+//! podfs mounts a file system on a block device once, and makes a CSI driver stage a volume once, however many pods use it. Each
+//! pod has a supervisor of its own. The supervisors record in files which pods use the mount:
 //!
 //! ```text
-//! ROOT/plugins/podfs/global-mounts/PLUGIN/NAME/lock         locked for each change of anything here
-//! ROOT/plugins/podfs/global-mounts/PLUGIN/NAME/users/UID    a pod that uses the mount
+//! ROOT/plugins/podfs/global-mounts/PLUGIN/NAME/lock         the lock for each change of these files and of the mount
+//! ROOT/plugins/podfs/global-mounts/PLUGIN/NAME/users/UID    the record of a user, a pod that uses the mount
 //! ```
 //!
 //! A mount that a driver of another vendor makes has these files in the driver's staging directory, see `driver::NodeMount`.
 //!
-//! 1. podfs writes a pod's file before it makes the mount for the pod, and removes it after the unmount. So a process that is
-//!    killed at any step leaves the file of a user, which the next process of the pod, or a cleanup, removes.
-//! 2. A user counts while the claim of its pod exists and the machine has not rebooted. So its file need not reach the disk, and
+//! 1. podfs writes the file of a user before it makes the mount for that pod, and removes the file after the unmount. So if a
+//!    process is killed at any step, the file stays, and the next podfs of the pod, or a cleanup, removes the mount and the file.
+//! 2. A user counts while the claim of its pod exists and the machine has not rebooted. So the file need not reach the disk, and
 //!    the file of a dead pod does not prevent the unmount.
-//! 3. The lock is a lock of an open file (`flock(2)`). A program that works on the mount inherits that open file as its
-//!    standard input ([`LockedGlobalMount::program_input`]). If the process that started the program is killed, the lock lasts until the
+//! 3. The lock is a lock of an open file (`flock(2)`). A program that works on the mount inherits that open file as its standard
+//!    input ([`LockedGlobalMount::program_input`]). If the process that started the program is killed, the lock lasts until the
 //!    program has ended, and no other process touches the device meanwhile.
-//! 4. The process that holds the lock removes the lock file with its directory. A process that waited for the lock checks whether
-//!    the file that it locked is still the one at the path, and begins again if not.
+//! 4. The process that holds the lock may remove the lock file with its directory. A process that waited for the lock checks
+//!    whether the file that it has locked is still at the path, and begins again if it is not.
 //!
-//! The caller mounts and unmounts: both calls take a function. The function must be idempotent, because a killed process may
-//! have done its work already.
+//! The caller mounts and unmounts, in the function that it passes to [`GlobalMount::enter`] or [`GlobalMount::leave`]. The function
+//! must be idempotent, because a killed process may have done the same work already.
 
 use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io::{self, ErrorKind, Write};
@@ -35,32 +36,34 @@ use serde::{Deserialize, Serialize};
 
 use super::HostError;
 
-/// Below the root directory: the records of all global mounts.
+/// The directory for the records of all global mounts, relative to the root directory.
 const RECORDS: &str = "plugins/podfs/global-mounts";
 const LOCK: &str = "lock";
 const USERS: &str = "users";
-/// The kernel's name for the time since the last boot.
+/// The file with the kernel's id of the current boot.
 const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
 
 /// A mount of the node that several pods use.
 #[derive(Clone, Debug)]
 pub struct GlobalMount {
+    /// The directory of the lock and of the users' files.
     records: PathBuf,
+    /// The mount point.
     place: PathBuf,
-    /// The number of directories that podfs removes after the last user, if they are empty: `records` and the ones above it.
+    /// How many directories podfs removes after the last user, if they are empty: `records` and directories above it.
     removed: usize,
 }
 
 /// A pod that uses a global mount.
 #[derive(Clone, Copy, Debug)]
 pub struct GlobalMountUser<'a> {
-    /// The pod's uid, or that and the name of its volume; safe as a path element.
+    /// The pod's uid, or its uid and the name of its volume; safe as a path element.
     pub uid: &'a str,
-    /// A file that exists as long as the pod may use the mount: the pod's claim, or the record of its volume.
+    /// A file that exists as long as the pod may use the mount: the pod's lock file, or the record of its volume.
     pub claim: &'a Path,
 }
 
-/// The global mount while its lock is held. No other pod enters or leaves meanwhile.
+/// A global mount whose lock this process holds. No other process enters or leaves the mount meanwhile.
 #[derive(Debug)]
 pub struct LockedGlobalMount<'a> {
     mount: &'a GlobalMount,
@@ -70,31 +73,33 @@ pub struct LockedGlobalMount<'a> {
 /// The content of a user's file.
 #[derive(Serialize, Deserialize)]
 struct UserRecord {
+    /// The id of the boot in which the file was written.
     boot: String,
     claim: PathBuf,
 }
 
 impl GlobalMount {
-    /// The mount of `name` at `place`, below the root directory `root`. `plugin` and `name` are safe as path elements, and
-    /// together they are this mount's alone.
+    /// The mount of `name` at `place`, with its records below the root directory `root`. `plugin` and `name` are safe as path
+    /// elements. No other mount has the same `plugin` and `name`.
     pub fn new(root: &Path, plugin: &str, name: &str, place: PathBuf) -> GlobalMount {
         let removed = RECORDS.split('/').count() + 2;
         GlobalMount { records: root.join(RECORDS).join(plugin).join(name), place, removed }
     }
 
-    /// The mount at `place` that has its records in this directory, which the last user removes.
+    /// The mount at `place`, with its records in the directory `records`, which podfs removes after the last user.
     pub fn with_records(records: PathBuf, place: PathBuf) -> GlobalMount {
         GlobalMount { records, place, removed: 1 }
     }
 
-    /// The names of a plugin's global mounts that have records: all, or those that the pod `uid` uses.
+    /// The names of a plugin's global mounts that have records. With a `uid`, only the mounts that this pod uses.
     pub fn names(root: &Path, plugin: &str, uid: Option<&str>) -> Vec<String> {
         let entries = fs::read_dir(root.join(RECORDS).join(plugin)).into_iter().flatten().flatten();
         let used = |path: PathBuf| uid.is_none_or(|uid| user_files(&path, uid).iter().any(|file| file.exists()));
         entries.filter(|entry| used(entry.path())).filter_map(|entry| entry.file_name().into_string().ok()).collect()
     }
 
-    /// Removes the directories that a process which was killed while it removed records has left empty.
+    /// Removes the empty directories above the records of a plugin's mounts. A process that was killed while it removed records may
+    /// have left them.
     pub fn remove_empty(root: &Path, plugin: &str) {
         remove_upwards(&root.join(RECORDS).join(plugin), RECORDS.split('/').count() + 1);
     }
@@ -114,12 +119,11 @@ impl GlobalMount {
         fs::read_dir(self.records.join(USERS)).map_or(true, |mut users| users.next().is_none())
     }
 
-    /// Makes the pod a user, then mounts with `mount`, which is called for each user and does nothing for what is mounted
-    /// already. Waits while another process works on the mount.
+    /// Makes the pod a user, and then calls `mount`, which mounts, or does nothing if the mount exists already. Waits while
+    /// another process works on the mount.
     ///
     /// # Errors
-    /// Those of `mount`; if nothing is mounted then, the pod is no user, unless it was one before. Or the records cannot be
-    /// written.
+    /// Those of `mount`. If nothing is mounted then, the pod does not become a user. Or the records cannot be written.
     pub fn enter<T>(
         &self,
         user: GlobalMountUser<'_>,
@@ -136,11 +140,11 @@ impl GlobalMount {
         mounted
     }
 
-    /// The pod uses the mount no more. After the last user, `unmount` takes the mount away; it does nothing for what is
-    /// unmounted already. A pod that is no user may leave, too.
+    /// Ends the pod's use of the mount. If no other user counts, calls `unmount` first, which unmounts, or does nothing if nothing
+    /// is mounted. The pod need not be a user.
     ///
     /// # Errors
-    /// Those of `unmount`; then the pod is still a user, and can leave again. Or the records cannot be used.
+    /// Those of `unmount`; then the pod is still a user, and can leave again. Or the records cannot be read or written.
     pub fn leave(
         &self,
         uid: &str,
@@ -157,7 +161,7 @@ impl GlobalMount {
         Ok(())
     }
 
-    /// Takes the mount away if none of its users is left.
+    /// Calls `unmount` if no user counts any more.
     ///
     /// # Errors
     /// As [`Self::leave`].
@@ -186,7 +190,7 @@ impl GlobalMount {
             }
             let lock =
                 match OpenOptions::new().read(true).write(true).create(true).truncate(false).mode(0o600).open(&path) {
-                    // The last user has removed the directory at this moment.
+                    // Another process has removed the directory at this moment, for the last user.
                     Err(cause) if cause.kind() == ErrorKind::NotFound => continue,
                     opened => opened.map_err(failed)?,
                 };
@@ -203,13 +207,13 @@ impl GlobalMount {
         }
     }
 
-    /// Makes the directories of the records. Gives `false` when the last user has removed one at this moment.
+    /// Makes the directories of the records. Returns `false` if another process has removed one of them at this moment.
     fn make_records(&self) -> io::Result<bool> {
         let users = self.records.join(USERS);
         let is_blocked = || users.ancestors().any(|path| fs::metadata(path).is_ok_and(|found| !found.is_dir()));
         match DirBuilder::new().recursive(true).mode(0o750).create(&users) {
             Err(cause) if cause.kind() == ErrorKind::NotFound => Ok(false),
-            // mkdir(2) found the directory, and the last user removed it before stat(2).
+            // mkdir(2) found the directory, and another process removed it before the standard library's stat(2).
             Err(cause) if cause.kind() == ErrorKind::AlreadyExists && !is_blocked() => Ok(false),
             made => made.map(|()| true),
         }
@@ -222,7 +226,7 @@ impl LockedGlobalMount<'_> {
         &self.mount.place
     }
 
-    /// Whether anything is mounted at its place.
+    /// Whether anything is mounted at the mount point.
     ///
     /// # Errors
     /// When the mount table cannot be read.
@@ -231,8 +235,8 @@ impl LockedGlobalMount<'_> {
         Ok(!mounts_at(&place)?.is_empty())
     }
 
-    /// A descriptor for the standard input of a program that works on the mount. The lock lasts at least as long as the
-    /// program. The file is empty.
+    /// A descriptor of the lock file, for the standard input of a program that works on the mount. The lock lasts at least as long
+    /// as the program. The file is empty.
     ///
     /// # Errors
     /// When this process has too many open files.
@@ -241,8 +245,8 @@ impl LockedGlobalMount<'_> {
         Ok(input.into())
     }
 
-    /// The users that count, but `uid`. Files of those that do not count any more are removed, and those that a process was
-    /// writing when it was killed: nothing is mounted for its pod.
+    /// The users that count, without `uid`. Removes the files of users that do not count any more. Also removes files that a killed
+    /// process had not renamed yet: it had not mounted anything for its pod.
     ///
     /// # Errors
     /// When the records cannot be read.
@@ -258,7 +262,7 @@ impl LockedGlobalMount<'_> {
                 continue;
             };
             let record: Option<UserRecord> = fs::read(&path).ok().and_then(|bytes| serde_json::from_slice(&bytes).ok());
-            // A file that says nothing was being written when the machine stopped.
+            // A file without a valid record was not written to the disk when the machine stopped.
             let counts = record.is_some_and(|record| record.boot == boot && record.claim.exists());
             if counts && !is_unfinished(name) {
                 others.push(name.to_owned());
@@ -272,7 +276,7 @@ impl LockedGlobalMount<'_> {
     /// Makes a pod a user.
     ///
     /// # Errors
-    /// When that cannot be written.
+    /// When the user's file cannot be written.
     pub fn add(&self, user: GlobalMountUser<'_>) -> Result<(), HostError> {
         let users = self.mount.records.join(USERS);
         let path = users.join(user.uid);
@@ -283,13 +287,13 @@ impl LockedGlobalMount<'_> {
         write().map_err(|cause| HostError::system("write", &path, cause))
     }
 
-    /// The pod is no user any more.
+    /// Removes the user's file.
     pub fn forget(&self, uid: &str) {
-        // A file that stays does not count once the pod's claim is gone.
+        // If the file stays, the user still does not count once the pod's claim is gone.
         let _ = remove_whole(&self.mount.records.join(USERS).join(uid));
     }
 
-    /// Removes the records if no user is recorded, and the directories above them that are empty.
+    /// Removes the records if no user is recorded, and then the empty directories above them.
     pub fn remove_records(&self) {
         let records = &self.mount.records;
         if fs::remove_dir(records.join(USERS)).is_err() {
@@ -300,16 +304,15 @@ impl LockedGlobalMount<'_> {
     }
 }
 
-/// The file of a user in these records, and the file that becomes it. A process that is killed between the two steps leaves the
-/// second one.
+/// The file of a user in these records, and the file that podfs writes first and renames to it. A process that is killed before
+/// the rename leaves the second file.
 fn user_files(records: &Path, uid: &str) -> [PathBuf; 2] {
     let file = records.join(USERS).join(uid);
     let unfinished = unfinished(&file);
     [file, unfinished]
 }
 
-/// Removes a directory and its parents, `count` in all, up to the first that is not empty. Missing directories do not count as
-/// an error.
+/// Removes a directory and its parents, `count` in all, up to the first directory that is not empty. Ignores missing directories.
 fn remove_upwards(directory: &Path, count: usize) {
     for directory in directory.ancestors().take(count) {
         match fs::remove_dir(directory) {
@@ -319,16 +322,19 @@ fn remove_upwards(directory: &Path, count: usize) {
     }
 }
 
-/// Writes a file beside its place, and renames it. It is whole, however this process ends.
-pub(super) fn write_whole(path: &Path, bytes: &[u8]) -> io::Result<()> {
+/// Writes a file under another name, and renames it to `path`. So the file at `path` is complete, however this process ends.
+///
+/// # Errors
+/// When it cannot be written.
+pub fn write_whole(path: &Path, bytes: &[u8]) -> io::Result<()> {
     replace(path, bytes, false)
 }
 
-/// Removes a file that `write_whole` or [`write_synced`] wrote, and what a process left that was killed before the rename. A file
-/// that is absent is removed already.
+/// Removes a file that `write_whole` or [`write_synced`] has written, and the file of a process that was killed before the rename.
+/// A missing file is no error.
 ///
 /// # Errors
-/// When one of them stays.
+/// When one of these files cannot be removed.
 pub fn remove_whole(path: &Path) -> io::Result<()> {
     for file in [path, &unfinished(path)] {
         match fs::remove_file(file) {
@@ -339,10 +345,11 @@ pub fn remove_whole(path: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// Writes a file beside its place, and renames it, and both are on the disk: it is whole, however the machine ends.
+/// Writes a file under another name, and renames it to `path`. Waits until both are on the disk. So the file at `path` is complete,
+/// however the machine stops.
 ///
 /// # Errors
-/// When it cannot be written.
+/// When the file cannot be written.
 pub fn write_synced(path: &Path, bytes: &[u8]) -> io::Result<()> {
     replace(path, bytes, true)
 }
@@ -359,20 +366,20 @@ fn replace(path: &Path, bytes: &[u8], is_synced: bool) -> io::Result<()> {
     if is_synced { File::open(parent)?.sync_all() } else { Ok(()) }
 }
 
-/// The file that [`replace`] writes, and renames to `path`.
-fn unfinished(path: &Path) -> PathBuf {
+/// The path of the file that [`write_whole`] and [`write_synced`] write, and then rename to `path`.
+pub fn unfinished(path: &Path) -> PathBuf {
     path.with_file_name(format!(".{}.new", path.file_name().unwrap_or_default().to_string_lossy()))
 }
 
-/// Whether [`unfinished`] gives such names.
+/// Whether a file has a name as [`unfinished`] makes it.
 fn is_unfinished(name: &str) -> bool {
     name.starts_with('.') && name.ends_with(".new")
 }
 
-/// The kernel's id of the time since the last boot.
+/// The kernel's id of the current boot.
 ///
 /// # Errors
-/// When the kernel does not tell it.
+/// When the id cannot be read from `/proc`.
 pub fn boot_id() -> io::Result<String> {
     Ok(fs::read_to_string(BOOT_ID)?.trim().to_owned())
 }

@@ -73,7 +73,7 @@ fn a_process_that_is_killed_while_it_writes_the_file_of_its_pod_keeps_no_mount()
     let node = TestNode::new();
     node.enter("a").expect("mounted");
     let records = node.mount().records;
-    // As the kill leaves it: whole, and without its name.
+    // A kill before the rename leaves the file complete, and under its first name.
     fs::rename(&user_files(&records, "a")[0], &user_files(&records, "a")[1]).expect("renamed");
     node.enter("b").expect("mounted");
     node.leave("b");
@@ -131,7 +131,7 @@ fn a_failed_unmount_leaves_the_user() {
 fn the_lock_lasts_as_long_as_a_program_that_has_it() {
     let node = TestNode::new();
     let claim = node.root.path().join("a");
-    // It ends when it is killed, or when this test ends and closes its output.
+    // The program ends when it is killed, or when this test ends and closes the program's output.
     let mut program = node
         .mount()
         .enter(GlobalMountUser { uid: "a", claim: &claim }, |held| {
@@ -141,7 +141,7 @@ fn the_lock_lasts_as_long_as_a_program_that_has_it() {
         })
         .expect("entered");
     let mount = node.mount();
-    let (sender, done) = channel();
+    let (sender, receiver) = channel();
     let waiting = thread::spawn(move || {
         mount.leave("a", |_| Ok(())).expect("left");
         sender.send(()).expect("the test listens");
@@ -149,10 +149,10 @@ fn the_lock_lasts_as_long_as_a_program_that_has_it() {
     // The program has the lock still.
     let lock = File::open(node.mount().records.join(LOCK)).expect("a lock");
     assert!(flock(&lock, FlockOperation::NonBlockingLockExclusive).is_err());
-    assert!(done.try_recv().is_err());
+    assert!(receiver.try_recv().is_err());
     program.kill().expect("killed");
     program.wait().expect("ended");
-    done.recv().expect("the lock is free");
+    receiver.recv().expect("the lock is free");
     waiting.join().expect("ended");
 }
 

@@ -1,16 +1,16 @@
-//! The kernel's NFS client: exports that podfs mounts itself, without mount.nfs, and attaches nowhere.
+//! The kernel's NFS client: exports that podfs mounts itself, without mount.nfs. It attaches the mounts nowhere.
 //!
-//! If the NFS server does not answer, the mount call waits in the kernel for minutes, and only the end of its process ends
-//! it. So a child process makes the mount ([`mounter`]):
+//! If the NFS server does not answer, the system call that mounts waits in the kernel for minutes, and only the end of the process
+//! ends the call. So a child process makes the mount ([`mounter`]):
 //!
 //! 1. The supervisor starts this program once more, with a socket as its standard input, and sends the export and its options.
 //! 2. The child answers with an error, or with the descriptor of the mount (`SCM_RIGHTS`). The mount is attached nowhere; it
 //!    lives as long as that descriptor is open in any process.
-//! 3. After `DEADLINE` the supervisor kills the child; only a thread for this purpose waits for its end. The kernel kills the
-//!    child when its parent ends.
+//! 3. After `DEADLINE` the supervisor kills the child. Only a thread for this purpose waits for the child's end. The kernel kills
+//!    the child when the thread that has started it ends, or the whole supervisor.
 //!
-//! A mount that failed leaves nothing behind, so the next one starts over. Mounts of one export with the same options share
-//! one superblock, unless they have the option `nosharecache`.
+//! A mount that failed leaves nothing behind, so podfs can try it again from the start. Mounts of one export with the same options
+//! share one superblock, unless they have the option `nosharecache`.
 
 pub mod mounter;
 
@@ -31,10 +31,10 @@ use super::{HostError, HostSource};
 use crate::volume::nfs_options::NfsVersion;
 use crate::volume::{Nfs, NfsOptions};
 
-/// The subcommand that mounts, for the process that is started.
+/// The subcommand of the child process that mounts.
 pub const SUBCOMMAND: &str = "mount-nfs";
 
-/// The time limit of a mount: all versions of NFS and all addresses of the server together.
+/// The time limit of a mount, with the attempts with all versions of NFS and all addresses of the server.
 const DEADLINE: Duration = Duration::from_secs(30);
 
 /// Whether this kernel has an NFS client. The kernel loads the module if there is one, and sends nothing over the network.
@@ -48,21 +48,21 @@ pub struct KernelMount {
     /// The export.
     #[serde(flatten)]
     pub address: ExportAddress,
-    /// The versions to try, one after the other, as the kernel calls them.
+    /// The versions of NFS to try, one after the other, in the kernel's words.
     pub versions: Vec<String>,
-    /// The server's port for NFS, if the options name it.
+    /// The NFS server's port, if the options name it.
     pub port: Option<u16>,
-    /// The host of its mount service, if that is another one.
+    /// The host of the MOUNT service, if it is another host than the NFS server.
     pub mount_host: Option<String>,
     /// Other options for the kernel's client, in the words of nfs(5).
     pub words: Vec<String>,
-    /// No process writes.
+    /// The mount is read-only.
     pub read_only: bool,
-    /// Setuid has no effect: programs run as their callers.
+    /// Setuid bits have no effect: programs run with the ids of their callers.
     pub no_suid: bool,
     /// Device files have no effect.
     pub no_dev: bool,
-    /// No program is run.
+    /// The kernel executes no program of the mount.
     pub no_exec: bool,
 }
 
@@ -90,36 +90,36 @@ impl KernelMount {
         }
     }
 
-    /// Whether the mount options have this option.
+    /// Whether the mount options have this option, with a value.
     fn has(&self, option: &str) -> bool {
         self.words.iter().any(|word| word.split_once('=').is_some_and(|(name, _)| name == option))
     }
 
-    /// Whether Kerberos may be used.
+    /// Whether the client may use Kerberos.
     fn is_with_kerberos(&self) -> bool {
         let flavors = self.words.iter().filter_map(|word| word.strip_prefix("sec="));
         flavors.flat_map(|flavors| flavors.split(':')).any(|flavor| flavor.starts_with("krb5"))
     }
 
-    /// Whether all goes through TLS.
+    /// Whether the client sends everything through TLS.
     fn is_with_tls(&self) -> bool {
         self.words.iter().any(|word| word == "xprtsec=tls" || word == "xprtsec=mtls")
     }
 }
 
-/// Whether a word is an option that the kernel takes as it is. The version and the host of the mount service are no such
-/// options, because podfs looks them up first, and neither are those that only mount.nfs knows.
+/// Whether podfs passes an option to the kernel as it is. It does not pass the options for the version and for the host of the
+/// MOUNT service, because it chooses the version and resolves the host itself. Nor does it pass options that only mount.nfs knows.
 fn is_for_the_kernel(word: &str) -> bool {
     let name = word.split('=').next().unwrap_or(word);
-    let of_version = ["nfsvers", "vers", "minorversion", "v3", "v4", "v4.0", "v4.1", "v4.2"];
-    let of_others = ["mounthost", "mountaddr", "nodirsync", "retry", "bg", "fg"];
-    !of_version.contains(&name) && !of_others.contains(&name)
+    let for_version = ["nfsvers", "vers", "minorversion", "v3", "v4", "v4.0", "v4.1", "v4.2"];
+    let not_for_kernel = ["mounthost", "mountaddr", "nodirsync", "retry", "bg", "fg"];
+    !for_version.contains(&name) && !not_for_kernel.contains(&name)
 }
 
 /// Mounts an export. The mount is attached nowhere, and the kernel drops it with the last descriptor of the source.
 ///
 /// # Errors
-/// When the mounting process cannot be started, fails, or does not answer within `DEADLINE`.
+/// When podfs cannot start the mounting process, or the process fails or does not answer within `DEADLINE`.
 pub fn mount(export: &KernelMount) -> Result<HostSource, HostError> {
     mount_within(export, DEADLINE)
 }
@@ -131,11 +131,11 @@ fn mount_within(export: &KernelMount, deadline: Duration) -> Result<HostSource, 
     let mut command = Command::new("/proc/self/exe");
     command.arg0("podfs").arg(SUBCOMMAND).stdin(OwnedFd::from(theirs));
     let child = command.spawn().map(MountProcess).map_err(no_process)?;
-    // Its end is now the only one.
+    // This closes the supervisor's copy of the child's end. So when the child ends, the supervisor reads the end of the file.
     drop(command);
     ours.set_read_timeout(Some(deadline)).map_err(no_process)?;
     send(&ours, export, &[]).map_err(no_process)?;
-    // An error comes as text: it is that of another process.
+    // The child sends its error as text.
     let answer = receive::<Result<(), String>>(&ours);
     drop(child);
     match answer {
@@ -156,7 +156,7 @@ fn mount_within(export: &KernelMount, deadline: Duration) -> Result<HostSource, 
     }
 }
 
-/// The process that mounts. When this is dropped, it is killed, and forgotten once it has ended.
+/// The process that mounts. Dropping this kills the process, and reaps it when it has ended.
 struct MountProcess(Child);
 
 impl Drop for MountProcess {
@@ -170,7 +170,7 @@ impl Drop for MountProcess {
             let pid = nix::unistd::Pid::from_raw(pid.cast_signed());
             let _ = nix::sys::wait::waitpid(pid, None);
         };
-        // Without the thread it stays a zombie until this process ends.
+        // If the kernel starts no thread, the child stays a zombie until this process ends.
         let _ = std::thread::Builder::new().name("mounted".to_owned()).spawn(wait);
     }
 }

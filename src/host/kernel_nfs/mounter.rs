@@ -19,15 +19,15 @@ use super::KernelMount;
 
 /// The port of NFS.
 const NFS_PORT: u16 = 2049;
-/// The time in which a server address must accept a TCP connection; after it, podfs tries the next address.
-const KNOCK: Duration = Duration::from_secs(5);
+/// How long an address of the server may take to accept a TCP connection before podfs tries the next address.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Reads a request from `socket`, mounts the requested export, and sends the mount or an error back.
 ///
 /// # Errors
 /// When the other end of the socket is closed.
 pub fn answer(socket: OwnedFd) -> io::Result<()> {
-    // Without its parent, which waits for the answer, the mount is of no use.
+    // Without the parent, which waits for the answer, the mount is of no use.
     rustix::process::set_parent_process_death_signal(Some(Signal::KILL))?;
     let socket = UnixStream::from(socket);
     let Some((export, _)) = receive::<KernelMount>(&socket)? else { return Ok(()) };
@@ -58,21 +58,22 @@ enum MounterError {
     },
 }
 
+/// Mounts the export with the first version of NFS that works.
 fn mount(export: &KernelMount) -> Result<OwnedFd, MounterError> {
     let address = reachable(&addresses(&export.address.server)?, export.port.unwrap_or(NFS_PORT));
     let mount_address = export.mount_host.as_deref().map(addresses).transpose()?;
     let mount_address = mount_address.and_then(|addresses| addresses.first().copied());
-    let mut first: Option<KernelMountFailure> = None;
+    let mut best: Option<KernelMountFailure> = None;
     for version in &export.versions {
         match attempt(export, address, mount_address, version) {
             Ok(mounted) => return Ok(mounted),
             Err(failure) if failure.may_be_the_version() => {
-                first = Some(first.map_or(failure.clone(), |f| f.or(failure)))
+                best = Some(best.map_or(failure.clone(), |best| best.or(failure)))
             }
             Err(failure) => return Err(failure.into_error(export)),
         }
     }
-    Err(first.map_or(MounterError::NoVersion, |failure| failure.into_error(export)))
+    Err(best.map_or(MounterError::NoVersion, |failure| failure.into_error(export)))
 }
 
 fn addresses(host: &str) -> Result<Vec<IpAddr>, MounterError> {
@@ -80,9 +81,9 @@ fn addresses(host: &str) -> Result<Vec<IpAddr>, MounterError> {
     if addresses.is_empty() { Err(MounterError::NoAddress(host.to_owned())) } else { Ok(addresses) }
 }
 
-/// The first address that takes a connection; the first of all if none does, or if there is only one.
+/// The first address that accepts a connection. If no address does, or if there is only one, the first address.
 fn reachable(addresses: &[IpAddr], port: u16) -> IpAddr {
-    let listens = |ip: &&IpAddr| TcpStream::connect_timeout(&SocketAddr::new(**ip, port), KNOCK).is_ok();
+    let listens = |ip: &&IpAddr| TcpStream::connect_timeout(&SocketAddr::new(**ip, port), CONNECT_TIMEOUT).is_ok();
     match addresses {
         [only] => *only,
         several => *several.iter().find(listens).unwrap_or(&several[0]),
@@ -103,6 +104,7 @@ fn attempt(
         .map_err(|errno| failed(errno, messages(&context)))
 }
 
+/// Sets the options of the mount, and makes the superblock.
 fn configure(
     context: &OwnedFd,
     export: &KernelMount,
@@ -123,7 +125,7 @@ fn configure(
     if !export.has("proto") {
         fsconfig_set_string(context, "proto", tcp)?;
     }
-    // With TLS and version 3, Linux 6.12 does not choose, and stops at a BUG.
+    // With TLS and NFS version 3, Linux 6.12 chooses no protocol for the MOUNT service, and stops at a `BUG`.
     if export.is_with_tls() && !export.has("mountproto") {
         fsconfig_set_string(context, "mountproto", tcp)?;
     }
@@ -147,7 +149,7 @@ fn attributes(export: &KernelMount) -> MountAttrFlags {
     wanted.into_iter().filter(|(wanted, _)| *wanted).map(|(_, attribute)| attribute).collect()
 }
 
-/// The kernel's messages, a line for each read.
+/// The kernel's messages about the mount (`fsconfig(2)`): each read returns one.
 fn messages(context: &OwnedFd) -> Vec<String> {
     let mut messages = Vec::new();
     let mut line = [0; 1024];
@@ -173,7 +175,7 @@ impl KernelMountFailure {
         matches!(self.errno, Errno::PROTONOSUPPORT | Errno::INVAL | Errno::NOENT | Errno::ACCESS | Errno::PERM)
     }
 
-    /// The one that says more: that a version is not spoken says least.
+    /// The failure that says more about the cause. That the server does not support a version says least.
     fn or(self, later: KernelMountFailure) -> KernelMountFailure {
         if self.errno == Errno::PROTONOSUPPORT { later } else { self }
     }
@@ -185,7 +187,7 @@ impl KernelMountFailure {
     fn sentence(&self, export: &KernelMount) -> String {
         let Self { errno, messages, version } = self;
         let server = &export.address.server;
-        let what = match *errno {
+        let problem = match *errno {
             Errno::NODEV => "this kernel has no NFS client; load the module nfs".to_owned(),
             Errno::NOENT => format!("NFS server {server} has no such export; correct the path"),
             Errno::ACCESS | Errno::PERM if export.is_with_kerberos() => format!(
@@ -215,7 +217,7 @@ impl KernelMountFailure {
             Errno::SRCH if export.is_with_tls() => {
                 "TLS needs tlshd on this node; start it (Debian: ktls-utils)".to_owned()
             }
-            // Wrong options have a message of their own.
+            // For wrong options, the kernel has another message.
             Errno::INVAL
                 if export.is_with_kerberos()
                     && messages.iter().all(|message| message.ends_with("Couldn't follow remote path")) =>
@@ -225,7 +227,7 @@ impl KernelMountFailure {
             Errno::INVAL => "the kernel's NFS client does not take these mount options; correct them".to_owned(),
             _ => format!("the kernel's NFS client cannot mount it: {errno}"),
         };
-        if messages.is_empty() { what } else { format!("{what} (the kernel says: {})", messages.join("; ")) }
+        if messages.is_empty() { problem } else { format!("{problem} (the kernel says: {})", messages.join("; ")) }
     }
 }
 

@@ -1,4 +1,5 @@
-//! The kubelet's rows of "prepare directory" and "bind" (4.2), and races with a container that swaps what it can reach.
+//! The rows "prepare directory" and "bind" of the kubelet's inventory (4.2), and races with a container that swaps
+//! directories and links.
 
 use std::cell::Cell;
 use std::fs::{self, File, Permissions};
@@ -129,21 +130,22 @@ fn sp_08_the_container_waits_for_a_missing_key_by_name() {
     assert!(!base.path().join("volume/key").exists());
 }
 
-/// Swaps a directory and a link to the outside as fast as it can while `look` looks.
+/// Calls `look` for each number up to `looks`. Meanwhile, another thread swaps a directory and a link to the outside as
+/// fast as it can.
 fn while_swapped(base: &Path, looks: u32, look: impl Fn(u32)) {
     let volume = base.join("volume");
     symlink("../outside", volume.join("other")).expect("a link");
     fs::create_dir(volume.join("swapped")).expect("a directory");
-    let done = AtomicBool::new(false);
+    let is_over = AtomicBool::new(false);
     thread::scope(|scope| {
         scope.spawn(|| {
             let directory = File::open(&volume).expect("the volume");
             let exchange = rustix::fs::RenameFlags::EXCHANGE;
-            while !done.load(Ordering::Relaxed) {
+            while !is_over.load(Ordering::Relaxed) {
                 rustix::fs::renameat_with(&directory, "swapped", &directory, "other", exchange).expect("swapped");
             }
         });
-        let _end = End(&done);
+        let _end = End(&is_over);
         (0..looks).for_each(look);
     });
 }

@@ -20,16 +20,16 @@ pub(super) struct ApiConnection {
     /// The base URL of requests.
     pub(super) server: Url,
     pub(super) authorization: Option<HeaderValue>,
-    /// When the program has to issue other credentials.
+    /// When the credentials of the kubeconfig's program expire.
     pub(super) expires: Option<SystemTime>,
     issued: Option<ProgramCredential>,
-    /// Whether the last request had an answer, so that the next one finds a connection.
+    /// Whether the last request had an answer, so that the next one need not make a connection.
     made: AtomicBool,
 }
 
 impl ApiConnection {
-    /// Reads the settings, on a thread for blocking calls. Of the connection before, what is still good is kept: TCP connections,
-    /// and what a program has issued if so wished.
+    /// Reads the settings, on a thread for blocking calls. `before` is the present connection, and whether to keep the credentials
+    /// that a program has issued for it. The TCP connections stay if the server and the certificates are the same.
     pub(super) async fn open(
         access: &SettingsSource,
         before: Option<(&ApiConnection, bool)>,
@@ -68,12 +68,12 @@ impl ApiConnection {
         Ok(ApiConnection { pool, server, authorization, expires, issued, made: AtomicBool::new(made) })
     }
 
-    /// Whether the next request finds a connection.
+    /// Whether there is a connection, which the next request can use.
     pub(super) fn is_made(&self) -> bool {
         self.made.load(Ordering::Relaxed)
     }
 
-    /// Notes whether a request had an answer. Returns whether the one before had.
+    /// Notes whether a request had an answer. Returns whether the request before it had one.
     pub(super) fn note(&self, answered: bool) -> bool {
         self.made.swap(answered, Ordering::Relaxed)
     }
@@ -84,7 +84,7 @@ impl ApiConnection {
     }
 }
 
-/// The result of a blocking thread.
+/// The result of a function that ran on a thread for blocking calls.
 fn joined<T>(result: Result<T, JoinError>) -> T {
     result.expect("reading settings and certificates does not panic")
 }

@@ -1,5 +1,6 @@
 //! The HTTP/2 connections to one server with one identity. A server limits the concurrent requests of a connection (100
-//! by default), and a watch lasts for minutes, so a pod with more objects needs another connection. Any other pod has one.
+//! by default), and a watch lasts for minutes, so a pod with more objects needs another connection. For any other pod, one
+//! suffices.
 
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -22,7 +23,7 @@ const CONNECT: Duration = Duration::from_secs(10);
 /// How often podfs pings the server during a request, and how long it waits for the answer.
 const PING: Duration = Duration::from_secs(15);
 const PONG: Duration = Duration::from_secs(10);
-/// Most watches on a connection; the rest is for other requests.
+/// Most watches on a connection, so that the server also accepts other requests on it.
 const WATCHES: usize = 80;
 
 /// The connections. The first is for all requests, the others only for watches.
@@ -46,7 +47,7 @@ impl Drop for WatchSlot {
     }
 }
 
-/// The server and the identity of a connection: if they differ, it is another connection.
+/// The server and podfs's identity for it. Each pair has its own connections.
 #[derive(Clone)]
 pub(super) struct ConnectionIdentity {
     pub(super) server: Url,
@@ -135,7 +136,7 @@ impl ConnectionPool {
         let mut connections = self.lock();
         let free = connections.iter().find(|connection| connection.watches.load(Ordering::Relaxed) < WATCHES).cloned();
         let connection = free.unwrap_or_else(|| {
-            // The settings worked for the first connection.
+            // This fails only if the certificates of this machine have changed: the settings worked for the first connection.
             let http = self.identity.http().unwrap_or_else(|_| connections[0].http.clone());
             let connection = PooledConnection { http, watches: Arc::default() };
             connections.push(connection.clone());

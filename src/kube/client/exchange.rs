@@ -15,7 +15,7 @@ use super::renewal::RereadReason;
 use super::{ApiClient, QUEUE};
 use crate::kube::error::{ApiError, ErrorClass};
 
-/// How long an answer may take to begin, and then to end, except for a watch.
+/// How long an answer may take to begin, and then to end. The answer to a watch may take longer to end.
 const DEADLINE: Duration = Duration::from_secs(15);
 
 /// How long the answer to a request goes on.
@@ -29,13 +29,13 @@ impl ApiClient {
     /// Sends a request, and returns the body of the answer.
     pub(super) async fn ask<'a>(
         &self,
-        asked: &str,
+        action: &str,
         limit: usize,
         accept: &'static str,
         request: impl Fn(&Url) -> (Method, Url, Option<&'a Value>),
     ) -> Result<Vec<u8>, ApiError> {
-        let (answer, _) = self.answer(asked, AnswerDuration::Moment, accept, &request).await?;
-        let body = timeout(DEADLINE, body(asked, answer, limit)).await.unwrap_or_else(|_| Err(late(asked)));
+        let (answer, _) = self.answer(action, AnswerDuration::Moment, accept, &request).await?;
+        let body = timeout(DEADLINE, body(action, answer, limit)).await.unwrap_or_else(|_| Err(late(action)));
         if body.as_ref().is_err_and(|error| error.class == ErrorClass::Unreachable) {
             self.broke();
         }
@@ -46,20 +46,20 @@ impl ApiClient {
     /// repeats the request.
     pub(super) async fn answer<'a>(
         &self,
-        asked: &str,
+        action: &str,
         lasts: AnswerDuration,
         accept: &'static str,
         request: &impl Fn(&Url) -> (Method, Url, Option<&'a Value>),
     ) -> Result<(Response, Option<WatchSlot>), ApiError> {
         let connection = self.connection().await;
-        match self.answer_on(&connection, asked, lasts, accept, request).await {
+        match self.answer_on(&connection, action, lasts, accept, request).await {
             Err(error) if error.class == ErrorClass::Unauthorized => {
                 self.request_reread(&connection, RereadReason::Identity);
                 let fresh = self.connection().await;
                 if fresh.same_credentials(&connection) {
                     return Err(error);
                 }
-                self.answer_on(&fresh, asked, lasts, accept, request).await
+                self.answer_on(&fresh, action, lasts, accept, request).await
             }
             Err(error) => {
                 if matches!(error.class, ErrorClass::Unreachable | ErrorClass::Untrusted) {
@@ -74,7 +74,7 @@ impl ApiClient {
     async fn answer_on<'a>(
         &self,
         connection: &ApiConnection,
-        asked: &str,
+        action: &str,
         lasts: AnswerDuration,
         accept: &'static str,
         request: &impl Fn(&Url) -> (Method, Url, Option<&'a Value>),
@@ -93,13 +93,14 @@ impl ApiClient {
             *request.body_mut() = Some(body.to_string().into());
         }
         let turn = if connection.is_made() { None } else { timeout(QUEUE, self.0.first.lock()).await.ok() };
-        // If another request has made the connection, this one need not wait.
+        // If another request has made the connection meanwhile, this one makes none, and later requests need not wait
+        // for it.
         let turn = turn.filter(|_| !connection.is_made());
-        let (http, room) = match lasts {
+        let (http, slot) = match lasts {
             AnswerDuration::Moment => (connection.pool.first(), None),
             AnswerDuration::Long => {
-                let (http, room) = connection.pool.for_watch();
-                (http, Some(room))
+                let (http, slot) = connection.pool.for_watch();
+                (http, Some(slot))
             }
         };
         let trying = (!connection.is_made()).then(|| self.try_to_reach());
@@ -107,44 +108,44 @@ impl ApiClient {
         drop(trying);
         let was_made = connection.note(matches!(outcome, Ok(Ok(_))));
         drop(turn);
-        let answer = outcome.map_err(|_| late(asked))?.map_err(|error| ApiError::transport(asked, &error))?;
+        let answer = outcome.map_err(|_| late(action))?.map_err(|error| ApiError::transport(action, &error))?;
         if !was_made {
             self.reached();
         }
         let code = answer.status();
-        debug!("{asked}: {code}");
+        debug!("{action}: {code}");
         if code.is_success() {
             if self.0.refused.swap(false, Ordering::Relaxed) {
                 self.0.allowed.notify_waiters();
             }
-            return Ok((answer, room));
+            return Ok((answer, slot));
         }
         if code == StatusCode::FORBIDDEN {
             self.0.refused.store(true, Ordering::Relaxed);
         }
         let retry_after = answer.headers().get(RETRY_AFTER).and_then(|value| value.to_str().ok()).map(str::to_owned);
         let body = timeout(DEADLINE, body_of_error(answer, code)).await.unwrap_or_default();
-        Err(ApiError::answered(asked, code, retry_after.as_deref(), &body))
+        Err(ApiError::answered(action, code, retry_after.as_deref(), &body))
     }
 }
 
-fn late(asked: &str) -> ApiError {
-    ApiError::new(ErrorClass::Unreachable, format!("cannot {asked}: the server does not answer in time"))
+fn late(action: &str) -> ApiError {
+    ApiError::new(ErrorClass::Unreachable, format!("cannot {action}: the server does not answer in time"))
 }
 
-async fn body(asked: &str, mut answer: Response, limit: usize) -> Result<Vec<u8>, ApiError> {
+async fn body(action: &str, mut answer: Response, limit: usize) -> Result<Vec<u8>, ApiError> {
     let mut body = Vec::new();
-    while let Some(chunk) = answer.chunk().await.map_err(|error| ApiError::transport(asked, &error))? {
+    while let Some(chunk) = answer.chunk().await.map_err(|error| ApiError::transport(action, &error))? {
         if body.len() + chunk.len() > limit {
-            return Err(too_large(asked, limit));
+            return Err(too_large(action, limit));
         }
         body.extend_from_slice(&chunk);
     }
     Ok(body)
 }
 
-pub(super) fn too_large(asked: &str, limit: usize) -> ApiError {
-    let sentence = format!("cannot {asked}: the answer is larger than {} MiB, which no object is", limit >> 20);
+pub(super) fn too_large(action: &str, limit: usize) -> ApiError {
+    let sentence = format!("cannot {action}: the answer is larger than {} MiB, which no object is", limit >> 20);
     ApiError::new(ErrorClass::InvalidAnswer, sentence)
 }
 

@@ -2,11 +2,11 @@
 //!
 //! - The client reads the settings again when the server answers 401 or accepts no connection, before the credentials
 //!   of a program expire, and otherwise at a request, at most once a minute, because files change. It keeps the
-//!   connection unless the certificates have changed. Requests do not wait for that while their credentials are good
+//!   connection unless the certificates have changed. Requests do not wait for the reading while their credentials are good
 //!   (`renewal`).
-//! - Requests have deadlines and answers have limits; the follower that reads a watch ends it. While a watch is quiet, only
-//!   pings show that the server is gone.
-//! - The client follows no redirects: an API server sends none, and credentials are for it alone.
+//! - Requests have deadlines and answers have limits. A watch has no deadline: the follower that reads it ends it. While a watch
+//!   is quiet, only pings show that the server is gone.
+//! - The client follows no redirects: an API server sends none, and no other server may get its credentials.
 
 mod connection;
 mod connection_pool;
@@ -38,7 +38,7 @@ pub(crate) use watch::{Watch, WatchChange};
 const MAX_OBJECT: usize = 4 << 20;
 /// Most bytes of a list.
 const MAX_LIST: usize = 32 << 20;
-/// For how long after a connection was made a 410 means that the server has restarted: it answers other watches with
+/// For how long after a connection was made a 410 means that the server has restarted: then it answers other watches with
 /// 410, too.
 const FORGETS: Duration = Duration::from_secs(30);
 /// The kind of an object, and of a list, of which the server sends the metadata only.
@@ -54,11 +54,11 @@ pub(crate) struct ApiClient(Arc<SharedClient>);
 
 struct SharedClient {
     access: SettingsSource,
-    /// Locked for moments only.
+    /// Each task locks it for moments only.
     current: StdMutex<CurrentConnection>,
     /// Held by the task that opens the next connection.
     opening: Arc<Mutex<()>>,
-    /// Held by the request that makes the connection, so that others find it made.
+    /// Held by the request that makes the connection, so that other requests use the same one.
     first: Mutex<()>,
     /// Held by the next request that tries an unreachable server.
     turn: Mutex<()>,
@@ -67,11 +67,11 @@ struct SharedClient {
     recovered: Notify,
     /// Notified when the server allows a request after it refused one.
     allowed: Notify,
-    /// Whether it has refused a request (403) and allowed none since.
+    /// Whether the server has refused a request (403) and allowed none since.
     refused: AtomicBool,
     /// Whether the server may send all objects at the beginning of a watch (`sendInitialEvents`).
     initial_events: AtomicBool,
-    /// Whether it has answered a watch of this connection with 410.
+    /// Whether the server has answered a watch of this connection with 410.
     has_forgotten: AtomicBool,
 }
 
@@ -80,7 +80,7 @@ struct Reachability {
     outage: Outage,
     /// When the connection was made.
     since: Instant,
-    /// When the last request that has to make a connection was sent, and how many of these are running.
+    /// When the client sent the last request that has to make a connection, and how many such requests are running.
     tried: Instant,
     trying: u32,
 }
@@ -96,7 +96,7 @@ impl Drop for ConnectionAttempt<'_> {
 
 /// The content of a list.
 pub(crate) struct List {
-    /// The version at which the watch after it begins.
+    /// The version at which the watch after the list begins.
     pub(crate) version: String,
     pub(crate) items: Vec<Value>,
 }
@@ -133,12 +133,12 @@ impl ApiClient {
         self.get_part(collection, ObjectPart::Whole).await
     }
 
-    /// A part of that object.
+    /// A part of the object of a collection with at most one.
     pub(crate) async fn get_part(&self, collection: &Collection, part: ObjectPart) -> Result<Option<Value>, ApiError> {
-        let asked = format!("get {}", collection.title());
+        let action = format!("get {}", collection.title());
         let request = |server: &Url| (Method::GET, collection.object(server), None);
-        match self.ask(&asked, MAX_OBJECT, part.accept(), request).await {
-            Ok(body) => parse(&asked, &body).map(Some),
+        match self.ask(&action, MAX_OBJECT, part.accept(), request).await {
+            Ok(body) => parse(&action, &body).map(Some),
             Err(error) if error.class == ErrorClass::NotFound => Ok(None),
             Err(error) => Err(error),
         }
@@ -146,13 +146,13 @@ impl ApiClient {
 
     /// The objects of a collection at this moment.
     pub(crate) async fn list(&self, collection: &Collection, part: ObjectPart) -> Result<List, ApiError> {
-        let asked = format!("list {}", collection.title());
+        let action = format!("list {}", collection.title());
         let limit = if collection.is_single() { MAX_OBJECT } else { MAX_LIST };
         let request = |server: &Url| (Method::GET, collection.list(server), None);
-        let body = self.ask(&asked, limit, part.accept_list(), request).await?;
-        let list: ListBody = parse(&asked, &body)?;
+        let body = self.ask(&action, limit, part.accept_list(), request).await?;
+        let list: ListBody = parse(&action, &body)?;
         let Some(version) = list.metadata.resource_version.filter(|version| !version.is_empty()) else {
-            return Err(ApiError::new(ErrorClass::InvalidAnswer, format!("cannot {asked}: the answer is no list")));
+            return Err(ApiError::new(ErrorClass::InvalidAnswer, format!("cannot {action}: the answer is no list")));
         };
         // Items of a list have no kind.
         let (kind, api_version) = match list.kind.as_deref() {
@@ -177,10 +177,10 @@ impl ApiClient {
         since: WatchStart<'_>,
         seconds: u64,
     ) -> Result<Watch, ApiError> {
-        let asked = format!("watch {}", collection.title());
+        let action = format!("watch {}", collection.title());
         let request = |server: &Url| (Method::GET, collection.watch(server, since, seconds), None);
-        let (answer, room) = self.answer(&asked, AnswerDuration::Long, part.accept(), &request).await?;
-        Ok(Watch::new(asked, answer, room, MAX_OBJECT))
+        let (answer, slot) = self.answer(&action, AnswerDuration::Long, part.accept(), &request).await?;
+        Ok(Watch::new(action, answer, slot, MAX_OBJECT))
     }
 
     /// Creates an object, or a subresource of one (`below` is `[NAME, "token"]` then). Returns the answer.
@@ -192,10 +192,10 @@ impl ApiClient {
         object: &Value,
     ) -> Result<Value, ApiError> {
         let place = std::iter::once(resource.plural).chain(below.iter().copied()).collect::<Vec<_>>().join("/");
-        let asked = in_namespace(&format!("create {place}"), namespace);
+        let action = in_namespace(&format!("create {place}"), namespace);
         let request = |server: &Url| (Method::POST, path(server, resource, namespace, below), Some(object));
-        let body = self.ask(&asked, MAX_OBJECT, ObjectPart::Whole.accept(), request).await?;
-        parse(&asked, &body)
+        let body = self.ask(&action, MAX_OBJECT, ObjectPart::Whole.accept(), request).await?;
+        parse(&action, &body)
     }
 
     /// Changes an object, or a subresource of one (`below` is `[NAME, "status"]` then), by a JSON merge patch. Returns
@@ -207,10 +207,10 @@ impl ApiClient {
         below: &[&str],
         change: &Value,
     ) -> Result<Value, ApiError> {
-        let asked = in_namespace(&format!("patch {}/{}", resource.plural, below.join("/")), namespace);
+        let action = in_namespace(&format!("patch {}/{}", resource.plural, below.join("/")), namespace);
         let request = |server: &Url| (Method::PATCH, path(server, resource, namespace, below), Some(change));
-        let body = self.ask(&asked, MAX_OBJECT, ObjectPart::Whole.accept(), request).await?;
-        parse(&asked, &body)
+        let body = self.ask(&action, MAX_OBJECT, ObjectPart::Whole.accept(), request).await?;
+        parse(&action, &body)
     }
 
     /// Deletes the one object of a collection, if it has this uid and, if one is given, this version. A missing object
@@ -221,14 +221,14 @@ impl ApiClient {
         uid: &str,
         version: Option<&str>,
     ) -> Result<(), ApiError> {
-        let asked = format!("delete {}", collection.title());
+        let action = format!("delete {}", collection.title());
         let mut preconditions = json!({"uid": uid});
         if let Some(version) = version {
             preconditions["resourceVersion"] = version.into();
         }
         let options = json!({"apiVersion": "v1", "kind": "DeleteOptions", "preconditions": preconditions});
         let request = |server: &Url| (Method::DELETE, collection.object(server), Some(&options));
-        match self.ask(&asked, MAX_OBJECT, ObjectPart::Whole.accept(), request).await {
+        match self.ask(&action, MAX_OBJECT, ObjectPart::Whole.accept(), request).await {
             Err(error) if error.class == ErrorClass::NotFound => Ok(()),
             answer => answer.map(drop),
         }
@@ -274,7 +274,8 @@ impl ApiClient {
         self.0.initial_events.load(Ordering::Relaxed)
     }
 
-    /// Notes that the server does not support this. The client tries it again on another connection.
+    /// Notes that the server does not send all objects at the beginning of a watch. The client requests them again on its next
+    /// connection.
     pub(crate) fn sends_no_initial_events(&self) {
         self.0.initial_events.store(false, Ordering::Relaxed);
     }
@@ -284,7 +285,7 @@ impl ApiClient {
         self.0.has_forgotten.store(true, Ordering::Relaxed);
     }
 
-    /// Whether the server was reached just now, and no longer has earlier changes.
+    /// Whether the client has reached the server only recently, and the server no longer has earlier changes.
     pub(crate) fn has_forgotten(&self) -> bool {
         self.0.has_forgotten.load(Ordering::Relaxed) && self.connected_for() < FORGETS
     }
@@ -318,20 +319,20 @@ struct ListMetadata {
     resource_version: Option<String>,
 }
 
-/// The parser's own text may quote a value.
-fn parse<T: for<'de> Deserialize<'de>>(asked: &str, body: &[u8]) -> Result<T, ApiError> {
+/// Parses an answer. The error does not have the parser's text, which may quote a value.
+fn parse<T: for<'de> Deserialize<'de>>(action: &str, body: &[u8]) -> Result<T, ApiError> {
     serde_json::from_slice(body).map_err(|error| {
-        let what = match std::str::from_utf8(body) {
+        let fault = match std::str::from_utf8(body) {
             Err(_) => "is not UTF-8",
             Ok(text) if text.trim_start().starts_with('<') => "is HTML and not JSON: that is no API server",
             Ok(_) if error.is_eof() => "ends in the middle",
             Ok(_) => "is not the JSON of an API server",
         };
         let class = if error.is_eof() { ErrorClass::Unreachable } else { ErrorClass::InvalidAnswer };
-        ApiError::new(class, format!("cannot {asked}: the answer {what}")).in_answer()
+        ApiError::new(class, format!("cannot {action}: the answer {fault}")).in_answer()
     })
 }
 
-fn in_namespace(asked: &str, namespace: Option<&str>) -> String {
-    namespace.map_or_else(|| asked.to_owned(), |namespace| format!("{asked} in namespace {namespace}"))
+fn in_namespace(action: &str, namespace: Option<&str>) -> String {
+    namespace.map_or_else(|| action.to_owned(), |namespace| format!("{action} in namespace {namespace}"))
 }

@@ -3,11 +3,12 @@
 //! 1. `current` is locked for moments only, never across an `await`.
 //! 2. One task at a time opens a connection: it owns `opening`. Tokio drops the task's future when the runtime ends, and the
 //!    lock with it, so no request waits for a task that is gone. A request that is dropped does not stop the task.
-//! 3. While that task reads files and runs a credential program, which can take a minute, requests use the connection they
-//!    have. Only those wait whose credentials are of no use: expired, rejected by the server, or read too long ago.
+//! 3. While that task reads files and runs a credential program, which can take a minute, requests use the current connection.
+//!    A request waits only if the credentials are of no use: expired, rejected by the server, or read too long ago.
 //! 4. A request waits for one opening that began after its credentials had become useless, and then uses the current
 //!    connection, also if that opening failed. So a program that fails runs once for all requests that wait.
-//! 5. A doubt that is raised during an opening stays if the opening did not consider it and gives the same credentials.
+//! 5. A reason to read the credentials again that comes up during an opening stays, if the opening did not consider it and gives
+//!    the same credentials.
 
 use std::sync::{Arc, MutexGuard};
 use std::time::{Duration, Instant, SystemTime};
@@ -19,11 +20,11 @@ use super::ApiClient;
 use super::connection::ApiConnection;
 use crate::kube::settings::SettingsError;
 
-/// How old credentials may be before their files are read again.
+/// How old credentials may be before podfs reads their files again.
 const FRESH: Duration = Duration::from_secs(60);
-/// How old they may be so that requests use them while their files are read.
+/// How old credentials may be for requests to use them while podfs reads their files.
 const STALE: Duration = Duration::from_secs(300);
-/// How long before the credentials of a program expire it is run again. Longer than `FRESH`, so that a client in use does it in
+/// How long before its credentials expire podfs runs a program again. Longer than `FRESH`, so that a client in use does so in
 /// time.
 const AHEAD: Duration = Duration::from_secs(120);
 
@@ -34,9 +35,9 @@ pub(super) struct CurrentConnection {
     read: Instant,
     /// How many openings have ended.
     openings: u64,
-    doubt: RereadReason,
+    reread_reason: RereadReason,
     /// The last problem with the settings.
-    complaint: Option<String>,
+    problem: Option<String>,
 }
 
 /// Why credentials should be read again before their time.
@@ -57,21 +58,27 @@ enum CredentialValidity {
     Fresh,
     /// Requests use them; podfs reads the files again meanwhile.
     Due,
-    /// The request that reads the files again waits for that; others use what they have.
+    /// One request reads the files again and waits for the new credentials; other requests use the present ones.
     Doubtful,
-    /// Requests wait for others.
+    /// Requests wait for new credentials.
     Useless,
 }
 
 impl CurrentConnection {
     pub(super) fn new(connection: ApiConnection) -> CurrentConnection {
         let connection = Arc::new(connection);
-        CurrentConnection { connection, read: Instant::now(), openings: 0, doubt: RereadReason::No, complaint: None }
+        CurrentConnection {
+            connection,
+            read: Instant::now(),
+            openings: 0,
+            reread_reason: RereadReason::No,
+            problem: None,
+        }
     }
 
     fn validity(&self) -> CredentialValidity {
         let age = self.read.elapsed();
-        match self.doubt {
+        match self.reread_reason {
             _ if self.expires_within(Duration::ZERO) || age >= STALE => CredentialValidity::Useless,
             RereadReason::Identity => CredentialValidity::Useless,
             RereadReason::Connection => CredentialValidity::Doubtful,
@@ -84,35 +91,35 @@ impl CurrentConnection {
         self.connection.expires.is_some_and(|at| at <= SystemTime::now() + time)
     }
 
-    /// Whether the next connection has what a program has issued for this one. podfs does not run a program every minute, and
-    /// not because the server is unreachable.
+    /// Whether the next connection keeps the credentials that a program has issued for this one. podfs runs a program neither
+    /// every minute nor because the server is unreachable.
     fn keeps_issued(&self) -> bool {
-        match self.doubt {
+        match self.reread_reason {
             RereadReason::No => !self.expires_within(AHEAD),
             RereadReason::Connection => !self.expires_within(Duration::ZERO),
             RereadReason::Identity => false,
         }
     }
 
-    /// Takes the result of an opening that considered this doubt. If new credentials cannot be read, the old ones stay.
+    /// Takes the result of an opening that considered this reason. If podfs cannot read new credentials, the old ones stay.
     fn replace(&mut self, opened: Result<ApiConnection, SettingsError>, considered: RereadReason) {
         let mut is_another = false;
         match opened {
             Ok(connection) => {
                 is_another = !connection.same_credentials(&self.connection);
                 self.connection = Arc::new(connection);
-                self.complaint = None;
+                self.problem = None;
             }
             Err(error) => {
-                let complaint = format!("{error}; podfs continues with its present credentials");
-                if self.complaint.as_ref() != Some(&complaint) {
-                    warn!("{complaint}");
-                    self.complaint = Some(complaint);
+                let problem = format!("{error}; podfs continues with its present credentials");
+                if self.problem.as_ref() != Some(&problem) {
+                    warn!("{problem}");
+                    self.problem = Some(problem);
                 }
             }
         }
-        if is_another || self.doubt <= considered {
-            self.doubt = RereadReason::No;
+        if is_another || self.reread_reason <= considered {
+            self.reread_reason = RereadReason::No;
         }
         self.read = Instant::now();
         self.openings += 1;
@@ -135,7 +142,7 @@ impl ApiClient {
         let Some(turn) = turn else { return self.connection_now() };
         let has_been_opened = {
             let current = self.current();
-            current.openings != openings && current.doubt == RereadReason::No
+            current.openings != openings && current.reread_reason == RereadReason::No
         };
         if has_been_opened {
             return self.connection_now();
@@ -150,28 +157,28 @@ impl ApiClient {
 
     /// Opens the next connection, and makes it the current one.
     async fn open_next(self, _turn: OwnedMutexGuard<()>) {
-        let (before, doubt, keeps_issued) = {
+        let (before, reread_reason, keeps_issued) = {
             let current = self.current();
-            (Arc::clone(&current.connection), current.doubt, current.keeps_issued())
+            (Arc::clone(&current.connection), current.reread_reason, current.keeps_issued())
         };
         let opened = ApiConnection::open(&self.0.access, Some((&before, keeps_issued))).await;
-        self.current().replace(opened, doubt);
+        self.current().replace(opened, reread_reason);
     }
 
-    /// Raises a doubt about this connection. A connection that was opened since is not in doubt: other requests have
-    /// met the same problem.
-    pub(super) fn request_reread(&self, connection: &Arc<ApiConnection>, doubt: RereadReason) {
+    /// Requests that podfs reads the credentials of this connection again. If another connection was opened since, this does
+    /// nothing: another request has met the same problem.
+    pub(super) fn request_reread(&self, connection: &Arc<ApiConnection>, reread_reason: RereadReason) {
         let mut current = self.current();
         if Arc::ptr_eq(&current.connection, connection) {
-            current.doubt = current.doubt.max(doubt);
+            current.reread_reason = current.reread_reason.max(reread_reason);
         }
     }
 
-    /// Notes that an answer broke off, perhaps with the connection.
+    /// Notes that an answer ended before its time. The connection may be broken, too.
     pub(crate) fn broke(&self) {
         let mut current = self.current();
         current.connection.note(false);
-        current.doubt = current.doubt.max(RereadReason::Connection);
+        current.reread_reason = current.reread_reason.max(RereadReason::Connection);
     }
 
     fn connection_now(&self) -> Arc<ApiConnection> {

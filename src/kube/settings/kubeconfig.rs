@@ -14,6 +14,8 @@ use serde::Deserialize;
 use serde::de::IntoDeserializer;
 use serde::de::value::{Error as ValueError, StrDeserializer};
 
+use crate::kube::exec::{CredentialProgram, ProgramCluster};
+
 use super::{Authority, Bearer, ClientCertificate, ClientSettings, SettingsError, User, read_file, read_token};
 
 /// The namespace of the current context.
@@ -59,7 +61,7 @@ fn current_context<'a>(path: &Path, file: &'a Kubeconfig) -> Result<(&'a str, &'
     Ok((current, context))
 }
 
-/// The texts of kubeconfig errors may quote what they could not parse, which may be a credential.
+/// The error of a kubeconfig that podfs cannot read. It does not have the parser's text, which may quote a credential.
 fn unreadable(path: &Path, error: KubeconfigError) -> SettingsError {
     match error {
         KubeconfigError::ReadConfig(reason, path) => SettingsError::Unreadable { path, what: "the kubeconfig", reason },
@@ -78,7 +80,7 @@ struct KubeconfigReader<'a> {
 }
 
 impl KubeconfigReader<'_> {
-    fn settings(&self, cluster: &Cluster, user: User) -> Result<ClientSettings, SettingsError> {
+    fn settings(&self, cluster: &Cluster, mut user: User) -> Result<ClientSettings, SettingsError> {
         let server = cluster.server.as_deref().filter(|server| !server.is_empty());
         let server = server.ok_or_else(|| self.invalid("has no server"))?;
         let server = Url::parse(server).map_err(|error| self.invalid(format!("its server is no address: {error}")))?;
@@ -118,6 +120,11 @@ impl KubeconfigReader<'_> {
                 );
             }
         };
+        if let Some(Bearer::Program(program)) = &mut user.bearer
+            && program.exec.provide_cluster_info
+        {
+            program.cluster = Some(ProgramCluster::of(cluster, &authority));
+        }
         Ok(ClientSettings { server, server_name, authority, proxy, user })
     }
 
@@ -163,7 +170,7 @@ impl KubeconfigReader<'_> {
         }
     }
 
-    /// As in client-go, a file wins over a token beside it: it is the one that is kept up to date.
+    /// As in client-go, a token file takes precedence over a token in the kubeconfig: other programs keep the file up to date.
     fn bearer(&self, user: &AuthInfo) -> Result<Option<Bearer>, SettingsError> {
         let file = user.token_file.as_deref().filter(|file| !file.is_empty());
         let text = user.token.as_ref().filter(|token| !token.expose_secret().is_empty());
@@ -174,7 +181,8 @@ impl KubeconfigReader<'_> {
         };
         let password = user.username.clone().filter(|name| !name.is_empty());
         let password = password.map(|name| Bearer::Password(name, user.password.clone().unwrap_or_default()));
-        let program = user.exec.clone().map(|exec| Bearer::Program(Box::new(exec)));
+        let program =
+            user.exec.clone().map(|exec| Bearer::Program(Box::new(CredentialProgram { exec, cluster: None })));
         let mut ways = [token, password, program].into_iter().flatten();
         match (ways.next(), ways.next()) {
             (way, None) => Ok(way),
@@ -182,7 +190,7 @@ impl KubeconfigReader<'_> {
         }
     }
 
-    /// What is given as a file or in base64, but not both.
+    /// The content of a setting that the kubeconfig gives as a file or in base64, but not both.
     fn one_of(
         &self,
         field: &'static str,

@@ -1,8 +1,8 @@
 //! Settings: the address of the API server, its certificate authority, and podfs's credentials.
 //!
-//! They come from a kubeconfig file ([`kubeconfig`]) or from the service account of a pod ([`in_cluster`]). This module reads the
-//! files each time again: credentials in files change while podfs runs. An error is one sentence that names the file and the
-//! field.
+//! They come from a kubeconfig file ([`kubeconfig`]) or from the service account of a pod ([`in_cluster`]). This module keeps
+//! nothing and reads the files at each call, because credentials in files change while podfs runs. An error is one sentence that
+//! names the file and the field.
 
 mod in_cluster;
 mod kubeconfig;
@@ -14,11 +14,11 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
-use kube_client::config::ExecConfig;
 use reqwest::Url;
 use secrecy::SecretString;
 
 use super::error::ConnectionError;
+use super::exec::CredentialProgram;
 use super::tls::{Authority, ClientCertificate};
 use in_cluster::{HOST, PORT};
 
@@ -49,15 +49,15 @@ impl SettingsSource {
     }
 }
 
-/// Everything needed to talk to an API server. Nothing in it shows a secret.
+/// The settings with which podfs talks to an API server. The type has no debug output, because it holds secrets.
 pub(super) struct ClientSettings {
-    /// Its address.
+    /// The server's address.
     pub(super) server: Url,
-    /// The name in its certificate, if it is not that of the address.
+    /// The name in the server's certificate, if it is not that of the address.
     pub(super) server_name: Option<String>,
-    /// Which authority has to sign its certificate.
+    /// The authority that has to sign the server's certificate.
     pub(super) authority: Authority,
-    /// A proxy on the way to it.
+    /// A proxy on the way to the server.
     pub(super) proxy: Option<Url>,
     /// podfs's credentials.
     pub(super) user: User,
@@ -79,14 +79,14 @@ pub(super) enum Bearer {
     /// A name and its password.
     Password(String, SecretString),
     /// The output of this program.
-    Program(Box<ExecConfig>),
+    Program(Box<CredentialProgram>),
 }
 
 impl ClientSettings {
     /// Reads the settings, and the files they name.
     ///
+    /// # Errors
     /// When something is missing or wrong; the error names the file and the field.
-    /// What is missing or wrong, with the file and the field.
     pub(super) fn read(access: &SettingsSource) -> Result<ClientSettings, SettingsError> {
         match access {
             SettingsSource::Kubeconfig(path) => kubeconfig::read(path),

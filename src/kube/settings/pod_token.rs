@@ -1,5 +1,5 @@
-//! The token of a pod's service account, from a kubelet. podfs keeps it in memory only, and replaces it by the next
-//! one.
+//! The token of a pod's service account, which the kubelet sends to podfs as a CSI driver. podfs keeps it in memory
+//! only, until the kubelet sends the next one.
 
 use std::fmt;
 use std::sync::Arc;

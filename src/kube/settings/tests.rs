@@ -3,9 +3,11 @@
 use std::fs;
 
 use secrecy::ExposeSecret;
+use serde_json::{Value, json};
 
 use super::in_cluster::address;
 use super::{Authority, Bearer, ClientSettings, SettingsSource};
+use crate::kube::exec;
 
 const GOOD: &str = "
 current-context: c
@@ -55,6 +57,47 @@ fn files_are_beside_the_kubeconfig() {
     assert_eq!(token(&settings), "of-file");
     let certificate = settings.user.certificate.expect("a certificate");
     assert_eq!((certificate.chain.as_slice(), certificate.key.expose_secret()), (&b"CERT"[..], "KEY"));
+}
+
+#[tokio::test]
+async fn a_program_gets_the_cluster_if_the_kubeconfig_says_so() {
+    // The program writes what it is given into its token, in hexadecimal.
+    let program = "exec: {apiVersion: client.authentication.k8s.io/v1, command: sh, provideClusterInfo: true, args: [-c, \
+        'printf ''{\"status\":{\"token\":\"%s\"}}'' $(printf %s \"$KUBERNETES_EXEC_INFO\" | od -An -v -tx1 | tr -d \" \\n\")']}";
+    let text = GOOD.replace("token: secret-token", program);
+    let whole = text.replace(
+        "certificate-authority-data: QUFB",
+        "certificate-authority: ca, tls-server-name: n, disable-compression: true, \
+         extensions: [{name: other, extension: 1}, {name: client.authentication.k8s.io/exec, extension: {audience: a}}]",
+    );
+    let open = text.replace(
+        "certificate-authority-data: QUFB",
+        "insecure-skip-tls-verify: true, proxy-url: 'http://10.0.0.2:3128'",
+    );
+    let server = "https://10.0.0.1:6443";
+    let rows = [
+        (text.replace("provideClusterInfo: true, ", ""), Value::Null),
+        (text, json!({"server": server, "certificate-authority-data": "QUFB"})),
+        (
+            whole,
+            json!({
+                "server": server, "certificate-authority-data": "Q0E=", "tls-server-name": "n",
+                "disable-compression": true, "config": {"audience": "a"},
+            }),
+        ),
+        (open, json!({"server": server, "insecure-skip-tls-verify": true, "proxy-url": "http://10.0.0.2:3128"})),
+    ];
+    for (text, cluster) in rows {
+        let settings = read(&text).expect("settings");
+        let Some(Bearer::Program(program)) = &settings.user.bearer else { panic!("no program") };
+        let token = exec::issue(program).await.unwrap_or_else(|error| panic!("{error}")).token.expect("a token");
+        let digits: Vec<char> = token.expose_secret().chars().collect();
+        let byte = |pair: &[char]| u8::from_str_radix(&pair.iter().collect::<String>(), 16).expect("hexadecimal");
+        let bytes: Vec<u8> = digits.chunks(2).map(byte).collect();
+        let given: Value = serde_json::from_slice(&bytes).expect("JSON");
+        assert_eq!(given["spec"]["cluster"], cluster, "{given}");
+        assert_eq!(given["kind"], "ExecCredential");
+    }
 }
 
 #[test]

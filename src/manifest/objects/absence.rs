@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::{ObjectKey, ObjectKind, Objects};
 
-/// An object that a source cannot give.
+/// An object, or objects, of which the source does not know whether they exist.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Missing {
     /// The object with this key.

@@ -16,11 +16,11 @@ pub struct CsiDriver {
     pub pod_info_on_mount: bool,
     /// podfs repeats NodePublishVolume from time to time.
     pub requires_republish: bool,
-    /// When files are given to the pod's group.
+    /// When podfs gives files to the pod's group.
     pub fs_group_policy: DriverFsGroupPolicy,
     /// The tokens of the pod's service account that the driver gets.
     pub token_requests: Vec<CsiTokenRequest>,
-    /// Tokens go among the secrets, and not among the attributes.
+    /// The driver gets the tokens among the secrets of a call, and not among the volume's attributes.
     pub tokens_in_secrets: bool,
 }
 
@@ -37,10 +37,10 @@ impl Default for CsiDriver {
     }
 }
 
-/// When files of a driver's volume are given to the pod's group (`fsGroupPolicy`).
+/// When podfs gives the files of a driver's volume to the pod's group (`fsGroupPolicy`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum DriverFsGroupPolicy {
-    /// If the volume has a file system of its own for one node.
+    /// If the volume has a file system type, and only one node may use it.
     #[default]
     ReadWriteOnceWithFsType,
     /// Always.

@@ -28,15 +28,15 @@ pub use trust::ClusterTrustBundle;
 #[derive(Clone, Default, PartialEq)]
 pub struct Objects {
     by_key: Arc<BTreeMap<ObjectKey, Arc<NamedObject>>>,
-    /// Why others are not there.
+    /// The reasons why other objects are not known.
     absent: Arc<BTreeMap<Missing, String>>,
 }
 
 impl Objects {
-    /// Collects objects from wherever they were read.
+    /// Collects objects, whatever their origin.
     ///
     /// # Errors
-    /// Two objects of the same kind, namespace and name; the error names both places.
+    /// Two objects of the same kind, namespace and name; the error names both origins.
     pub fn collect(objects: impl IntoIterator<Item = Arc<NamedObject>>) -> Result<Objects, ManifestError> {
         let mut by_key: BTreeMap<ObjectKey, Arc<NamedObject>> = BTreeMap::new();
         for object in objects {
@@ -49,7 +49,7 @@ impl Objects {
     }
 
     /// Undoes what the API server would refuse: new content of an object that was `immutable` in `before`. Such an
-    /// object keeps its content until it was deleted; the second result has the objects whose new content was refused.
+    /// object keeps its content until it was deleted. The second result has the documents whose content is refused.
     pub fn keep_immutable(mut self, before: &Objects) -> (Objects, Vec<Origin>) {
         let changed = |object: &Arc<NamedObject>| {
             let old = before.by_key.get(&object.key)?;
@@ -77,7 +77,7 @@ impl Objects {
         self
     }
 
-    /// Whether this object is among them.
+    /// Whether the object with this key is among them.
     pub fn contains(&self, key: &ObjectKey) -> bool {
         self.by_key.contains_key(key)
     }
@@ -114,7 +114,7 @@ impl Objects {
         }
     }
 
-    /// The Node of that name. A pod that was not scheduled has no node name; then a single Node is the one.
+    /// The Node of that name. A pod that was not scheduled has no node name; then this is the Node, if there is only one.
     pub fn node(&self, name: Option<&str>) -> Option<&NodeFacts> {
         let mut nodes = self.of_kind(ObjectKind::Node).filter_map(|object| match &object.content {
             ObjectContent::Node(node) => Some((object.key.name.as_str(), node)),
@@ -180,7 +180,7 @@ impl fmt::Debug for Objects {
     }
 }
 
-/// An object with its key and the place it was read from.
+/// An object with its key and its origin.
 #[derive(PartialEq)]
 pub struct NamedObject {
     /// Its kind, namespace and name.
@@ -192,17 +192,17 @@ pub struct NamedObject {
 }
 
 impl NamedObject {
-    /// Whether its content stays as it is until it is gone.
+    /// Whether its content stays the same until the object is deleted.
     pub fn is_immutable(&self) -> bool {
         self.immutable
     }
 
-    /// Whether the API server would refuse it in place of this object, whose content must stay.
+    /// Whether the API server would refuse this object in place of `old`, because `old` is immutable.
     pub fn is_refused_after(&self, old: &NamedObject) -> bool {
         old.immutable && old.content != self.content
     }
 
-    /// Whether volumes show the same of both, wherever they were read.
+    /// Whether volumes show the same content for both objects, whatever their origins.
     pub fn has_same_content(&self, other: &NamedObject) -> bool {
         (&self.key, self.immutable, &self.content) == (&other.key, other.immutable, &other.content)
     }
@@ -240,7 +240,7 @@ impl NamedObject {
     }
 }
 
-/// Shows key and place.
+/// Shows the key and the origin.
 impl fmt::Debug for NamedObject {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} of {}", self.key, self.origin)
@@ -259,7 +259,7 @@ enum ObjectContent {
     VolumeAttachment(VolumeAttachment),
 }
 
-/// The kind, namespace and name of an object. Reads `ConfigMap default/app`, or `NodeFacts worker-1`.
+/// The kind, namespace and name of an object. Reads `ConfigMap default/app`, or `Node worker-1`.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ObjectKey {
     /// Its kind.
@@ -279,18 +279,18 @@ impl fmt::Display for ObjectKey {
     }
 }
 
-/// The kinds of object volumes are made of.
+/// The kinds of objects that volumes depend on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum ObjectKind {
     /// Text and bytes by key.
     ConfigMap,
-    /// Bytes by key, not to be shown.
+    /// Secret bytes by key.
     Secret,
-    /// A machine, for what it offers to pods.
+    /// A node, with its labels and allocatable resources.
     Node,
     /// Storage of the cluster.
     PersistentVolume,
-    /// A user's claim, and its PersistentVolume.
+    /// A user's claim, and the name of its PersistentVolume.
     PersistentVolumeClaim,
     /// Trust anchors of the cluster.
     ClusterTrustBundle,
@@ -348,7 +348,7 @@ pub struct Secret {
     pub data: BTreeMap<String, Vec<u8>>,
 }
 
-/// Values by key: what the files of ConfigMaps and Secrets are made of.
+/// Values by key: the contents of the files of ConfigMaps and Secrets.
 pub trait Values {
     /// The value of a key.
     fn value(&self, key: &str) -> Option<&[u8]>;

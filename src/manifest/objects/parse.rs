@@ -79,7 +79,7 @@ impl Metadata {
     }
 }
 
-/// Further metadata of objects without secrets.
+/// The metadata of objects without secrets, which has more fields.
 #[derive(Default, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct LongMetadata {

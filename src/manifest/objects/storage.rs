@@ -16,13 +16,10 @@ use crate::types::{InvalidField, Quantity};
 use crate::volume::migration::{Context, translate, typed};
 use crate::volume::{Csi, Flex, HostPath, Nfs};
 
-/// Options of a mount, older than the field for them; it wins over the field.
+/// The annotation with mount options. It is older than the field `mountOptions`, and takes precedence over it.
 const MOUNT_OPTIONS: &str = "volume.beta.kubernetes.io/mount-options";
-/// A group that containers need to use the volume.
+/// The annotation with a group that containers need to use the volume.
 const GID: &str = "pv.beta.kubernetes.io/gid";
-
-/// Fields of a PersistentVolume that are objects and no source.
-const NO_SOURCES: [&str; 1] = ["capacity"];
 
 /// Storage of the cluster.
 #[derive(Clone, Debug, PartialEq)]
@@ -41,7 +38,7 @@ pub struct PersistentVolume {
     pub mount_options: Vec<String>,
     /// A group that containers need to use it.
     pub gid: Option<u32>,
-    /// The bytes that it has.
+    /// Its capacity in bytes.
     pub capacity: Option<u64>,
 }
 
@@ -63,7 +60,7 @@ pub enum PersistentSource {
     Csi(Result<Box<Csi>, InvalidField>),
     /// At a FlexVolume driver of the node; podfs reports what is wrong with the description when the volume is used.
     Flex(Result<Box<Flex>, InvalidField>),
-    /// Somewhere podfs cannot reach; the word is the manifest's.
+    /// A kind of storage that podfs cannot reach, by the name of its field in the manifest.
     Other(String),
 }
 
@@ -88,20 +85,20 @@ pub struct ClaimKey {
     pub uid: Option<String>,
 }
 
-/// A user's claim, and its PersistentVolume.
+/// A user's claim, and the name of its PersistentVolume.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PersistentVolumeClaim {
     /// Its uid, which a manifest file need not have.
     pub uid: Option<String>,
     /// Its phase, if it has a status.
     pub phase: Option<String>,
-    /// The PersistentVolume.
+    /// The name of the PersistentVolume.
     pub volume: Option<String>,
     /// Its capacity in bytes, from its status.
     pub capacity: Option<u64>,
     /// It has a `deletionTimestamp`.
     pub deleting: bool,
-    /// It stays until no pod uses it.
+    /// It has the finalizer that keeps it until no pod uses it.
     pub protected: bool,
     /// The object that manages it.
     pub controller: Option<Controller>,
@@ -138,6 +135,7 @@ struct PersistentVolumeSpec {
     capacity: Option<BTreeMap<String, Value>>,
     node_affinity: Option<core::VolumeNodeAffinity>,
     mount_options: Option<Vec<String>>,
+    /// The other fields. Those that are objects are volume sources.
     #[serde(flatten)]
     others: Map<String, Value>,
 }
@@ -145,8 +143,7 @@ struct PersistentVolumeSpec {
 pub(super) fn persistent_volume(object: PersistentVolumeObject, origin: &Origin) -> Result<Parsed, ManifestError> {
     let PersistentVolumeObject { metadata, spec } = object;
     let claim = spec.claim_ref.map(claim_key);
-    let mut others =
-        spec.others.iter().filter(|(word, value)| value.is_object() && !NO_SOURCES.contains(&word.as_str()));
+    let mut others = spec.others.iter().filter(|(_, value)| value.is_object());
     let other = others.next();
     let source = match (spec.host_path, spec.local, spec.nfs, other) {
         (Some(source), None, None, None) => PersistentSource::HostPath(HostPath::parse(&source)),

@@ -14,7 +14,7 @@ const CERTIFICATE: &str = "CERTIFICATE";
 /// Trust anchors of the cluster.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ClusterTrustBundle {
-    /// The signer they belong to, if any.
+    /// The signer to which the trust anchors belong, if any.
     pub signer: Option<String>,
     /// Its labels.
     pub labels: BTreeMap<String, String>,

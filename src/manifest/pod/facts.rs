@@ -11,7 +11,7 @@ use crate::types::Quantity;
 use crate::types::{InvalidField, numeric_id};
 
 /// The service account of pods that name none: the API server's default, which podfs applies itself because a manifest
-/// file need not have passed through one.
+/// file need not have passed through an API server.
 const DEFAULT_ACCOUNT: &str = "default";
 
 /// The facts of a pod that its volumes need.
@@ -27,16 +27,15 @@ pub struct PodFacts {
     pub init_containers: Vec<Container>,
     /// The group all volumes are shared with.
     pub fs_group: Option<u32>,
-    /// When files of a volume are given to that group.
+    /// When podfs gives the files of a volume to that group.
     pub fs_group_policy: FsGroupPolicy,
-    /// The user every container runs as, if it is the same for all. What the images say does not count.
+    /// The user as which all containers run, if the manifest gives each of them the same. The user of an image does not count.
     pub fs_user: Option<u32>,
     /// SELinux label of files that only the pod's containers may open.
     pub selinux_label: Option<String>,
     /// The service account that it acts as.
     pub service_account: String,
-    /// Its containers have a user namespace of their own (`hostUsers: false`), and volumes are mounted for that with other
-    /// ids.
+    /// Its containers run in a user namespace (`hostUsers: false`), so their volumes are mounted with the ids of that namespace.
     pub user_namespace: bool,
     /// The node it was scheduled to.
     pub node_name: Option<String>,
@@ -44,13 +43,13 @@ pub struct PodFacts {
     pub resources: PodResources,
 }
 
-/// When the files of a volume are given to the pod's group (`fsGroupChangePolicy`).
+/// When podfs gives the files of a volume to the pod's group (`fsGroupChangePolicy`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum FsGroupPolicy {
-    /// Each time it is mounted.
+    /// Each time it mounts the volume.
     #[default]
     Always,
-    /// When its root does not look as if they were already.
+    /// Only when the volume's root directory does not have the group and the mode for it yet.
     OnRootMismatch,
 }
 
@@ -103,7 +102,7 @@ impl PodFacts {
     }
 }
 
-/// The account of the pod, by its name or by the older one of the field.
+/// The pod's service account, from the field `serviceAccountName` or from its older form `serviceAccount`.
 fn service_account(spec: &PodSpec) -> &str {
     let given = [&spec.service_account_name, &spec.service_account].into_iter().flatten();
     given.map(String::as_str).find(|name| !name.is_empty()).unwrap_or(DEFAULT_ACCOUNT)
@@ -130,8 +129,8 @@ fn containers<'a>(
 fn container(name: &str, resources: Option<&ResourceRequirements>) -> Result<Container, InvalidField> {
     let limits = amounts("limits", resources.and_then(|resources| resources.limits.as_ref()))?;
     let mut requests = amounts("requests", resources.and_then(|resources| resources.requests.as_ref()))?;
-    // The API server's default, which podfs applies itself because a manifest file need not have passed through one:
-    // a container asks for what it may use at most.
+    // The API server's default, which podfs applies itself because a manifest file need not have passed through an API
+    // server: the request of a container is its limit.
     for (resource, limit) in &limits {
         requests.entry(resource.clone()).or_insert(*limit);
     }
@@ -149,7 +148,7 @@ pub(super) fn amounts(
     amounts.into_iter().flatten().map(parse).collect()
 }
 
-/// The user all containers run as: each has one, from its own security context or the pod's, and it is the same. Root
+/// The user as which all containers run, if each has one, from its security context or the pod's, and all are the same. Root
 /// counts.
 fn fs_user(spec: &PodSpec) -> Result<Option<u32>, InvalidField> {
     let of_pod = spec.security_context.as_ref().and_then(|context| context.run_as_user);
@@ -184,8 +183,8 @@ fn security_contexts(spec: &PodSpec) -> Vec<(String, Option<&SecurityContext>)> 
         .collect()
 }
 
-/// The label of the pod's files. Role and type in the manifest are those of its processes; files have their own, which
-/// the container runtime does not change either.
+/// The SELinux label of the pod's files, with the user and the level in the manifest. The role and the type in the manifest are
+/// for processes; podfs gives files those that the container runtime gives them.
 fn selinux_label(options: &SELinuxOptions) -> Result<String, InvalidField> {
     let user = part("user", options.user.as_deref(), "system_u")?;
     let level = part("level", options.level.as_deref(), "s0")?;

@@ -66,10 +66,10 @@ fn fields_of_volumes(pod: &Map<String, Value>) -> Vec<VolumeFields> {
     volumes.into_iter().flatten().map(fields).collect()
 }
 
-/// Takes the one Pod out of a file's documents and leaves the others, which may be objects.
+/// Splits a file's documents into its one Pod and the others, which may be objects.
 ///
 /// # Errors
-/// No Pod, or several; the sentence names the file and what it holds.
+/// No Pod, or several; the sentence names the file and the kinds of its documents.
 pub fn only_pod(file: &Path, documents: Vec<Document>) -> Result<(Document, Vec<Document>), ManifestError> {
     let (mut pods, others): (Vec<_>, Vec<_>) = documents.into_iter().partition(|document| document.kind == "Pod");
     match (pods.pop(), pods.len()) {

@@ -20,8 +20,8 @@ pub struct ContainerMounts {
     pub termination_log: String,
 }
 
-/// An entry of `volumeMounts`. Values that the API server would refuse are kept. podfs then refuses the mounts of this
-/// container alone.
+/// An entry of `volumeMounts`. podfs parses an entry that the API server would refuse, and later refuses the mounts of
+/// this container alone.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Mount {
     /// The volume's name.

@@ -7,7 +7,7 @@ use k8s_openapi::api::core::v1::PodSpec;
 pub struct PodNetwork {
     /// It shares the node's network.
     pub host_network: bool,
-    /// The name it gives itself, if it is not the pod's name.
+    /// Its field `hostname`. Without it, the host name is the pod's name.
     pub hostname: Option<String>,
     /// Names of other hosts.
     pub aliases: Vec<HostAlias>,

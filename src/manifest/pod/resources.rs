@@ -14,14 +14,15 @@ const HUGE_PAGES: &str = "hugepages-";
 /// The resources of the whole pod.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PodResources {
-    /// Bytes of memory, when the kubelet would set a limit for the pod: each container has one, or the pod itself.
+    /// The memory limit in bytes, if the kubelet would set one for the pod: each container has a limit, or the pod
+    /// itself.
     pub memory_limit: Option<u64>,
     /// Sizes of the huge pages the pod asks for, in bytes.
     pub page_sizes: BTreeSet<u64>,
 }
 
 impl PodResources {
-    /// Works it out from the containers, which are parsed already. Errors are relative to the spec.
+    /// Computes the resources from the spec and its parsed containers. Errors are relative to the spec.
     pub(super) fn of(
         spec: &core::PodSpec,
         containers: &[Container],
@@ -34,15 +35,15 @@ impl PodResources {
         let own = limits.get(MEMORY).copied().filter(|limit| !limit.is_zero());
         let sum = || memory_of_containers(containers, &sidecars(spec, init_containers));
         let limit = own.or_else(sum).map(|limit| limit.units() + overhead.get(MEMORY).map_or(0, |more| more.units()));
-        let asked = containers.iter().chain(init_containers).map(|container| &container.requests);
+        let requested = containers.iter().chain(init_containers).map(|container| &container.requests);
         Ok(PodResources {
             memory_limit: limit.map(|limit| u64::try_from(limit).unwrap_or(u64::MAX)),
-            page_sizes: asked.chain([&requests, &limits]).flat_map(page_sizes).collect(),
+            page_sizes: requested.chain([&requests, &limits]).flat_map(page_sizes).collect(),
         })
     }
 }
 
-/// An init container, and whether it goes on running beside the others.
+/// An init container, and whether it is a sidecar, which keeps running beside the regular containers.
 type Init<'a> = (&'a Container, bool);
 
 fn sidecars<'a>(spec: &core::PodSpec, init_containers: &'a [Container]) -> Vec<Init<'a>> {
@@ -50,8 +51,9 @@ fn sidecars<'a>(spec: &core::PodSpec, init_containers: &'a [Container]) -> Vec<I
     init_containers.iter().zip(restarted).collect()
 }
 
-/// The sum of what runs at the same time, as the kubelet counts: all regular containers with the sidecars, or an init
-/// container with the sidecars started before it. If one has no limit, the pod has none.
+/// The largest sum of the limits of containers that run at the same time, as the kubelet counts: all regular containers
+/// with the sidecars, or an init container with the sidecars started before it. If a container has no limit, the pod
+/// has none.
 fn memory_of_containers(containers: &[Container], init_containers: &[Init<'_>]) -> Option<Quantity> {
     let memory =
         |container: &Container| container.limits.get(MEMORY).filter(|limit| !limit.is_zero()).map(|m| m.units());

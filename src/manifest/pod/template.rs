@@ -1,7 +1,7 @@
-//! Pod templates: the pod that a workload such as a Deployment would make, as far as its manifest says it.
+//! Pod templates: the pod that the controller of a workload such as a Deployment would make, as far as the manifest describes it.
 //!
-//! The pod has the workload's name and namespace; that of a StatefulSet is its first one, with its claims. It lacks what
-//! controllers add to a pod: the random end of a name, and labels such as `pod-template-hash`.
+//! The pod has the workload's name and namespace. Of a StatefulSet, it is the first pod (`NAME-0`), with its claims. It lacks
+//! what controllers add to a pod: the random end of a name, and labels such as `pod-template-hash`.
 
 use serde_json::{Map, Value, json};
 
@@ -55,7 +55,7 @@ fn template_path(document: &Document) -> Option<&'static str> {
     WORKLOADS.iter().find(|(version, kind, _)| (*version, *kind) == of).map(|(_, _, path)| *path)
 }
 
-/// The volumes that a StatefulSet makes of its claims; they take the place of volumes with the same name.
+/// Adds the volumes that a StatefulSet makes of its claim templates; they take the place of volumes with the same name.
 fn add_claims(pod: &mut Map<String, Value>, templates: &Value, pod_name: &str) {
     let names = templates.as_array().into_iter().flatten().filter_map(|claim| claim["metadata"]["name"].as_str());
     for name in names {

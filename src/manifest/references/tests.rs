@@ -7,10 +7,10 @@ use crate::manifest::parse_documents;
 use crate::manifest::pod::Pod;
 use crate::volume::TokenKey;
 
-fn of(volumes: &str, rest: &str) -> References {
+fn of(volumes: &str, container_fields: &str) -> References {
     let yaml = format!(
         "{{apiVersion: v1, kind: Pod, metadata: {{name: web}}, spec: {{volumes: [{volumes}], \
-         containers: [{{name: c{rest}}}]}}}}"
+         containers: [{{name: c{container_fields}}}]}}}}"
     );
     let mut documents = parse_documents(Path::new("pod.yaml"), yaml.as_bytes()).expect(&yaml);
     let pod = Pod::parse(documents.remove(0)).expect(&yaml);

@@ -26,7 +26,7 @@ fn mounts(mounts: &[ContainerMount]) -> Result<Vec<Value>, FormatError> {
     mounts.iter().map(message).collect()
 }
 
-/// An `IDMapping`. Zeros are written, because a range without a beginning reads badly.
+/// An `IDMapping`. Zeros are written, too, so that a reader sees where each range begins.
 fn id_mapping(mapping: &IdMapping) -> Value {
     json!({"container_id": mapping.container_id(), "host_id": mapping.host_id(), "length": mapping.length()})
 }

@@ -1,4 +1,4 @@
-//! The mounts of a container in the words of container runtimes.
+//! The mounts of a container in the formats of container runtimes.
 
 mod cri;
 mod docker;
@@ -25,30 +25,41 @@ pub enum OutputFormat {
 /// Why a format cannot express the mounts.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub enum FormatError {
-    /// `:` separates the parts of a binding.
-    #[error(
-        "volumeMount {name:?}: {path:?} has a ':', which a binding of Docker cannot have; use --output podman or oci"
-    )]
+    /// A path has a `:`, which separates the parts of a binding.
+    #[error("volumeMount {name:?}: {path:?} has a ':', which {what} cannot have; use --output {instead}")]
     Colon {
         /// The mount.
         name: String,
         /// The path.
         path: String,
+        /// The argument that cannot have it.
+        what: &'static str,
+        /// Formats that can.
+        instead: &'static str,
     },
-    /// A path that is no text.
+    /// A path is not UTF-8.
     #[error("volumeMount {name:?}: the path {path:?} is not UTF-8; choose a root directory whose path is")]
     NotText {
         /// The mount.
         name: String,
-        /// The path, as far as it is text.
+        /// The path, as far as it is UTF-8.
         path: String,
     },
-    /// The runtime of this format does not map ids by itself.
+    /// The pod has a user namespace, and the runtime of this format needs the id mappings in each mount.
     #[error(
         "volumeMount {name:?}: the pod has a user namespace, so a Mount message needs its ids; give them with --uid-map and \
          --gid-map"
     )]
     NoMappings {
+        /// The mount.
+        name: String,
+    },
+    /// The pod has a user namespace, and the runtime of this format maps no ids.
+    #[error(
+        "volumeMount {name:?}: the pod has a user namespace, and Docker cannot map the ids of a mount; use --output podman, oci \
+         or cri"
+    )]
+    IdMapped {
         /// The mount.
         name: String,
     },
@@ -65,15 +76,15 @@ pub enum FormatError {
 }
 
 impl OutputFormat {
-    /// Whether runtimes that read it can make the mounts below a mount read-only.
+    /// Whether runtimes that read this format can make the mounts below a mount read-only.
     pub fn has_recursive_read_only(self) -> bool {
         matches!(self, OutputFormat::Oci | OutputFormat::Cri | OutputFormat::Json)
     }
 
-    /// The mounts as text, with a newline at the end of each line: one JSON document, or one argument a line.
+    /// The mounts as text, with a newline at the end of each line: one JSON document, or one argument for each line.
     ///
     /// # Errors
-    /// The first mount that this format cannot say.
+    /// The first mount that this format cannot express.
     pub fn print(self, mounts: &[ContainerMount]) -> Result<String, FormatError> {
         match self {
             OutputFormat::Oci => Ok(document(&oci::document(mounts)?)),
@@ -86,12 +97,26 @@ impl OutputFormat {
 }
 
 fn document(value: &impl serde::Serialize) -> String {
-    // Text keys and plain values always become JSON; a path that is no text was refused by its supervisor's answer.
+    // Text keys and plain values always become JSON. The supervisor answers with an error if a path is not UTF-8.
     serde_json::to_string_pretty(value).unwrap_or_default() + "\n"
 }
 
 fn lines(arguments: Vec<String>) -> String {
     arguments.into_iter().map(|argument| argument + "\n").collect()
+}
+
+/// Checks that no path of a mount has a `:`, which separates the parts of an argument like `what`. `instead` are formats for such
+/// a path.
+fn without_colon(
+    mount: &ContainerMount,
+    paths: [&str; 2],
+    what: &'static str,
+    instead: &'static str,
+) -> Result<(), FormatError> {
+    match paths.into_iter().find(|path| path.contains(':')) {
+        Some(path) => Err(FormatError::Colon { name: mount.name.clone(), path: path.to_owned(), what, instead }),
+        None => Ok(()),
+    }
 }
 
 /// The path of a host directory as text.
@@ -100,7 +125,7 @@ fn text<'a>(mount: &ContainerMount, path: &'a std::path::Path) -> Result<&'a str
     path.to_str().ok_or_else(not_text)
 }
 
-/// Mounts, and devices apart from them.
+/// Separates the block devices from the other mounts.
 fn split(all: &[ContainerMount]) -> (Vec<ContainerMount>, Vec<(&ContainerMount, &DeviceNode)>) {
     let mounts = all.iter().filter(|mount| !matches!(mount.source, MountSource::Device(_))).cloned().collect();
     let devices = all.iter().filter_map(|mount| match &mount.source {

@@ -24,7 +24,8 @@ pub(super) fn document(all: &[ContainerMount]) -> Result<Value, FormatError> {
     Ok(json!({"mounts": mounts, "linux": {"devices": nodes, "resources": {"devices": rules}}}))
 }
 
-/// An outer mount comes before those inside it; otherwise the order stays. Runtimes mount one after another.
+/// Runtimes mount in the order of the entries, so an outer mount comes before the mounts below it. Otherwise the order
+/// stays.
 fn mounts(mounts: &[ContainerMount]) -> Result<Vec<Value>, FormatError> {
     let mut sorted: Vec<_> = mounts.iter().collect();
     sorted.sort_by_key(|mount| mount.container_path.split('/').filter(|name| !name.is_empty()).count());
@@ -47,7 +48,7 @@ fn options(mount: &ContainerMount) -> Vec<&'static str> {
     let mut options = vec!["rbind", mount.propagation.option(), if mount.read_only { "ro" } else { "rw" }];
     let others = [
         (mount.recursive_read_only, "rro"),
-        // runc mounts without what is not named.
+        // runc mounts without the flags that are not named.
         (mount.nosuid, "nosuid"),
         (mount.nodev, "nodev"),
         (mount.noexec, "noexec"),

@@ -1,4 +1,5 @@
-//! Arguments of `podman run`, one a line: `--mount=type=bind,…`. A value is a line of comma-separated values.
+//! Arguments of `podman run`, one for each line: `--mount=type=bind,…`. The value is a line of comma-separated values
+//! (CSV).
 
 use super::docker::device_argument;
 use super::{FormatError, text};
@@ -15,7 +16,7 @@ fn argument(mount: &ContainerMount) -> Result<String, FormatError> {
             return Err(FormatError::Image { name: mount.name.clone(), format: "podman", what: "a part of an image" });
         }
         MountSource::Image { reference, .. } => vec!["type=image".to_owned(), field("source", reference), target],
-        MountSource::Device(device) => return device_argument(mount, device),
+        MountSource::Device(device) => return device_argument(mount, device, "a device of podman"),
         MountSource::HostPath(source) => {
             let mut fields = vec!["type=bind".to_owned(), field("source", text(mount, source)?), target];
             fields.push(format!("ro={}", mount.read_only));
@@ -28,7 +29,7 @@ fn argument(mount: &ContainerMount) -> Result<String, FormatError> {
     Ok(format!("--mount={}", fields.join(",")))
 }
 
-/// `key=value`, in quotes where a comma, a quote or a newline would end it.
+/// `key=value`, in quotes if it has a comma, a quote or a newline, as in CSV.
 fn field(key: &str, value: &str) -> String {
     let field = format!("{key}={value}");
     if field.contains([',', '"', '\n', '\r']) { format!("\"{}\"", field.replace('"', "\"\"")) } else { field }

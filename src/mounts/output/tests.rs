@@ -23,7 +23,7 @@ fn mount(name: &str, target: &str) -> ContainerMount {
     }
 }
 
-/// A mount with everything.
+/// A mount with all properties.
 fn full() -> ContainerMount {
     ContainerMount {
         read_only: true,
@@ -93,7 +93,8 @@ fn a_cri_gets_its_own_messages() {
 
 #[test]
 fn docker_gets_bindings_and_no_colon() {
-    let text = OutputFormat::Docker.print(&[full(), mount("plain", "/b")]).expect("arguments");
+    let options = ContainerMount { id_mapped: false, ..full() };
+    let text = OutputFormat::Docker.print(&[options, mount("plain", "/b")]).expect("arguments");
     assert_eq!(text, "--volume=/pods/full:/a/b:ro,Z,rslave\n--volume=/pods/plain:/b:rw\n");
     let refused = OutputFormat::Docker.print(&[mount("data", "/a:b")]).expect_err("a colon").to_string();
     assert_eq!(
@@ -124,6 +125,20 @@ fn mounts_that_a_format_cannot_express_are_refused_by_name() {
     {
         let refused = format.print(&[mount]).expect_err("an image").to_string();
         assert!(refused.starts_with("volumeMount \"image\": ") && refused.ends_with("; use --output cri"), "{refused}");
+    }
+    assert_eq!(
+        OutputFormat::Docker.print(&[full()]).expect_err("ids").to_string(),
+        "volumeMount \"full\": the pod has a user namespace, and Docker cannot map the ids of a mount; use --output podman, oci \
+         or cri"
+    );
+    for (format, what) in [(OutputFormat::Docker, "Docker"), (OutputFormat::Podman, "podman")] {
+        let device = DeviceNode { path: "/dev/a:b".into(), major: 7, minor: 0 };
+        let mount = ContainerMount { source: MountSource::Device(device), ..mount("disk", "/dev/disk") };
+        let refused = format.print(&[mount]).expect_err("a colon").to_string();
+        let expected = format!(
+            "volumeMount \"disk\": \"/dev/a:b\" has a ':', which a device of {what} cannot have; use --output oci"
+        );
+        assert_eq!(refused, expected);
     }
     let unmapped = ContainerMount { uid_mappings: Vec::new(), gid_mappings: Vec::new(), ..full() };
     assert_eq!(

@@ -1,11 +1,11 @@
-//! From `volumeAttributes` to a volume of a pod, as core/v1 describes it. Plain data, except for the real path of a
-//! directory of the node.
+//! From `volumeAttributes` to a volume of a pod, as core/v1 describes it. Does no I/O, except to find the real path
+//! of a directory of the node.
 //!
-//! Volumes that show objects of the pod's namespace are always allowed: their fields have no namespace. Volumes that show
-//! something of the node or of an NFS server are allowed only by the node's list.
+//! Volumes that show objects are always allowed: their fields have no namespace, so they are objects of the pod's namespace.
+//! Volumes that show a directory of the node or an NFS export are allowed only if the node's list (`csi-allow`) has it.
 
 use std::collections::BTreeMap;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::str::ParseBoolError;
 
 use serde_json::{Map, Value, json};
@@ -14,11 +14,11 @@ use super::AllowList;
 use crate::manifest::{ManifestError, parse_bare};
 
 /// The prefixes of attributes that a kubelet or a provisioner adds.
-const OF_OTHERS: [&str; 3] = ["csi.storage.k8s.io/", "storage.kubernetes.io/", "kubernetes.io/"];
-/// The least similarity of a word that podfs suggests (Jaro-Winkler).
-const ALIKE: f64 = 0.75;
+const FOREIGN_PREFIXES: [&str; 3] = ["csi.storage.k8s.io/", "storage.kubernetes.io/", "kubernetes.io/"];
+/// The similarity (Jaro-Winkler) above which podfs suggests a word.
+const MIN_SIMILARITY: f64 = 0.75;
 
-/// Kinds, and the attributes of each besides `kind`.
+/// The kinds that `kind` can name, and the attributes of each besides `kind`.
 const KINDS: &[(&str, &[&str])] = &[
     ("configMap", &["name", "items", "defaultMode", "optional"]),
     ("secret", &["name", "items", "defaultMode", "optional"]),
@@ -27,7 +27,7 @@ const KINDS: &[(&str, &[&str])] = &[
     ("hostPath", &["path"]),
     ("nfs", &["server", "path"]),
 ];
-/// Kinds that only `volume` can describe.
+/// The kinds that only the attribute `volume` can describe.
 const MORE_KINDS: &[&str] = &["emptyDir"];
 
 /// A volume of a pod, without its name.
@@ -37,6 +37,8 @@ pub struct DescribedVolume {
     pub volume: Value,
     /// Whether its files come from fields of the pod.
     pub needs_pod: bool,
+    /// The directory that the node allows, if the volume shows it or a directory below it.
+    pub within: Option<PathBuf>,
 }
 
 /// Which attribute is wrong, and what to write instead.
@@ -47,10 +49,10 @@ pub enum AttributesError {
         "volumeAttributes: objects are always those of the pod's own namespace; remove the attribute \"namespace\""
     )]
     Namespace,
-    /// Both ways to describe a volume.
+    /// Both `kind` and `volume`: two descriptions of the volume.
     #[error("volumeAttributes: give either \"kind\" or \"volume\", not both")]
     KindAndVolume,
-    /// Neither way to describe a volume.
+    /// Neither `kind` nor `volume`: no description of the volume.
     #[error("volumeAttributes: \"kind\" is required, such as configMap, with \"name\", the name of the object")]
     NoKind,
     /// An attribute or a kind that podfs does not know.
@@ -132,7 +134,7 @@ pub enum AttributesError {
 pub fn describe(attributes: &BTreeMap<String, String>, allow: &AllowList) -> Result<DescribedVolume, AttributesError> {
     let own: BTreeMap<&str, &str> = attributes
         .iter()
-        .filter(|(name, _)| !OF_OTHERS.iter().any(|prefix| name.starts_with(prefix)))
+        .filter(|(name, _)| !FOREIGN_PREFIXES.iter().any(|prefix| name.starts_with(prefix)))
         .map(|(name, value)| (name.as_str(), value.as_str()))
         .collect();
     if own.contains_key("namespace") {
@@ -140,19 +142,25 @@ pub fn describe(attributes: &BTreeMap<String, String>, allow: &AllowList) -> Res
     }
     let (kind, body) = match (own.get("kind"), own.get("volume")) {
         (Some(_), Some(_)) => return Err(AttributesError::KindAndVolume),
-        (None, None) => return Err(absent(&own)),
+        (None, None) => return Err(no_description(&own)),
         (None, Some(text)) => {
-            known(&own, &["volume"])?;
+            refuse_unknown(&own, &["volume"])?;
             parse_volume(text)?
         }
-        (Some(kind), None) => of_kind(kind, &own)?,
+        (Some(kind), None) => volume_of_kind(kind, &own)?,
     };
-    let body = allowed(&kind, body, allow)?;
-    let needs_pod = body.to_string().contains("\"downwardAPI\"") || kind == "downwardAPI";
-    Ok(DescribedVolume { volume: json!({ (kind): body }), needs_pod })
+    let (body, within) = check_allowed(&kind, body, allow)?;
+    let needs_pod = needs_pod(&kind, &body);
+    Ok(DescribedVolume { volume: json!({ (kind): body }), needs_pod, within })
 }
 
-fn absent(own: &BTreeMap<&str, &str>) -> AttributesError {
+/// Whether files of the volume come from fields of the pod.
+fn needs_pod(kind: &str, body: &Value) -> bool {
+    let mut sources = body["sources"].as_array().into_iter().flatten();
+    kind == "downwardAPI" || (kind == "projected" && sources.any(|source| source["downwardAPI"].is_object()))
+}
+
+fn no_description(own: &BTreeMap<&str, &str>) -> AttributesError {
     let all: Vec<&str> =
         ["kind", "volume"].into_iter().chain(KINDS.iter().flat_map(|(_, names)| *names).copied()).collect();
     match own.keys().find(|name| !all.contains(name)) {
@@ -162,13 +170,13 @@ fn absent(own: &BTreeMap<&str, &str>) -> AttributesError {
 }
 
 /// The volume of a kind, from its own attributes.
-fn of_kind(kind: &str, own: &BTreeMap<&str, &str>) -> Result<(String, Value), AttributesError> {
+fn volume_of_kind(kind: &str, own: &BTreeMap<&str, &str>) -> Result<(String, Value), AttributesError> {
     let Some((_, names)) = KINDS.iter().find(|(word, _)| *word == kind) else {
         let all: Vec<&str> = KINDS.iter().map(|(word, _)| *word).collect();
         return Err(unknown("kind", kind, &all));
     };
     let all: Vec<&str> = ["kind"].into_iter().chain(names.iter().copied()).collect();
-    known(own, &all)?;
+    refuse_unknown(own, &all)?;
     let mut body = Map::new();
     for (&name, &value) in own.iter().filter(|(name, _)| **name != "kind") {
         let (field, value) = match (kind, name) {
@@ -197,7 +205,7 @@ fn of_kind(kind: &str, own: &BTreeMap<&str, &str>) -> Result<(String, Value), At
     Ok((kind.to_owned(), Value::Object(body)))
 }
 
-fn known(own: &BTreeMap<&str, &str>, all: &[&str]) -> Result<(), AttributesError> {
+fn refuse_unknown(own: &BTreeMap<&str, &str>, all: &[&str]) -> Result<(), AttributesError> {
     match own.keys().find(|name| !all.contains(name)) {
         Some(name) => Err(unknown("attribute", name, all)),
         None => Ok(()),
@@ -207,7 +215,7 @@ fn known(own: &BTreeMap<&str, &str>, all: &[&str]) -> Result<(), AttributesError
 fn unknown(what: &'static str, word: &str, all: &[&str]) -> AttributesError {
     let likeness = |known: &str| strsim::jaro_winkler(&known.to_lowercase(), &word.to_lowercase());
     let nearest = all.iter().max_by(|one, other| likeness(one).total_cmp(&likeness(other)));
-    let hint = match nearest.filter(|known| likeness(known) > ALIKE) {
+    let hint = match nearest.filter(|known| likeness(known) > MIN_SIMILARITY) {
         Some(nearest) => format!("did you mean {nearest:?}?"),
         None => format!("known are {}", all.join(", ")),
     };
@@ -219,10 +227,10 @@ fn items(text: &str, item: fn(&str, &str) -> Value) -> Result<Vec<Value>, Attrib
     let entries = text.split([',', '\n']).map(str::trim).filter(|entry| !entry.is_empty());
     entries
         .map(|entry| {
-            let (key, rest) = entry.split_once('=').unwrap_or((entry, entry));
-            let (path, octal) = match rest.rsplit_once(':') {
+            let (key, file) = entry.split_once('=').unwrap_or((entry, entry));
+            let (path, octal) = match file.rsplit_once(':') {
                 Some((path, octal)) => (path, Some(octal)),
-                None => (rest, None),
+                None => (file, None),
             };
             let key = if entry.contains('=') { key.trim() } else { path };
             let mut item = item(key, path.trim());
@@ -264,7 +272,7 @@ fn yaml(name: &str, text: &str) -> Result<Value, AttributesError> {
     Ok(parsed.get("volume").cloned().unwrap_or_default())
 }
 
-/// A volume of core/v1 as YAML: its kind, and the fields of that.
+/// A volume of core/v1 as YAML: its kind, and the fields of the kind.
 fn parse_volume(text: &str) -> Result<(String, Value), AttributesError> {
     let Value::Object(mut fields) = yaml("volume", text)? else {
         return Err(AttributesError::NoVolume);
@@ -279,16 +287,18 @@ fn parse_volume(text: &str) -> Result<(String, Value), AttributesError> {
     }
 }
 
-/// The volume, if its kind and what it shows are allowed.
-fn allowed(kind: &str, mut body: Value, allow: &AllowList) -> Result<Value, AttributesError> {
+/// The volume, if podfs may show its source, and the directory of the list that has it. A directory of the node is replaced by its
+/// real path.
+fn check_allowed(kind: &str, mut body: Value, allow: &AllowList) -> Result<(Value, Option<PathBuf>), AttributesError> {
     let text = |body: &Value, field: &str| body.get(field).and_then(Value::as_str).unwrap_or_default().to_owned();
     match kind {
         "hostPath" => {
             let path = text(&body, "path");
-            let Some(real) = allow.directory(&path).filter(|real| real.is_dir()) else {
+            let Some(allowed) = allow.directory(&path).filter(|allowed| allowed.real.is_dir()) else {
                 return Err(AttributesError::Directory(path));
             };
-            body = json!({"path": real.to_string_lossy(), "type": "Directory"});
+            body = json!({"path": allowed.real.to_string_lossy(), "type": "Directory"});
+            return Ok((body, Some(allowed.within)));
         }
         "nfs" => {
             let server = text(&body, "server");
@@ -298,7 +308,7 @@ fn allowed(kind: &str, mut body: Value, allow: &AllowList) -> Result<Value, Attr
         }
         _ => {}
     }
-    Ok(body)
+    Ok((body, None))
 }
 
 #[cfg(test)]
@@ -348,6 +358,20 @@ mod tests {
     }
 
     #[test]
+    fn a_volume_needs_the_pod_for_fields_of_the_pod_only() {
+        for (volume, expected) in [
+            ("{downwardAPI: {items: [{path: a, fieldRef: {fieldPath: metadata.name}}]}}", true),
+            ("{projected: {sources: [{configMap: {name: a}}, {downwardAPI: {items: []}}]}}", true),
+            ("{projected: {sources: [{configMap: {name: a, items: [{key: downwardAPI, path: a}]}}]}}", false),
+            ("{configMap: {name: a, items: [{key: a, path: downwardAPI}]}}", false),
+        ] {
+            let attributes = BTreeMap::from([("volume".to_owned(), volume.to_owned())]);
+            let described = describe(&attributes, &AllowList::default()).expect("a volume");
+            assert_eq!(described.needs_pod, expected, "{volume}");
+        }
+    }
+
+    #[test]
     fn an_error_names_the_attribute_and_a_correction() {
         for (attributes, sentence) in [
             (&[("kind", "configMap"), ("nmae", "a")][..], "unknown attribute \"nmae\"; did you mean \"name\"?"),
@@ -386,5 +410,8 @@ mod tests {
         let directory = |path: &str| allow.directory(path).is_some();
         assert!(directory(&at("shared")) && directory(&at("shared/a")));
         assert!(!directory(&at("private")) && !directory(&at("shared/link")) && !directory(&at("shared/../private")));
+        let both = AllowList::new([at("shared/a").as_str(), at("shared").as_str()]);
+        let within = both.directory(&at("shared/a")).expect("it is allowed").within;
+        assert_eq!(within, node.path().join("shared").canonicalize().expect("a path"), "a user may replace shared/a");
     }
 }

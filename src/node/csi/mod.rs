@@ -6,19 +6,21 @@
 //! | [`request`] | from a NodePublishVolume request to a publication |
 //! | [`target`] | the directories of the kubelet at which volumes appear |
 //! | `service` | the services Identity and Node |
+//! | `busy` | which targets have a call that has not ended |
 //! | `operations` | publish, unpublish and the state of a volume |
-//! | [`sockets`] | the sockets for the kubelet, and registration |
+//! | [`sockets`] | the sockets for the kubelet, and the registration of the driver |
 //!
 //! **Why this is safe to kill.**
 //!
 //! 1. The service writes the record of a publication before it reports it to the manager, and removes the record after the
 //!    target. So the next daemon knows at least every mounted volume.
 //! 2. A target is a second mount of the volume's file system. The pod's supervisor and server do not know it and may be
-//!    replaced; it shows the same files as the volume.
-//! 3. One call for a target runs at a time; the service refuses another with ABORTED. A call runs to its end even if its client
-//!    disconnects.
+//!    replaced; the target shows the same files as the volume.
+//! 3. One call for a target runs at a time; the service refuses a second one with ABORTED. A call runs to its end even if the
+//!    client disconnects.
 
 pub mod attributes;
+mod busy;
 mod operations;
 pub mod request;
 mod service;
@@ -33,7 +35,7 @@ pub use sockets::{CsiError, CsiSockets};
 /// The settings of the driver.
 #[derive(Clone, Debug)]
 pub struct CsiSettings {
-    /// The socket that the kubelet calls.
+    /// The socket on which the driver takes the kubelet's calls.
     pub socket: PathBuf,
     /// The directory of the kubelet: `/var/lib/kubelet`.
     pub kubelet_root: PathBuf,
@@ -50,6 +52,13 @@ pub struct AllowList {
     servers: Vec<String>,
 }
 
+/// A directory of the node that volumes may show. Both paths are without symbolic links.
+struct AllowedDirectory {
+    real: PathBuf,
+    /// The directory of the list that has it.
+    within: PathBuf,
+}
+
 impl AllowList {
     /// The list of these entries: absolute paths, and names or addresses of servers.
     pub fn new<'a>(entries: impl IntoIterator<Item = &'a str>) -> AllowList {
@@ -63,11 +72,13 @@ impl AllowList {
         list
     }
 
-    /// The real path of a directory of the node, without symbolic links, if it may be shown.
-    fn directory(&self, path: &str) -> Option<PathBuf> {
+    /// The directory of the node at this path, if it may be shown.
+    fn directory(&self, path: &str) -> Option<AllowedDirectory> {
         let real = std::fs::canonicalize(path).ok()?;
-        let allowed = |directory: &PathBuf| directory.canonicalize().is_ok_and(|directory| real.starts_with(directory));
-        self.directories.iter().any(allowed).then_some(real)
+        let allowed = self.directories.iter().filter_map(|directory| directory.canonicalize().ok());
+        // Users may write in the outermost one, also where it has another one in it.
+        let within = allowed.filter(|within| real.starts_with(within)).min_by_key(|within| within.iter().count())?;
+        Some(AllowedDirectory { real, within })
     }
 
     fn has_server(&self, server: &str) -> bool {

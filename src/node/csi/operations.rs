@@ -1,6 +1,6 @@
-//! Publishing, unpublishing and the state of a volume: the work of the services with the manager and the targets.
+//! Publishing a volume, unpublishing it, and its state: what the services do with the manager and the targets.
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
@@ -13,6 +13,7 @@ use tokio::time::{Instant, timeout, timeout_at};
 use tonic::Status;
 use tracing::{Instrument, info, warn};
 
+use super::busy::{BusyTargets, TargetLock};
 use super::target::{KubeletRoot, TargetError, TargetUsage};
 use crate::manifest::pod::PodUid;
 use crate::node::NodeHandle;
@@ -20,18 +21,18 @@ use crate::node::feed::{KubeletChange, PodReaders};
 use crate::node::publication::{Publication, Publications};
 use crate::node::state::{MountState, NodeState, VolumeEntry};
 
-/// How long a call waits for its volume. The kubelet waits for two minutes, and calls again.
+/// How long a call waits until its volume is mounted. The kubelet waits for two minutes, and calls again.
 const MOUNT: Duration = Duration::from_secs(60);
-/// How long a call waits for a file system.
+/// How long a call waits for system calls on the kubelet's directory.
 const FILE_SYSTEM: Duration = Duration::from_secs(10);
-/// How often podfs looks at the directories of pods.
-pub(super) const LOOK: Duration = Duration::from_secs(5);
+/// How often podfs checks whether the kubelet has removed directories of pods.
+pub(super) const CHECK_INTERVAL: Duration = Duration::from_secs(5);
 
 /// The error of a call without a token, where podfs reads objects as the pod.
 const NO_TOKEN: &str = "the call has no token of the pod's service account, and podfs reads objects as the pod (csi-read-as); the \
     CSIDriver object of podfs.io must have tokenRequests: [{audience: \"\"}]";
 
-/// The publications of the kubelet, and the work on them. Cheap to clone.
+/// The publications of the kubelet, and the operations on them. Cheap to clone.
 #[derive(Clone)]
 pub(super) struct CsiOperations {
     shared: Arc<SharedOperations>,
@@ -39,27 +40,15 @@ pub(super) struct CsiOperations {
 
 struct SharedOperations {
     root: KubeletRoot,
-    written: Publications,
+    records: Publications,
     node: NodeHandle,
     changes: UnboundedSender<KubeletChange>,
     /// The readers of objects, where podfs reads them with the credentials of the pods.
     readers: Option<PodReaders>,
-    /// Locked for moments, and never over a call that may block.
+    /// The publications by their targets. The lock is held for moments, and never over a call that may block.
     known: Mutex<BTreeMap<PathBuf, Publication>>,
-    /// The targets with a call that has not ended. Locked likewise.
-    busy: Mutex<HashSet<PathBuf>>,
-}
-
-/// The exclusive right to work on a target.
-struct TargetLock {
-    shared: Arc<SharedOperations>,
-    target: PathBuf,
-}
-
-impl Drop for TargetLock {
-    fn drop(&mut self) {
-        self.shared.busy().remove(&self.target);
-    }
+    /// The targets with a call that has not ended.
+    busy: BusyTargets,
 }
 
 /// The state of a volume.
@@ -72,36 +61,32 @@ pub(super) struct Stats {
 impl CsiOperations {
     pub(super) fn new(
         root: KubeletRoot,
-        written: Publications,
+        records: Publications,
         known: BTreeMap<PathBuf, Publication>,
         node: NodeHandle,
         changes: UnboundedSender<KubeletChange>,
         readers: Option<PodReaders>,
     ) -> CsiOperations {
-        let (known, busy) = (Mutex::new(known), Mutex::default());
-        CsiOperations { shared: Arc::new(SharedOperations { root, written, node, changes, readers, known, busy }) }
+        let (known, busy) = (Mutex::new(known), BusyTargets::default());
+        CsiOperations { shared: Arc::new(SharedOperations { root, records, node, changes, readers, known, busy }) }
     }
 
     pub(super) fn root(&self) -> &KubeletRoot {
         &self.shared.root
     }
 
-    /// Mounts the volume at its target. A repeated call checks that it is still mounted. The token is that of the pod.
+    /// Mounts the volume at its target, or checks that it is still mounted there. `token` is a token of the pod's
+    /// service account.
     pub(super) async fn publish(&self, publication: Publication, token: Option<SecretString>) -> Result<(), Status> {
         publication.name_in_span();
-        let lock = self.lock_target(&publication.target)?;
-        self.shared.take_token(&publication, token)?;
-        let shared = Arc::clone(&self.shared);
-        let done = tokio::spawn(async move {
-            let _lock = lock;
-            shared.publish(publication).await
-        });
-        done.await.unwrap_or_else(|error| Err(Status::internal(error.to_string())))
+        let lock = self.shared.busy.lock(&publication.target, Some(publication.uid()))?;
+        let published = tokio::spawn(Arc::clone(&self.shared).publish(publication, token, lock));
+        published.await.unwrap_or_else(|error| Err(Status::internal(error.to_string())))
     }
 
     /// Unmounts the volume from the target. A target that does not exist is no error.
     pub(super) async fn unpublish(&self, volume_id: &str, target: PathBuf) -> Result<(), Status> {
-        let lock = self.lock_target(&target)?;
+        let lock = self.shared.busy.lock(&target, None)?;
         let known = self.shared.known().get(&target).cloned();
         known.iter().for_each(Publication::name_in_span);
         if let Some(known) = known.filter(|known| known.volume_id != volume_id) {
@@ -111,12 +96,8 @@ impl CsiOperations {
                 known.volume_id
             )));
         }
-        let shared = Arc::clone(&self.shared);
-        let done = tokio::spawn(async move {
-            let _lock = lock;
-            shared.unpublish(target).await
-        });
-        done.await.unwrap_or_else(|error| Err(Status::internal(error.to_string())))
+        let unpublished = tokio::spawn(Arc::clone(&self.shared).unpublish(target, lock));
+        unpublished.await.unwrap_or_else(|error| Err(Status::internal(error.to_string())))
     }
 
     /// The state of the volume at a path.
@@ -127,22 +108,22 @@ impl CsiOperations {
             return Err(Status::not_found(sentence));
         };
         publication.name_in_span();
-        let lock = self.lock_target(path)?;
+        let lock = self.shared.busy.lock(path, None)?;
         let (shared, target) = (Arc::clone(&self.shared), path.to_owned());
-        // The thread holds the lock: a volume that hangs takes one thread, not one for each call.
-        let asked = spawn_blocking(move || {
+        // The blocking thread holds the lock, so a volume that hangs occupies one thread, not one for each call.
+        let measured = spawn_blocking(move || {
             let _lock = lock;
             let is_mounted = shared.root.mounted(&target).is_ok_and(|layers| !layers.is_empty());
             (is_mounted, shared.root.usage(&target))
         });
-        let asked = timeout(FILE_SYSTEM, asked).await;
+        let measured = timeout(FILE_SYSTEM, measured).await;
         let reason = self.shared.reason(&publication);
         let stats = |usage, message: Option<String>| Stats {
             usage,
             abnormal: message.is_some(),
             message: message.unwrap_or_else(|| "the volume is mounted and shows the current content".to_owned()),
         };
-        match asked {
+        match measured {
             Ok(Ok((true, Ok(usage)))) => Ok(stats(Some(usage), reason)),
             Ok(Ok((true, Err(error)))) => Ok(stats(None, Some(format!("the volume does not work: {error}")))),
             Ok(Ok((false, _))) => Ok(stats(
@@ -156,11 +137,11 @@ impl CsiOperations {
         }
     }
 
-    /// Unmounts volumes whose pods the kubelet no longer has, until the daemon ends.
+    /// Unmounts volumes whose pods the kubelet no longer has, for as long as the daemon runs.
     pub(super) async fn retire_gone_pods(self) {
-        let mut look = tokio::time::interval(LOOK);
+        let mut checks = tokio::time::interval(CHECK_INTERVAL);
         loop {
-            look.tick().await;
+            checks.tick().await;
             let known: Vec<_> = self.shared.known().values().cloned().collect();
             self.restore_records(&known).await;
             let root = self.shared.root.clone();
@@ -189,18 +170,18 @@ impl CsiOperations {
     async fn restore_records(&self, known: &[Publication]) {
         let (shared, all) = (Arc::clone(&self.shared), known.to_vec());
         let missing = spawn_blocking(move || {
-            all.into_iter().filter(|publication| !shared.written.has(&publication.target)).collect::<Vec<_>>()
+            all.into_iter().filter(|publication| !shared.records.has(&publication.target)).collect::<Vec<_>>()
         });
         for publication in missing.await.unwrap_or_default() {
-            // A running call for it writes or removes the record.
-            let Ok(lock) = self.lock_target(&publication.target) else { continue };
+            // A call for the target is running: it writes or removes the record itself.
+            let Ok(lock) = self.shared.busy.lock(&publication.target, None) else { continue };
             if !self.shared.known().contains_key(&publication.target) {
                 continue;
             }
             let (shared, span) = (Arc::clone(&self.shared), publication.span());
             let written = spawn_blocking(move || {
                 let _lock = lock;
-                shared.written.write(&publication)
+                shared.records.write(&publication)
             });
             let written = written.await;
             let _span = span.entered();
@@ -211,37 +192,32 @@ impl CsiOperations {
             }
         }
     }
-
-    fn lock_target(&self, target: &Path) -> Result<TargetLock, Status> {
-        match self.shared.busy().insert(target.to_owned()) {
-            true => Ok(TargetLock { shared: Arc::clone(&self.shared), target: target.to_owned() }),
-            false => Err(Status::aborted(format!("another call for {} has not ended; call again", target.display()))),
-        }
-    }
 }
 
 impl SharedOperations {
-    async fn publish(self: Arc<Self>, publication: Publication) -> Result<(), Status> {
+    async fn publish(
+        self: Arc<Self>,
+        publication: Publication,
+        token: Option<SecretString>,
+        lock: TargetLock,
+    ) -> Result<(), Status> {
         self.check_known(&publication)?;
-        let is_known = self.known().get(&publication.target) == Some(&publication);
+        self.take_token(&publication, token)?;
+        let is_known = self.known().get(&publication.target).is_some_and(|known| publication.is_repeat_of(known));
         if !is_known {
-            self.take(&publication).await?;
+            self.record(&publication).await?;
         }
         let until = Instant::now() + MOUNT;
-        let source = match self.mounted(&publication, until).await {
+        let source = match self.wait_until_mounted(&publication, until).await {
             Ok(source) => source,
-            // A refresh that fails leaves the volume as it is.
+            // The kubelet repeats the call for a volume that is mounted: a failure leaves the volume as it is.
             Err(_) if is_known && self.is_mounted(&publication.target).await => return Ok(()),
             Err(status) => return Err(status),
         };
         let (shared, target) = (Arc::clone(&self), publication.target.clone());
         let access = if publication.read_only { ContainerAccess::ReadOnly } else { ContainerAccess::ReadWrite };
-        let mounted = spawn_blocking(move || shared.root.mount(&source, &target, access));
-        match timeout(FILE_SYSTEM, mounted).await {
-            Ok(Ok(mounted)) => mounted.map_err(|error| refused(&error)),
-            Ok(Err(error)) => Err(Status::internal(error.to_string())),
-            Err(_) => Err(Status::deadline_exceeded("the directory of the kubelet does not answer")),
-        }
+        let mount = move || shared.root.mount(&source, &target, access).map_err(|error| status_of(&error));
+        lock.run(FILE_SYSTEM, mount).await.map(drop)
     }
 
     /// Makes podfs read the pod's objects with this token from now on.
@@ -256,10 +232,10 @@ impl SharedOperations {
         Ok(())
     }
 
-    /// Refuses a publication that contradicts an earlier one.
+    /// Refuses a publication that contradicts an earlier publication.
     fn check_known(&self, publication: &Publication) -> Result<(), Status> {
         let known = self.known();
-        let at_target = known.get(&publication.target).filter(|known| *known != publication);
+        let at_target = known.get(&publication.target).filter(|known| !publication.is_repeat_of(known));
         let of_volume = || {
             let mut same_id = known.values().filter(|known| known.volume_id == publication.volume_id);
             same_id.find(|known| !known.is_same_volume(publication))
@@ -275,20 +251,20 @@ impl SharedOperations {
     }
 
     /// Writes the record of a new publication, and reports it to the manager.
-    async fn take(self: &Arc<Self>, publication: &Publication) -> Result<(), Status> {
+    async fn record(self: &Arc<Self>, publication: &Publication) -> Result<(), Status> {
         let (shared, new) = (Arc::clone(self), publication.clone());
-        let looked = spawn_blocking(move || {
-            shared.root.check(&new.target).map_err(|error| refused(&error))?;
-            shared.written.write(&new).map_err(|error| Status::internal(format!("cannot record the volume: {error}")))
+        let recorded = spawn_blocking(move || {
+            shared.root.check(&new.target).map_err(|error| status_of(&error))?;
+            shared.records.write(&new).map_err(|error| Status::internal(format!("cannot record the volume: {error}")))
         });
-        looked.await.unwrap_or_else(|error| Err(Status::internal(error.to_string())))?;
+        recorded.await.unwrap_or_else(|error| Err(Status::internal(error.to_string())))?;
         self.known().insert(publication.target.clone(), publication.clone());
         let change = KubeletChange::Published(Box::new(publication.clone()));
         self.changes.send(change).map_err(|_| Status::unavailable("podfs node ends; call again when it has started"))
     }
 
-    /// Waits until podfs has mounted the volume, and returns its path.
-    async fn mounted(&self, publication: &Publication, until: Instant) -> Result<PathBuf, Status> {
+    /// Waits until the volume is mounted in the manager's state, and returns its path.
+    async fn wait_until_mounted(&self, publication: &Publication, until: Instant) -> Result<PathBuf, Status> {
         let mut states = self.node.follow();
         loop {
             let path = entry(&states.borrow_and_update(), publication).and_then(|volume| match volume.mount {
@@ -301,12 +277,12 @@ impl SharedOperations {
             match timeout_at(until, states.changed()).await {
                 Ok(Ok(())) => {}
                 Ok(Err(_)) => return Err(Status::unavailable("podfs node ends; call again when it has started")),
-                Err(_) => return Err(Status::deadline_exceeded(self.why_not(publication))),
+                Err(_) => return Err(Status::deadline_exceeded(self.why_not_mounted(publication))),
             }
         }
     }
 
-    fn why_not(&self, publication: &Publication) -> String {
+    fn why_not_mounted(&self, publication: &Publication) -> String {
         let reason = self.reason(publication).unwrap_or_else(|| match publication.needs_pod {
             true => "neither the API server nor a manifest file has the pod yet".to_owned(),
             false => "its supervisor has not mounted it yet; podfs node status says more".to_owned(),
@@ -324,41 +300,38 @@ impl SharedOperations {
 
     async fn is_mounted(self: &Arc<Self>, target: &Path) -> bool {
         let (shared, target) = (Arc::clone(self), target.to_owned());
-        let look = spawn_blocking(move || shared.root.mounted(&target).is_ok_and(|layers| !layers.is_empty()));
-        look.await.unwrap_or(false)
+        let is_mounted = spawn_blocking(move || shared.root.mounted(&target).is_ok_and(|layers| !layers.is_empty()));
+        is_mounted.await.unwrap_or(false)
     }
 
-    async fn unpublish(self: Arc<Self>, target: PathBuf) -> Result<(), Status> {
+    async fn unpublish(self: Arc<Self>, target: PathBuf, lock: TargetLock) -> Result<(), Status> {
         let (shared, path) = (Arc::clone(&self), target.clone());
         let is_known = self.known().contains_key(&target);
-        let removed = spawn_blocking(move || {
-            shared.root.unmount(&path, is_known).map_err(|error| refused(&error))?;
+        let remove = move || {
+            shared.root.unmount(&path, is_known).map_err(|error| status_of(&error))?;
             shared
-                .written
+                .records
                 .remove(&path)
                 .map_err(|error| Status::internal(format!("cannot remove the record of the volume: {error}")))
-        });
-        match timeout(FILE_SYSTEM, removed).await {
-            Ok(Ok(removed)) => removed?,
-            Ok(Err(error)) => return Err(Status::internal(error.to_string())),
-            Err(_) => return Err(Status::deadline_exceeded("the directory of the kubelet does not answer")),
-        }
+        };
+        let (_lock, ()) = lock.run(FILE_SYSTEM, remove).await?;
         let publication = self.known().remove(&target);
         if let Some(publication) = publication {
-            // Fails only while the daemon ends; the next one does not know the publication.
+            // Fails only while the daemon ends. The next daemon does not find a record of the publication.
             let _ = self.changes.send(KubeletChange::Unpublished(target));
-            self.forgotten(&publication).await;
+            self.wait_until_forgotten(&publication).await;
         }
         if let Some(readers) = &self.readers {
-            let published: HashSet<PodUid> = self.known().values().map(Publication::uid).collect();
-            readers.keep(|uid| published.contains(uid));
+            // A call that publishes takes the token of its pod before its publication is known, and is busy until after that.
+            let is_published = |uid: &PodUid| self.known().values().any(|known| known.pod.uid == uid.as_str());
+            readers.keep(|uid| self.busy.has_publish_of(uid) || is_published(uid));
         }
         Ok(())
     }
 
-    /// Waits until the manager no longer wants the volume. A later publication must not find the volume of this one in
-    /// the manager's state.
-    async fn forgotten(&self, publication: &Publication) {
+    /// Waits until the manager no longer wants the volume. Otherwise, a later publication could find the volume of this
+    /// publication in the manager's state.
+    async fn wait_until_forgotten(&self, publication: &Publication) {
         let mut states = self.node.follow();
         let is_wanted = |state: &Arc<NodeState>| entry(state, publication).is_some();
         // Fails only while the daemon ends. The manager never blocks.
@@ -368,19 +341,15 @@ impl SharedOperations {
     fn known(&self) -> MutexGuard<'_, BTreeMap<PathBuf, Publication>> {
         self.known.lock().expect("a thread that panics ends the process")
     }
-
-    fn busy(&self) -> MutexGuard<'_, HashSet<PathBuf>> {
-        self.busy.lock().expect("a thread that panics ends the process")
-    }
 }
 
-/// The volume in the manager's state.
+/// The wanted volume of a publication in the manager's state.
 fn entry<'a>(state: &'a NodeState, publication: &Publication) -> Option<&'a VolumeEntry> {
     let uid: PodUid = publication.uid();
     state.pods.get(&uid)?.volumes.iter().find(|volume| volume.desired && volume.name == publication.name)
 }
 
-fn refused(error: &TargetError) -> Status {
+fn status_of(error: &TargetError) -> Status {
     match error {
         TargetError::NoDirectory(_) => Status::invalid_argument(error.to_string()),
         TargetError::Failed { .. } => Status::internal(error.to_string()),

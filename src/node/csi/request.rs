@@ -1,4 +1,4 @@
-//! From a NodePublishVolume request to a publication: this module checks everything, so nothing is checked later.
+//! From a NodePublishVolume request to a publication. This module checks all fields, so later code need not check them.
 
 use std::collections::{BTreeMap, HashMap};
 use std::path::{Component, Path, PathBuf};
@@ -24,7 +24,8 @@ const NAMESPACE: &str = "csi.storage.k8s.io/pod.namespace";
 const NAME: &str = "csi.storage.k8s.io/pod.name";
 const UID: &str = "csi.storage.k8s.io/pod.uid";
 const SERVICE_ACCOUNT: &str = "csi.storage.k8s.io/serviceAccount.name";
-/// The tokens of the pod's service account: among the secrets where the CSIDriver object says so, otherwise in the context.
+/// The tokens of the pod's service account. The CSIDriver object decides whether the kubelet sends them among the secrets or
+/// in the volume's context.
 const TOKENS: &str = "csi.storage.k8s.io/serviceAccount.tokens";
 
 /// The publication that a request asks for.
@@ -50,9 +51,10 @@ pub fn parse(
     check(&name, &described.volume).map_err(|error| Status::invalid_argument(error.to_string()))?;
     let mut publication = Publication::new(request.volume_id.clone(), target, pod, name, described.volume);
     publication.needs_pod = described.needs_pod;
+    publication.within = described.within;
     let (mount_options, is_read_only) = options(mount, &publication.volume)?;
     publication.mount_options = mount_options;
-    publication.read_only = request.readonly || is_read_only || is_for_readers(capability);
+    publication.read_only = request.readonly || is_read_only || is_read_only_mode(capability);
     publication.group = group;
     Ok(publication)
 }
@@ -60,10 +62,10 @@ pub fn parse(
 /// The token of the pod's service account for the API server, if the kubelet sends one.
 ///
 /// # Errors
-/// INVALID_ARGUMENT when the tokens cannot be read. The sentence quotes nothing of them.
+/// INVALID_ARGUMENT when the tokens cannot be read. The sentence quotes no part of the tokens.
 pub fn token(request: &NodePublishVolumeRequest) -> Result<Option<SecretString>, Status> {
-    let mut texts = [&request.secrets, &request.volume_context].into_iter().filter_map(|map| map.get(TOKENS));
-    let Some(text) = texts.find(|text| !text.is_empty()) else { return Ok(None) };
+    let mut token_lists = [&request.secrets, &request.volume_context].into_iter().filter_map(|map| map.get(TOKENS));
+    let Some(text) = token_lists.find(|text| !text.is_empty()) else { return Ok(None) };
     let mut tokens: BTreeMap<String, KubeletToken> = serde_json::from_str(text)
         .map_err(|_| Status::invalid_argument(format!("{TOKENS} is not what a kubelet sends: tokens by audience")))?;
     // The empty audience is the API server. An operator may have written the server's name instead.
@@ -130,8 +132,8 @@ fn group(mount: &MountVolume) -> Result<Option<u32>, Status> {
     }
 }
 
-/// The mount options of the volume, which a PersistentVolume has in `mountOptions`: those of NFS exports, and `ro` and `rw` of
-/// others; and whether they make it read-only.
+/// The mount options of the volume, from `mountOptions` of its PersistentVolume, and whether they make it read-only. An NFS export
+/// may have any option of NFS; the options of other volumes may only be `ro` and `rw`, and are not in the list.
 fn options(mount: &MountVolume, volume: &Value) -> Result<(Vec<String>, bool), Status> {
     let invalid = |sentence: &str| Status::invalid_argument(format!("volume_capability: mount options: {sentence}"));
     let options: Vec<String> = mount.mount_flags.iter().filter(|flag| !flag.is_empty()).cloned().collect();
@@ -149,25 +151,25 @@ fn options(mount: &MountVolume, volume: &Value) -> Result<(Vec<String>, bool), S
 }
 
 /// Whether the access mode lets no container write (accessModes: ReadOnlyMany).
-fn is_for_readers(capability: &VolumeCapability) -> bool {
+fn is_read_only_mode(capability: &VolumeCapability) -> bool {
     let mode = capability.access_mode.as_ref().map(AccessMode::mode);
     matches!(mode, Some(Mode::SingleNodeReaderOnly | Mode::MultiNodeReaderOnly))
 }
 
 fn pod(context: &HashMap<String, String>, target: &Path, kubelet_root: &Path) -> Result<PublishedPod, Status> {
-    let said = |key: &str| context.get(key).filter(|value| !value.is_empty()).cloned();
-    let needed = |key: &str| {
-        said(key).ok_or_else(|| {
+    let value = |key: &str| context.get(key).filter(|value| !value.is_empty()).cloned();
+    let required_value = |key: &str| {
+        value(key).ok_or_else(|| {
             Status::invalid_argument(format!(
                 "volume_context has no {key}; the CSIDriver object of podfs.io must have podInfoOnMount: true"
             ))
         })
     };
     let pod = PublishedPod {
-        uid: needed(UID)?,
-        namespace: needed(NAMESPACE)?,
-        name: needed(NAME)?,
-        service_account: said(SERVICE_ACCOUNT).unwrap_or_default(),
+        uid: required_value(UID)?,
+        namespace: required_value(NAMESPACE)?,
+        name: required_value(NAME)?,
+        service_account: value(SERVICE_ACCOUNT).unwrap_or_default(),
     };
     PodUid::parse(&pod.uid).map_err(|error| Status::invalid_argument(format!("volume_context: {UID}: {error}")))?;
     let of_pod = target.strip_prefix(kubelet_root.join("pods")).ok().and_then(|below| below.iter().next());
@@ -180,7 +182,8 @@ fn pod(context: &HashMap<String, String>, target: &Path, kubelet_root: &Path) ->
     }
 }
 
-/// The name of a volume in its pod: that in the kubelet's path, `VOLUME/mount`, if it is a valid name of a volume.
+/// The name of a volume in its pod: `VOLUME` in the kubelet's path `VOLUME/mount` if that is a valid name of a volume, otherwise
+/// a name derived from the target.
 fn name(target: &Path) -> String {
     let parent = target.parent().and_then(Path::file_name).and_then(|name| name.to_str());
     let is_mount = target.file_name().is_some_and(|name| name == "mount");
@@ -211,8 +214,8 @@ mod tests {
     use super::*;
 
     fn token_of(secrets: &str, context: &str) -> Result<Option<String>, String> {
-        let told = |text: &str| HashMap::from([(TOKENS.to_owned(), text.to_owned())]);
-        let (secrets, volume_context) = (told(secrets), told(context));
+        let with_tokens = |text: &str| HashMap::from([(TOKENS.to_owned(), text.to_owned())]);
+        let (secrets, volume_context) = (with_tokens(secrets), with_tokens(context));
         let request = NodePublishVolumeRequest { secrets, volume_context, ..NodePublishVolumeRequest::default() };
         let token = token(&request).map_err(|status| status.message().to_owned())?;
         Ok(token.map(|token| token.expose_secret().to_owned()))

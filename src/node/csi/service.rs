@@ -46,40 +46,40 @@ struct CsiAnswers {
 }
 
 impl CsiDriverServer {
-    /// Reads the records of the last daemon. From now on, the kubelet decides which pods the feed has.
+    /// Reads the records of earlier daemons. From now on, the kubelet's publications decide which pods the feed has.
     ///
     /// # Errors
     /// When the records cannot be read.
     pub fn take_over(
         settings: CsiSettings,
         sockets: CsiSockets,
-        written: Publications,
+        records: Publications,
         feed: &mut Feed,
         node: NodeHandle,
         recorder: Recorder,
     ) -> Result<CsiDriverServer, CsiError> {
-        let (known, trouble) = written.read_all().map_err(CsiError::Service)?;
+        let (known, trouble) = records.read_all().map_err(CsiError::Service)?;
         trouble.iter().for_each(|sentence| warn!("a CSI volume of an earlier podfs node is lost: {sentence}"));
         if !known.is_empty() {
             info!("{} CSI volumes of an earlier podfs node are known", known.len());
         }
-        let tell = feed.follow_kubelet(known.clone());
+        let report_change = feed.follow_kubelet(known.clone());
         let (changes, mut changed) = unbounded_channel();
         tokio::spawn(async move {
             while let Some(change) = changed.recv().await {
-                if !tell(change) {
+                if !report_change(change) {
                     return;
                 }
             }
         });
         let operations =
-            CsiOperations::new(sockets.root.clone(), written, known, node.clone(), changes, feed.readers());
+            CsiOperations::new(sockets.root.clone(), records, known, node.clone(), changes, feed.readers());
         let service = CsiAnswers { operations: operations.clone(), settings: Arc::new(settings), node, recorder };
         Ok(CsiDriverServer { operations, sockets, service })
     }
 }
 
-/// Serves the kubelet until the future is dropped.
+/// Answers the kubelet's calls until the future is dropped.
 ///
 /// # Errors
 /// When a socket cannot be served.
@@ -114,9 +114,9 @@ impl CsiAnswers {
         let answer = answer.instrument(span.clone()).await;
         let _span = span.entered();
         let code = answer.as_ref().map_or_else(Status::code, |_| Code::Ok);
-        self.recorder.csi(method, &word(code), started);
+        self.recorder.csi(method, &code_name(code), started);
         if let Err(status) = &answer {
-            debug!("{method}: {}: {}", word(code), status.message());
+            debug!("{method}: {}: {}", code_name(code), status.message());
         }
         answer.map(Response::new)
     }
@@ -134,7 +134,7 @@ impl CsiAnswers {
     async fn unpublish(&self, request: NodeUnpublishVolumeRequest) -> Result<NodeUnpublishVolumeResponse, Status> {
         required("volume_id", &request.volume_id)?;
         required("target_path", &request.target_path)?;
-        // podfs has mounted nothing elsewhere.
+        // podfs mounts only below the kubelet's directory, so there is nothing to unmount at another path.
         if let Ok(target) = target(&request.target_path, self.operations.root().path()) {
             self.operations.unpublish(&request.volume_id, target).await?;
         }
@@ -146,20 +146,21 @@ impl CsiAnswers {
         required("volume_path", &request.volume_path)?;
         let path: std::path::PathBuf = std::path::Path::new(&request.volume_path).components().collect();
         let Stats { usage, abnormal, message } = self.operations.stats(&request.volume_id, &path).await?;
-        let usage = usage.map(|TargetUsage { bytes, inodes }| vec![one(Unit::Bytes, bytes), one(Unit::Inodes, inodes)]);
+        let usage = usage
+            .map(|TargetUsage { bytes, inodes }| vec![usage_in(Unit::Bytes, bytes), usage_in(Unit::Inodes, inodes)]);
         Ok(NodeGetVolumeStatsResponse {
-            usage: usage.unwrap_or_else(|| vec![one(Unit::Bytes, [0; 3])]),
+            usage: usage.unwrap_or_else(|| vec![usage_in(Unit::Bytes, [0; 3])]),
             volume_condition: Some(VolumeCondition { abnormal, message }),
         })
     }
 }
 
-fn one(unit: Unit, [available, total, used]: [i64; 3]) -> VolumeUsage {
+fn usage_in(unit: Unit, [available, total, used]: [i64; 3]) -> VolumeUsage {
     VolumeUsage { available, total, used, unit: unit.into() }
 }
 
-/// A status code as Kubernetes' own drivers write it.
-fn word(code: Code) -> String {
+/// The name of a status code, as the CSI drivers of the Kubernetes project write it.
+fn code_name(code: Code) -> String {
     match code {
         Code::Ok => "OK".to_owned(),
         Code::Cancelled => "Canceled".to_owned(),
@@ -235,24 +236,24 @@ impl Node for CsiAnswers {
         &self,
         _: Request<NodeStageVolumeRequest>,
     ) -> Result<Response<NodeStageVolumeResponse>, Status> {
-        self.answer("/csi.v1.Node/NodeStageVolume", async { Err(no("stages no volumes")) }).await
+        self.answer("/csi.v1.Node/NodeStageVolume", async { Err(unimplemented("stages no volumes")) }).await
     }
 
     async fn node_unstage_volume(
         &self,
         _: Request<NodeUnstageVolumeRequest>,
     ) -> Result<Response<NodeUnstageVolumeResponse>, Status> {
-        self.answer("/csi.v1.Node/NodeUnstageVolume", async { Err(no("stages no volumes")) }).await
+        self.answer("/csi.v1.Node/NodeUnstageVolume", async { Err(unimplemented("stages no volumes")) }).await
     }
 
     async fn node_expand_volume(
         &self,
         _: Request<NodeExpandVolumeRequest>,
     ) -> Result<Response<NodeExpandVolumeResponse>, Status> {
-        self.answer("/csi.v1.Node/NodeExpandVolume", async { Err(no("expands no volumes")) }).await
+        self.answer("/csi.v1.Node/NodeExpandVolume", async { Err(unimplemented("expands no volumes")) }).await
     }
 }
 
-fn no(what: &str) -> Status {
-    Status::unimplemented(format!("podfs {what}; NodeGetCapabilities says what it does"))
+fn unimplemented(sentence: &str) -> Status {
+    Status::unimplemented(format!("podfs {sentence}; NodeGetCapabilities says what it does"))
 }

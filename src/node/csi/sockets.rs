@@ -1,8 +1,8 @@
-//! The sockets for the kubelet: the one for its calls, and the one in its `plugins_registry`, which tells it the path
-//! of the first.
+//! The sockets for the kubelet: the driver's socket, for its calls, and the registration socket in its `plugins_registry`, at
+//! which it asks for the path of the driver's socket.
 //!
-//! A kubelet dials the second one with the percent-encoded path as `:authority`, which HTTP libraries refuse. With an `@` in the
-//! name of the socket, the path is the userinfo of an authority, which may be encoded. Nothing else of the name matters.
+//! A kubelet calls the registration socket with the percent-encoded path as `:authority`, which HTTP libraries refuse. With an `@`
+//! in the name of the socket, the path is the userinfo of an authority, which may be encoded. Nothing else of the name matters.
 //!
 //! The sockets stay when the daemon ends: without them, the kubelet would unregister the driver while its volumes are mounted. The
 //! next daemon replaces them, which makes the kubelet register the driver again.
@@ -26,15 +26,15 @@ use crate::node::publication::DRIVER;
 use crate::node::service::clients;
 use crate::supervisor::run_dir::socket;
 
-/// The directory below the kubelet's in which it looks for registration sockets.
+/// The directory below the kubelet's directory in which it looks for registration sockets.
 const REGISTRY: &str = "plugins_registry";
-/// The name of the socket there.
+/// The name of podfs's registration socket in it.
 const NAME: &str = "podfs.io@reg.sock";
 
 /// Why the driver cannot be served.
 #[derive(Debug, thiserror::Error)]
 pub enum CsiError {
-    /// The directory is not that of a kubelet.
+    /// The directory does not belong to a kubelet.
     #[error(transparent)]
     KubeletRoot(NoKubelet),
     /// Another process listens on the socket.
@@ -57,7 +57,7 @@ pub enum CsiError {
     Connection(#[source] tonic::transport::Error),
 }
 
-/// The sockets, listening.
+/// The sockets, on which podfs listens already.
 #[derive(Debug)]
 pub struct CsiSockets {
     pub(super) driver: UnixListener,
@@ -67,7 +67,7 @@ pub struct CsiSockets {
 }
 
 impl CsiSockets {
-    /// Listens for the kubelet. Where podfs does not see the kubelet's `plugins_registry`, a node-driver-registrar has to register it.
+    /// Listens for the kubelet. If podfs does not see its `plugins_registry`, a node-driver-registrar has to register podfs.
     ///
     /// # Errors
     /// When the kubelet's directory is not valid, another process listens, or a socket cannot be made.
@@ -88,7 +88,7 @@ impl CsiSockets {
     }
 }
 
-/// Makes a socket for root alone. Replaces one on which no process listens any more.
+/// Makes a socket for root alone. Replaces a socket on which no process listens any more.
 fn open(path: &Path) -> Result<UnixListener, CsiError> {
     let failed = |cause| CsiError::File { path: path.to_owned(), cause };
     let (Some(directory), Some(name)) = (path.parent(), path.file_name().and_then(|name| name.to_str())) else {
@@ -109,20 +109,20 @@ fn open(path: &Path) -> Result<UnixListener, CsiError> {
     listening().map_err(failed)
 }
 
-/// Answers the kubelet's questions about the endpoint, until the future is dropped.
+/// Answers the kubelet's calls at the registration socket, until the future is dropped.
 pub(super) async fn register(listener: UnixListener, endpoint: &Path) -> Result<(), CsiError> {
     let clients = clients(listener).map_err(CsiError::Service)?;
-    let service = RegistrationServer::new(SocketAnswers { endpoint: endpoint.to_string_lossy().into_owned() });
+    let service = RegistrationServer::new(RegistrationAnswers { endpoint: endpoint.to_string_lossy().into_owned() });
     let served = Server::builder().add_service(service).serve_with_incoming(clients).await;
     served.map_err(CsiError::Connection)
 }
 
-struct SocketAnswers {
+struct RegistrationAnswers {
     endpoint: String,
 }
 
 #[tonic::async_trait]
-impl Registration for SocketAnswers {
+impl Registration for RegistrationAnswers {
     async fn get_info(&self, _: Request<InfoRequest>) -> Result<Response<PluginInfo>, Status> {
         Ok(Response::new(PluginInfo {
             r#type: "CSIPlugin".to_owned(),

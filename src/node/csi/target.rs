@@ -1,11 +1,11 @@
 //! The directories of the kubelet at which volumes appear. All calls here may block on a file system, except
-//! [`device`].
+//! [`KubeletRoot::mounted`], which reads only the mount table.
 //!
 //! 1. podfs opens a path from the kubelet's directory without following symbolic links, and uses the descriptor from then on. So
-//!    a process that can write to a directory on the way cannot lead podfs elsewhere.
-//! 2. podfs makes and removes the target; directories above it belong to the kubelet.
-//! 3. The mount at a target is a clone of the volume's mount. After the volume was mounted again, podfs mounts another clone on
-//!    top: containers that see later mounts get it.
+//!    a process that can write to a directory on the path cannot make podfs mount or unmount elsewhere.
+//! 2. podfs makes and removes the target; the kubelet makes and removes the directories above it.
+//! 3. The mount at a target is a clone of the volume's mount. After the supervisor has mounted the volume again, podfs mounts
+//!    another clone on top. The clone propagates to containers whose mounts are slaves of the target's mount (`HostToContainer`).
 
 use std::io::{self, ErrorKind};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
@@ -22,7 +22,7 @@ use rustix::mount::{MoveMountFlags, UnmountFlags, move_mount, unmount};
 
 /// The mode of a target before a volume is mounted on it, as the kubelet's own directories of volumes.
 const MODE: u32 = 0o750;
-/// Most mounts of one target that podfs unmounts.
+/// How many mounts podfs unmounts at one target before it gives up.
 const MAX_LAYERS: usize = 64;
 
 /// The directory of a kubelet.
@@ -36,7 +36,7 @@ pub struct KubeletRoot {
 /// Why a target cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum TargetError {
-    /// It, or a directory above it, is a symbolic link or something else that is no directory.
+    /// The target, or a directory above it, is a symbolic link or another file that is no directory.
     #[error("target_path {}: it or a directory above it is a symbolic link or no directory; podfs follows no links there", .0.display())]
     NoDirectory(PathBuf),
     /// A system call failed.
@@ -82,7 +82,7 @@ impl KubeletRoot {
     /// The directory of a kubelet, which must have a directory `pods`.
     ///
     /// # Errors
-    /// When one of the two is missing.
+    /// When the directory, or `pods` in it, is missing.
     pub fn open(path: &Path) -> Result<KubeletRoot, NoKubelet> {
         let absolute = std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
         let wrong = |reason| NoKubelet { path: path.to_owned(), reason };
@@ -93,7 +93,7 @@ impl KubeletRoot {
         }
     }
 
-    /// Its path, with which targets begin.
+    /// Its path, as it was given: targets begin with it.
     pub fn path(&self) -> &Path {
         &self.path
     }
@@ -152,8 +152,8 @@ impl KubeletRoot {
         let volume = open(source, flags, Mode::empty()).map_err(|errno| failed("open", source)(errno.into()))?;
         let clone = bind_alone(volume.as_fd(), access, ClonePropagation::Slave)
             .map_err(|error| failed("mount", target)(io::Error::other(error)))?;
-        let how = MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH | MoveMountFlags::MOVE_MOUNT_T_EMPTY_PATH;
-        move_mount(&clone, c"", &at, c"", how).map_err(|errno| failed("mount on", target)(errno.into()))
+        let move_flags = MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH | MoveMountFlags::MOVE_MOUNT_T_EMPTY_PATH;
+        move_mount(&clone, c"", &at, c"", move_flags).map_err(|errno| failed("mount on", target)(errno.into()))
     }
 
     /// Unmounts the target, and removes it. At a target that podfs has not recorded, unmounts only mounts of podfs.

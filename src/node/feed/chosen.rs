@@ -1,15 +1,18 @@
-//! The pods whose volumes podfs serves beside the kubelet's own, and until when. Plain data.
+//! The pods whose volumes podfs serves in the place of the kubelet's, and until when. Plain data.
 //!
-//! 1. A pod is chosen by its label or annotation, by its namespace, or because all are. A pod with the value `"false"` never is.
+//! 1. A pod is chosen by its label or annotation, by its namespace, or because all pods are. A pod whose label or
+//!    annotation is `"false"` is never chosen.
 //! 2. Only volumes of the four payload kinds are chosen: configMap, secret, downwardAPI and projected.
 //! 3. A chosen pod stays chosen while a sandbox of it may have containers: until its source no longer has it and the runtime
 //!    has removed its sandboxes. If the pod's phase is Succeeded or Failed, stopped sandboxes suffice.
-//! 4. While the runtime is not connected, the kubelet's directory of the pod shows whether there are containers.
+//! 4. While the runtime is not connected, podfs assumes that a pod has containers as long as the kubelet's directory of the pod
+//!    exists.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use serde_json::Value;
 
+use super::PodSource;
 use crate::manifest::pod::{PodIdentity, PodUid};
 use crate::node::pod::{NodePod, PodStage};
 use crate::node::state::ContainerEntry;
@@ -21,10 +24,10 @@ const KINDS: [&str; 4] = ["configMap", "secret", "downwardAPI", "projected"];
 /// The rule that chooses pods.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Choice {
-    /// Those with the label or annotation, and those of namespaces with the label.
+    /// Pods with the label or annotation, and pods of namespaces with the label.
     #[default]
     Labeled,
-    /// All but those whose label or annotation is `"false"`.
+    /// All pods but those whose label or annotation is `"false"`.
     All,
 }
 
@@ -41,11 +44,11 @@ pub enum RuntimeChange {
     Removed(String),
     /// The connection is lost: podfs may miss sandboxes.
     Lost,
-    /// The kubelet no longer has a directory of the pod.
-    NoDirectory(PodUid),
-    /// These are all containers of the pod whose volumes the runtime has asked for.
+    /// Of these pods, and of no others, the kubelet has no directory.
+    NoDirectory(BTreeSet<PodUid>),
+    /// These are now all containers of the pod with a volume of podfs, or with a volume of the kubelet that podfs could serve.
     Containers(PodIdentity, Vec<ContainerEntry>),
-    /// These are the problems of the connection now.
+    /// These are now all problems of the connection.
     Failure(Vec<String>),
 }
 
@@ -67,13 +70,16 @@ pub struct Chosen {
     sandboxes: BTreeMap<String, Sandbox>,
     /// Whether these are all sandboxes of the node.
     is_synchronized: bool,
-    /// The pods that were chosen and have not been given up.
+    /// The pods that podfs serves now.
     served: BTreeSet<PodUid>,
-    /// Those of them that an earlier daemon served, and that no source has listed yet.
+    /// The pods of `served` that an earlier daemon served, and that no source has listed yet.
     unconfirmed: BTreeSet<PodUid>,
+    /// The sources that have not listed their pods yet. Each of them may have the unconfirmed pods.
+    awaited: BTreeSet<PodSource>,
     /// The pods that no source has any more.
     gone: BTreeSet<PodUid>,
-    /// The pods of which the kubelet has no directory.
+    /// The pods of which the kubelet had no directory when podfs last looked, without a connection to the runtime. A pod that
+    /// has not started has none.
     without_directory: BTreeSet<PodUid>,
 }
 
@@ -82,6 +88,11 @@ impl Chosen {
     pub fn new(choice: Choice, earlier: impl IntoIterator<Item = PodUid>) -> Chosen {
         let served: BTreeSet<PodUid> = earlier.into_iter().collect();
         Chosen { choice, unconfirmed: served.clone(), served, ..Chosen::default() }
+    }
+
+    /// Waits for the lists of these sources before it counts a pod of an earlier daemon as gone.
+    pub fn await_sources(&mut self, sources: impl IntoIterator<Item = PodSource>) {
+        self.awaited.extend(sources);
     }
 
     /// Whether the rule needs the labels of namespaces.
@@ -93,7 +104,7 @@ impl Chosen {
     pub fn matches(&self, pod: &NodePod) -> bool {
         let facts = &pod.pod.facts;
         let mark = facts.labels.get(MARK).or_else(|| facts.annotations.get(MARK)).map(String::as_str);
-        // The runtime's mounts map ids, and a plugin does not get the mapping.
+        // In a pod with a user namespace, the runtime maps the ids of mounts, and a plugin does not get this mapping.
         let is_possible = !facts.user_namespace && payload_volumes(&pod.manifest).next().is_some();
         let is_marked = match mark {
             Some(mark) => mark == "true",
@@ -117,8 +128,13 @@ impl Chosen {
         }
     }
 
-    /// Notes that a source has listed all of its pods. Returns those of an earlier daemon that no source has.
-    pub fn note_list(&mut self) -> BTreeSet<PodUid> {
+    /// Notes that the source has listed all of its pods. After the list of the last source, returns the pods of an earlier daemon
+    /// that no source has listed.
+    pub fn note_list(&mut self, source: PodSource) -> BTreeSet<PodUid> {
+        self.awaited.remove(&source);
+        if !self.awaited.is_empty() {
+            return BTreeSet::new();
+        }
         let unconfirmed = std::mem::take(&mut self.unconfirmed);
         self.gone.extend(unconfirmed.iter().cloned());
         unconfirmed
@@ -131,10 +147,12 @@ impl Chosen {
                 let of = |pod: &PodUid| Sandbox { pod: pod.clone(), is_stopped: false };
                 self.sandboxes = sandboxes.iter().map(|(id, pod)| (id.clone(), of(pod))).collect();
                 self.is_synchronized = true;
+                self.without_directory.clear();
                 self.served.iter().cloned().collect()
             }
             RuntimeChange::Started(sandbox, uid) => {
                 self.sandboxes.insert(sandbox.clone(), Sandbox { pod: uid.clone(), is_stopped: false });
+                self.without_directory.remove(uid);
                 vec![uid.clone()]
             }
             RuntimeChange::Stopped(sandbox) => {
@@ -147,9 +165,9 @@ impl Chosen {
             RuntimeChange::Removed(sandbox) => {
                 self.sandboxes.remove(sandbox).map(|sandbox| sandbox.pod).into_iter().collect()
             }
-            RuntimeChange::NoDirectory(uid) => {
-                self.without_directory.insert(uid.clone());
-                vec![uid.clone()]
+            RuntimeChange::NoDirectory(uids) => {
+                self.without_directory.clone_from(uids);
+                uids.iter().cloned().collect()
             }
             RuntimeChange::Lost => {
                 self.is_synchronized = false;
@@ -172,12 +190,12 @@ impl Chosen {
             }
             false => !self.without_directory.contains(uid),
         };
-        let goes_on = self.served.contains(uid) && (may_run || (!has_ended && pod.stage == PodStage::Terminating));
-        match starts || goes_on {
+        let may_continue = self.served.contains(uid) && (may_run || (!has_ended && pod.stage == PodStage::Terminating));
+        match starts || may_continue {
             true => drop(self.served.insert(uid.clone())),
             false => drop(self.served.remove(uid)),
         }
-        starts || goes_on
+        starts || may_continue
     }
 
     /// Forgets the pod.
@@ -185,11 +203,6 @@ impl Chosen {
         self.served.remove(uid);
         self.gone.remove(uid);
         self.without_directory.remove(uid);
-    }
-
-    /// Whether no source has the pod any more.
-    pub fn is_gone(&self, uid: &PodUid) -> bool {
-        self.gone.contains(uid)
     }
 
     /// The pods that podfs serves.
@@ -204,7 +217,7 @@ fn payload_volumes(manifest: &Value) -> impl Iterator<Item = &Value> {
     volumes.filter(|volume| KINDS.iter().any(|kind| volume.get(kind).is_some_and(|source| !source.is_null())))
 }
 
-/// The manifest with only its payload volumes, and only the containers' mounts of these. The rest is the kubelet's.
+/// The manifest with only its payload volumes, and only the containers' mounts of these. The kubelet serves all other volumes.
 pub fn with_payload_volumes(manifest: &Value) -> Value {
     let volumes: Vec<Value> = payload_volumes(manifest).cloned().collect();
     let names: BTreeSet<String> =
@@ -293,9 +306,30 @@ mod tests {
         chosen.change(&sandboxes(&[]));
         assert!(!chosen.is_served(&uid, Some(&ended)));
         let mut chosen = earlier();
-        assert_eq!(chosen.note_list(), [uid.clone()].into());
-        chosen.change(&RuntimeChange::NoDirectory(uid.clone()));
+        assert_eq!(chosen.note_list(PodSource::Api), [uid.clone()].into());
+        chosen.change(&RuntimeChange::NoDirectory([uid.clone()].into()));
         assert!(!chosen.is_served(&uid, Some(&ended)));
+    }
+
+    #[test]
+    fn a_pod_without_a_directory_may_start_while_the_runtime_is_not_connected() {
+        let (uid, mut chosen) = (sample::uid("u"), Chosen::default());
+        let (runs, ends) = (pod(Some("true"), PodStage::Desired), pod(Some("true"), PodStage::Terminating));
+        let no_directory = || RuntimeChange::NoDirectory([uid.clone()].into());
+        let starts = || RuntimeChange::Started("s".into(), uid.clone());
+        for found in [RuntimeChange::NoDirectory(BTreeSet::new()), starts(), sandboxes(&["s"])] {
+            chosen.change(&RuntimeChange::Lost);
+            assert!(chosen.is_served(&uid, Some(&runs)), "it is going to start");
+            chosen.change(&no_directory());
+            chosen.change(&found);
+            chosen.change(&RuntimeChange::Lost);
+            assert!(chosen.is_served(&uid, Some(&runs)));
+            chosen.note_pod(&uid, false);
+            assert!(chosen.is_served(&uid, Some(&ends)), "it may run: {found:?}");
+            chosen.change(&no_directory());
+            assert!(!chosen.is_served(&uid, Some(&ends)));
+            chosen.forget(&uid);
+        }
     }
 
     #[test]
@@ -310,12 +344,12 @@ mod tests {
             "containers": [{"name": "c", "volumeDevices": [{"name": "g", "devicePath": "/dev/g"}],
                 "volumeMounts": [{"name": "b", "mountPath": "/b"}, {"name": "a", "mountPath": "/a"}]}],
         }});
-        let left = with_payload_volumes(&manifest);
+        let reduced = with_payload_volumes(&manifest);
         let names =
             |list: &Value| list.as_array().into_iter().flatten().map(|one| one["name"].clone()).collect::<Vec<_>>();
-        assert_eq!(names(&left["spec"]["volumes"]), ["a", "d", "e", "f"]);
-        assert_eq!(names(&left["spec"]["containers"][0]["volumeMounts"]), ["a"]);
-        assert!(names(&left["spec"]["initContainers"][0]["volumeMounts"]).is_empty());
-        assert!(left["spec"]["containers"][0].get("volumeDevices").is_none());
+        assert_eq!(names(&reduced["spec"]["volumes"]), ["a", "d", "e", "f"]);
+        assert_eq!(names(&reduced["spec"]["containers"][0]["volumeMounts"]), ["a"]);
+        assert!(names(&reduced["spec"]["initContainers"][0]["volumeMounts"]).is_empty());
+        assert!(reduced["spec"]["containers"][0].get("volumeDevices").is_none());
     }
 }

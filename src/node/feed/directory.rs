@@ -1,7 +1,7 @@
 //! The manifest directory: static pods and objects of all its files.
 //!
 //! Each file may have any number of documents. If two documents describe one pod or one object, podfs uses the first
-//! one, in the order of the files' names, and reports the other one in the node's status.
+//! document, in the order of the files' names, and reports the second one in the node's status.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -12,7 +12,7 @@ use serde_json::Value;
 use super::object::WholeObject;
 use crate::manifest::objects::ObjectKey;
 use crate::manifest::pod::{Pod, PodUid};
-use crate::manifest::{Document, ManifestError, Origin, parse_documents};
+use crate::manifest::{Document, ManifestError, Origin, check_kind, check_spelling, parse_documents};
 use crate::node::pod::{NodePod, PodOrigin, PodStage};
 use crate::source::{FileCombiner, Files, IMMUTABLE, PathRole};
 
@@ -21,7 +21,7 @@ pub(super) type FileObjects = BTreeMap<ObjectKey, Arc<WholeObject>>;
 
 /// The content of the directory.
 pub(super) struct DirectoryContent {
-    /// The pods, no uid and no name twice.
+    /// The pods. No two of them have the same uid or name.
     pub(super) pods: Vec<NodePod>,
     /// The objects.
     pub(super) objects: Arc<FileObjects>,
@@ -29,9 +29,9 @@ pub(super) struct DirectoryContent {
 
 /// Combines the files of the directory.
 pub(super) struct DirectoryCombiner {
-    /// The node of its pods, if known.
+    /// The name of the node, which podfs writes into its pods, if it is known.
     node: Option<String>,
-    /// The objects of the last reading.
+    /// The objects when the files were read last.
     objects: Arc<FileObjects>,
     problems: Vec<(Origin, &'static str, String)>,
 }
@@ -53,7 +53,10 @@ impl DirectoryCombiner {
         if let (Some(node), Some(spec)) = (&self.node, manifest.get_mut("spec").and_then(Value::as_object_mut)) {
             spec.insert("nodeName".to_owned(), node.as_str().into());
         }
-        let pod = Pod::parse(Document::of_server(origin.clone(), manifest.clone())?)?;
+        let document = Document::of_server(origin.clone(), manifest.clone())?;
+        // As a kubelet, podfs serves a static pod with unknown fields, if it can.
+        let misspelled = check_spelling(&document);
+        let pod = Pod::parse(document).map_err(|error| misspelled.err().unwrap_or(error))?;
         let (pod, manifest) = (Arc::new(pod), Arc::new(manifest));
         Ok((origin, NodePod { pod, manifest, origin: PodOrigin::File(file.to_owned()), stage: PodStage::Desired }))
     }
@@ -104,7 +107,7 @@ impl DirectoryCombiner {
                 continue;
             }
             let old = self.objects.get(key);
-            let stays = match old {
+            let kept = match old {
                 Some(old) if object.parsed.is_refused_after(&old.parsed) => {
                     self.problems.push((origin.clone(), "data", IMMUTABLE.to_owned()));
                     Some(old)
@@ -112,7 +115,7 @@ impl DirectoryCombiner {
                 Some(old) if object.parsed.has_same_content(&old.parsed) => Some(old),
                 _ => None,
             };
-            objects.insert(key.clone(), Arc::clone(stays.unwrap_or(object)));
+            objects.insert(key.clone(), Arc::clone(kept.unwrap_or(object)));
         }
         objects
     }
@@ -126,6 +129,7 @@ impl FileCombiner for DirectoryCombiner {
     fn parse(&self, _: PathRole, file: &Path, bytes: &[u8]) -> Result<ManifestFile, ManifestError> {
         let mut contents = ManifestFile { pods: Vec::new(), objects: Vec::new() };
         for document in parse_documents(file, bytes)? {
+            check_kind(&document)?;
             match (document.api_version.as_str(), document.kind.as_str()) {
                 ("v1", "Pod") => contents.pods.push(self.pod(file, document)?),
                 _ => contents.objects.extend(WholeObject::parse(document)?),

@@ -1,6 +1,6 @@
 //! Follows all objects that the volumes of one pod refer to, and makes the pushes for its supervisor.
 //!
-//! A follower sleeps until one of its pod's own objects changes. It never polls, and a change of an object
+//! A follower sleeps until an object of its pod changes. It never polls, and a change of an object
 //! costs nothing for pods that do not refer to it.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -36,7 +36,7 @@ pub struct ObjectFollower {
     pod: NodePod,
     references: References,
     wants: BTreeSet<WantedObject>,
-    /// The tokens that its volumes and their drivers ask for.
+    /// The tokens that its volumes and their drivers need.
     wanted_tokens: BTreeSet<CredentialKey>,
     /// Its tokens, if there is a server that issues them.
     tokens: Option<IssuedCredentials>,
@@ -71,14 +71,14 @@ impl ObjectFollower {
         self.changed.notify_one();
     }
 
-    /// Makes the next push a complete one: the supervisor is another one, or has missed a push.
+    /// Makes the next push complete: another supervisor serves the pod now, or the supervisor has missed a push.
     pub fn restart(&mut self) {
         self.sent = None;
         self.changed.notify_one();
     }
 
-    /// What is behind the volumes of the pod, and the claims whose volumes are about to grow, according to the objects
-    /// that were pushed.
+    /// The backings of the pod's volumes by name, and the claims whose volumes are about to grow, according to the
+    /// objects of the last push.
     pub(in crate::node) fn backings_and_growing(&self) -> (BTreeMap<String, Backing>, BTreeSet<PendingExpansion>) {
         let leads_further = |volume: &Volume| matches!(volume.source, VolumeSource::Claim(_) | VolumeSource::Csi(_));
         let pod = &self.pod.pod;
@@ -91,10 +91,10 @@ impl ObjectFollower {
         }
     }
 
-    /// The next push: at first all objects, then the changes. Cancel-safe.
+    /// Waits for the next push: at first of all objects, then of the changes. Cancel-safe.
     pub async fn next(&mut self) -> Push {
         loop {
-            let (mut now, mut waits) = self.look();
+            let (mut now, mut deadlines) = self.current_references();
             if let Some(before) = &self.sent {
                 now.keep_missing_objects(before);
                 now.limit(Some(before));
@@ -102,13 +102,13 @@ impl ObjectFollower {
                     self.sent = Some(now);
                     return push;
                 }
-            } else if waits.first.is_none_or(|until| until <= Instant::now()) {
+            } else if deadlines.first.is_none_or(|until| until <= Instant::now()) {
                 now.limit(None);
                 let push = now.whole();
                 self.sent = Some(now);
                 return push;
             } else {
-                waits.settles = waits.first;
+                deadlines.settles = deadlines.first;
             }
             let token = async {
                 match &mut self.tokens {
@@ -119,15 +119,15 @@ impl ObjectFollower {
             tokio::select! {
                 () = self.changed.notified() => {}
                 (key, update) = token => self.take_token(&key, update),
-                () = until(waits.settles) => {}
+                () = until(deadlines.settles) => {}
             }
         }
     }
 
     /// The references and their objects at this moment.
-    fn look(&mut self) -> (PodReferences, FollowerDeadlines) {
+    fn current_references(&mut self) -> (PodReferences, FollowerDeadlines) {
         self.subscribe();
-        let (mut waits, mut is_answered) = (FollowerDeadlines { first: None, settles: None }, true);
+        let (mut deadlines, mut is_answered) = (FollowerDeadlines { first: None, settles: None }, true);
         let mut view = PodReferences {
             pod: Arc::clone(&self.pod.manifest),
             objects: BTreeMap::new(),
@@ -141,13 +141,13 @@ impl ObjectFollower {
             view.objects.extend(answer.objects.into_iter().map(|object| (object.key().clone(), object)));
             is_answered &= answer.is_answered;
             let Some(absence) = answer.absence else { continue };
-            waits.settles = waits.settles.max(absence.settles);
+            deadlines.settles = deadlines.settles.max(absence.settles);
             view.missing.extend(want.missing().map(|missing| (missing, absence.reason)));
         }
         match &self.tokens {
             Some(tokens) => {
                 is_answered &= tokens.are_answered();
-                waits.settles = waits.settles.max(tokens.unanswered().filter_map(ObjectRequest::settles).max());
+                deadlines.settles = deadlines.settles.max(tokens.unanswered().filter_map(ObjectRequest::settles).max());
                 for (key, token) in tokens.each() {
                     match token {
                         Ok(token) => drop(view.tokens.insert(key.clone(), Arc::clone(token))),
@@ -160,22 +160,25 @@ impl ObjectFollower {
                 view.missing_tokens.extend(self.wanted_tokens.iter().map(reason));
             }
         }
-        waits.settles = waits.settles.filter(|settles| *settles > Instant::now());
-        waits.first = (!is_answered).then_some(self.began + GRACE);
-        view.settling = waits.settles.is_some();
-        (view, waits)
+        deadlines.settles = deadlines.settles.filter(|settles| *settles > Instant::now());
+        deadlines.first = (!is_answered).then_some(self.began + GRACE);
+        view.settling = deadlines.settles.is_some();
+        (view, deadlines)
     }
 
     fn want_tokens(&mut self, further: BTreeSet<CredentialKey>) {
         self.wanted_tokens = self.references.tokens.iter().cloned().chain(further).collect();
         if let Some(tokens) = &mut self.tokens {
-            tokens.want(&self.wanted_tokens, &self.pod.pod.identity, &self.pod.pod.facts);
+            let forgotten = tokens.want(&self.wanted_tokens, &self.pod.pod.identity, &self.pod.pod.facts);
+            forgotten.iter().for_each(|token| self.registry.forget_token(&of_pod(token, &self.pod)));
         }
     }
 
     fn take_token(&mut self, key: &CredentialKey, update: ObjectUpdate<Token>) {
         if let Some(tokens) = &mut self.tokens {
-            self.registry.note_token(&title(tokens, key, &self.pod), &update);
+            if tokens.is_wanted(key) {
+                self.registry.note_token(&of_pod(&tokens.title(key), &self.pod), &update);
+            }
             tokens.take(key, update);
         }
     }
@@ -183,7 +186,7 @@ impl ObjectFollower {
     /// Subscribes to the objects to which the pod refers, and to no others. A claim leads to its PersistentVolume.
     fn subscribe(&mut self) {
         let named = wants(&self.pod, &self.references, self.registry.readers().is_some());
-        // A known object leads to more at once.
+        // An object that podfs knows already may refer to more objects.
         loop {
             let ExtraReferences { objects, tokens } = self.further(&named);
             self.want_tokens(tokens);
@@ -202,7 +205,7 @@ impl ObjectFollower {
         }
     }
 
-    /// The references of the volumes through known objects.
+    /// The references that known objects add to those of the volumes.
     fn further(&self, named: &BTreeSet<WantedObject>) -> ExtraReferences {
         let answers = named.union(&self.wants).map(|want| self.registry.answer(want));
         let parsed = answers.flat_map(|answer| answer.objects).map(|object| Arc::clone(&object.parsed));
@@ -215,7 +218,7 @@ impl ObjectFollower {
 impl Drop for ObjectFollower {
     fn drop(&mut self) {
         if let Some(tokens) = &self.tokens {
-            tokens.each().for_each(|(key, _)| self.registry.forget_token(&title(tokens, key, &self.pod)));
+            tokens.each().for_each(|(key, _)| self.registry.forget_token(&of_pod(&tokens.title(key), &self.pod)));
         }
         self.wants.iter().for_each(|want| self.registry.unsubscribe(want, &self.changed));
     }
@@ -223,28 +226,28 @@ impl Drop for ObjectFollower {
 
 /// How long to wait without a change.
 struct FollowerDeadlines {
-    /// The end of the wait for sources that have not answered, before the first push.
+    /// When the first push no longer waits for sources that have not answered.
     first: Option<Instant>,
-    /// When unknown objects become a problem.
+    /// When podfs reports unknown objects as a problem.
     settles: Option<Instant>,
 }
 
 /// The title of a token of the pod in the log.
-fn title(tokens: &IssuedCredentials, key: &CredentialKey, pod: &NodePod) -> String {
-    format!("{} of pod {}", tokens.title(key), pod.pod.identity)
+fn of_pod(token: &str, pod: &NodePod) -> String {
+    format!("{token} of pod {}", pod.pod.identity)
 }
 
 fn references_of(pod: &NodePod) -> References {
     references(&pod.pod.volumes, &pod.pod.identity, &pod.pod.facts)
 }
 
-/// The references of the pod by name. Objects of another namespace are never among them (SE-03). If only a kubelet has
-/// published volumes of the pod, podfs may have to read their content as the pod.
+/// The references of the pod by name. Objects of another namespace are never among them (SE-03). If podfs serves only
+/// volumes that the kubelet has published, and `reads_as_pods`, it reads ConfigMaps and Secrets with the pod's token.
 fn wants(pod: &NodePod, references: &References, reads_as_pods: bool) -> BTreeSet<WantedObject> {
     let identity = &pod.pod.identity;
-    let reads_itself = reads_as_pods && pod.origin == PodOrigin::Kubelet;
+    let is_read_as_pod = reads_as_pods && pod.origin == PodOrigin::Kubelet;
     let want = |key: ObjectKey| match key.kind {
-        ObjectKind::ConfigMap | ObjectKind::Secret if reads_itself => WantedObject::AsPod(identity.uid.clone(), key),
+        ObjectKind::ConfigMap | ObjectKind::Secret if is_read_as_pod => WantedObject::AsPod(identity.uid.clone(), key),
         _ => WantedObject::Object(key),
     };
     let of = |kind: ObjectKind, names: &BTreeSet<String>| {

@@ -15,14 +15,14 @@ pub(super) struct SharedJournal {
 }
 
 struct JournalState {
-    /// Locked for moments.
+    /// The lock is held for moments.
     journal: Mutex<ProblemLog>,
-    /// Notified when the next line may be due at another time.
+    /// Wakes the task when the time of the next line has changed.
     changed: Notify,
 }
 
 impl SharedJournal {
-    /// An empty journal. To be called inside of a tokio runtime.
+    /// An empty journal. Must be called inside of a tokio runtime.
     pub(super) fn new() -> SharedJournal {
         let shared = Arc::new(JournalState { journal: Mutex::default(), changed: Notify::new() });
         let task = AbortOnDrop::spawn(log(Arc::clone(&shared)));

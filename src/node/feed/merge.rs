@@ -1,9 +1,10 @@
 //! The pods of both sources as one list, for the manager.
 //!
-//! 1. A uid is one pod. A static pod wins over a pod of the API server with its uid.
+//! 1. A uid is one pod. If a static pod and a pod of the API server have one uid, only the static pod counts.
 //! 2. A mirror pod of the API server is an image of a static pod, and never a pod of its own.
 //! 3. Before a source has listed all its pods, a pod that it has not listed is unknown, not deleted.
-//! 4. A file that could not be read since the start keeps the pods that an earlier daemon had read in it.
+//! 4. While podfs has not been able to read a file since its start, it keeps the pods that an earlier daemon read in
+//!    the file.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
@@ -13,7 +14,7 @@ use super::{FeedEvent, PodSource};
 use crate::manifest::pod::PodUid;
 use crate::node::pod::{NodePod, PodOrigin};
 
-/// The annotation of a mirror pod: the kubelet's hash of the static pod, which is its uid.
+/// The annotation of a mirror pod: the kubelet's hash of the static pod, which is the static pod's uid.
 const MIRROR: &str = "kubernetes.io/config.mirror";
 /// The annotation of a mirror pod with the uid of its static pod.
 const HASH: &str = "kubernetes.io/config.hash";
@@ -30,12 +31,13 @@ pub(super) struct MergedPods {
     files: Option<PodsByUid>,
     /// The pods of the API server, once it has listed them.
     api: Option<PodsByUid>,
-    shown: PodsByUid,
+    /// The pods that the manager has.
+    reported: PodsByUid,
 }
 
 impl MergedPods {
     pub(super) fn new(earlier: Vec<NodePod>) -> MergedPods {
-        MergedPods { earlier, files: None, api: None, shown: PodsByUid::new() }
+        MergedPods { earlier, files: None, api: None, reported: PodsByUid::new() }
     }
 
     /// Takes the static pods. `unread` are files that podfs has never read.
@@ -78,16 +80,18 @@ impl MergedPods {
     /// one.
     fn changes(&mut self, first: Option<PodSource>) -> Vec<FeedEvent> {
         let now = self.wanted();
-        let gone = self.shown.iter().filter(|(uid, _)| !now.contains_key(uid));
-        let mut events: Vec<_> = gone.map(|(uid, pod)| FeedEvent::Gone(source(pod), uid.clone())).collect();
-        let differs = |uid: &PodUid, pod: &NodePod| self.shown.get(uid).is_none_or(|shown| !is_same(shown, pod));
-        let is_listed = |pod: &NodePod| first == Some(source(pod));
+        let gone = self.reported.iter().filter(|(uid, _)| !now.contains_key(uid));
+        let mut events: Vec<_> =
+            gone.map(|(uid, pod)| FeedEvent::Gone(PodSource::of(&pod.origin), uid.clone())).collect();
+        let differs =
+            |uid: &PodUid, pod: &NodePod| self.reported.get(uid).is_none_or(|reported| !is_same(reported, pod));
+        let is_listed = |pod: &NodePod| first == Some(PodSource::of(&pod.origin));
         let put = now.iter().filter(|(uid, pod)| differs(uid, pod) && !is_listed(pod));
         events.extend(put.map(|(_, pod)| FeedEvent::Put(pod.clone())));
         if let Some(first) = first {
             events.push(FeedEvent::Pods(first, now.values().filter(|pod| is_listed(pod)).cloned().collect()));
         }
-        self.shown = now;
+        self.reported = now;
         events
     }
 
@@ -110,15 +114,6 @@ impl MergedPods {
                 let has_name = (&file.namespace, &file.name) == (&identity.namespace, &identity.name);
                 annotation(HASH) == Some(file.uid.as_str()) || has_name && annotation(SOURCE) == Some("file")
             })
-    }
-}
-
-fn source(pod: &NodePod) -> PodSource {
-    match pod.origin {
-        PodOrigin::File(_) => PodSource::Files,
-        PodOrigin::Api => PodSource::Api,
-        PodOrigin::Kubelet => PodSource::Kubelet,
-        PodOrigin::Runtime => PodSource::Runtime,
     }
 }
 
@@ -154,7 +149,7 @@ mod tests {
     }
 
     fn shown(events: Vec<FeedEvent>) -> Vec<String> {
-        let name = |pod: &NodePod| format!("{} {:?}", pod.pod.identity.uid, source(pod));
+        let name = |pod: &NodePod| format!("{} {:?}", pod.pod.identity.uid, PodSource::of(&pod.origin));
         let show = |event: FeedEvent| match event {
             FeedEvent::Pods(source, pods) => {
                 format!("{source:?}: {}", pods.iter().map(name).collect::<Vec<_>>().join(", "))

@@ -7,9 +7,9 @@
 //! | `namespaces` | the namespaces whose pods are chosen for the runtime's containers |
 //! | `kubelet_pods` | the pods of a node with a kubelet, and which of their volumes podfs serves |
 //! | `chosen` | the pods whose volumes podfs serves in the place of the kubelet's, and until when |
-//! | `merge` | the pods of all sources as one: which count, and what changed |
-//! | `object` | an object as it was written, and as podfs understands it |
-//! | `readers` | the pods that read the objects of their CSI volumes with tokens of their own |
+//! | `merge` | one list of the pods of all sources, and its changes |
+//! | `object` | an object as its source has it, and parsed |
+//! | `readers` | clients of the API server that read the objects of CSI volumes with the pods' own tokens |
 //! | `registry` | which pods refer to which objects, and what podfs knows of each object |
 //! | `server` | the requests for objects to the API server |
 //! | `journal` | the log lines about objects |
@@ -41,7 +41,7 @@ use std::sync::Arc;
 
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 
-use super::pod::NodePod;
+use super::pod::{NodePod, PodOrigin};
 use super::publication::Publication;
 use super::state::ContainerEntry;
 use crate::kube::client::ApiClient;
@@ -67,11 +67,12 @@ pub struct FeedSettings {
     pub manifests: Option<PathBuf>,
     /// The access to the API server, if there is one. It needs the name of the node.
     pub api: Option<SettingsSource>,
-    /// Whether podfs reads the objects of CSI volumes as the pods that have them, with the pods' tokens.
+    /// Whether podfs reads the objects of a CSI volume with the token of its pod, instead of its own credentials.
     pub reads_as_pods: bool,
     /// The name of the node, where it is known.
     pub node: Option<String>,
-    /// The pods that an earlier daemon knew. Those in files that podfs cannot read at the start stay.
+    /// The pods that an earlier daemon knew. A static pod among them stays while podfs has never been able to read its
+    /// file.
     pub earlier: Vec<NodePod>,
 }
 
@@ -84,8 +85,20 @@ pub enum PodSource {
     Api,
     /// A kubelet, which publishes CSI volumes.
     Kubelet,
-    /// A container runtime, whose containers have volumes of podfs in the place of the kubelet's.
+    /// `podfs node --nri`: the pods whose containers have volumes of podfs in the place of the kubelet's.
     Runtime,
+}
+
+impl PodSource {
+    /// The source that described a pod of this origin.
+    pub fn of(origin: &PodOrigin) -> PodSource {
+        match origin {
+            PodOrigin::File(_) => PodSource::Files,
+            PodOrigin::Api => PodSource::Api,
+            PodOrigin::Kubelet => PodSource::Kubelet,
+            PodOrigin::Runtime => PodSource::Runtime,
+        }
+    }
 }
 
 /// A change of the node's pods, for the manager.
@@ -97,9 +110,10 @@ pub enum FeedEvent {
     Put(NodePod),
     /// The source no longer has the pod.
     Gone(PodSource, PodUid),
-    /// These are all containers of the pod whose volumes the runtime has asked for.
+    /// These are now all containers of the pod with a volume of podfs, or with a volume of the kubelet that podfs could
+    /// serve.
     Containers(PodIdentity, Vec<ContainerEntry>),
-    /// These are all problems of the source now, one sentence each.
+    /// These are now all problems of the source, one sentence each.
     Failure(PodSource, Vec<String>),
 }
 
@@ -112,7 +126,7 @@ pub enum FeedError {
     /// The settings of the API server cannot be used.
     #[error(transparent)]
     Settings(#[from] SettingsError),
-    /// The node has no name, by which its pods are found.
+    /// podfs does not know the name of the node, by which it finds the pods of the node.
     #[error("the pods of this node are found by its name; give it with --node-name, as kubectl get nodes shows it")]
     NoNode,
 }
@@ -128,9 +142,9 @@ pub struct Feed {
     objects: PodObjects,
     contacts: Contacts,
     client: Option<ApiClient>,
-    /// The pods of a node with a kubelet, where that or the runtime decides which of them podfs serves.
+    /// The pods of a node with a kubelet, if the kubelet or the runtime decides which of them podfs serves.
     kubelet: Option<KubeletPods>,
-    /// Follows the namespaces by which pods are chosen.
+    /// The task that follows the namespaces whose pods are chosen.
     _namespaces: Option<AbortOnDrop>,
     _files: Option<CombinedFiles>,
     _pods: Option<AbortOnDrop>,
@@ -142,7 +156,7 @@ pub struct PodObjects {
     registry: Arc<ObjectRegistry>,
 }
 
-/// A change from one of the sources.
+/// A change from a source.
 enum FeedInput {
     Files { pods: Option<Vec<NodePod>>, problems: BTreeSet<String>, unread: BTreeSet<PathBuf>, is_found: bool },
     Api { change: Option<PodChange>, trouble: Option<Vec<String>> },
@@ -163,7 +177,7 @@ impl Feed {
     ///
     /// # Errors
     /// When a limit of the kernel on watches of files is reached, or the settings of the API server cannot be used.
-    /// Missing or wrong files, and a server that cannot be reached, come later, as trouble.
+    /// The feed reports missing or wrong files, and a server that cannot be reached, later, as [`FeedEvent::Failure`].
     pub async fn open(settings: FeedSettings) -> Result<Feed, FeedError> {
         let FeedSettings { manifests, api, reads_as_pods, node, earlier } = settings;
         let (input, inputs) = unbounded_channel();
@@ -210,13 +224,13 @@ impl Feed {
         self.objects.registry.readers().cloned()
     }
 
-    /// The client of the API server, if there is one: a node has one connection to it.
+    /// The client of the API server, if there is one. All parts of the daemon share its connection.
     pub(crate) fn client(&self) -> Option<ApiClient> {
         self.client.clone()
     }
 
-    /// From now on a kubelet decides which pods podfs serves: the sources only describe them. Returns the sender of its
-    /// changes.
+    /// From now on a kubelet decides which pods podfs serves: the sources only describe them. Returns a function that
+    /// takes the kubelet's changes, and returns false once the feed is dropped.
     pub fn follow_kubelet(
         &mut self,
         publications: BTreeMap<PathBuf, Publication>,
@@ -227,19 +241,21 @@ impl Feed {
     }
 
     /// From now on podfs serves pods only if they are chosen for the runtime's containers, or the kubelet has published
-    /// volumes of them. `earlier` are those that an earlier daemon served for the runtime. Returns the sender of the
-    /// runtime's changes.
+    /// volumes of them. `earlier` are the pods that an earlier daemon served for the runtime. Returns a function that
+    /// takes the runtime's changes, and returns false once the feed is dropped.
     pub fn follow_runtime(
         &mut self,
-        chosen: Chosen,
+        mut chosen: Chosen,
         earlier: &[NodePod],
     ) -> impl Fn(RuntimeChange) -> bool + Send + Sync + 'static {
         if let Some(client) = self.client.clone().filter(|_| chosen.wants_namespaces()) {
             self._namespaces = Some(AbortOnDrop::spawn(namespaces::follow(client, self.input.clone())));
         }
+        let sources = [(PodSource::Files, self._files.is_some()), (PodSource::Api, self._pods.is_some())];
+        chosen.await_sources(sources.into_iter().filter_map(|(source, is_there)| is_there.then_some(source)));
         let kubelet = self.kubelet.get_or_insert_default();
         let pods = kubelet.choose(chosen, earlier);
-        // Chosen pods of the kubelet never appear without the volumes that they have for the runtime.
+        // The first list of the kubelet's pods has the chosen pods with the volumes that they have for the runtime.
         for event in self.events.iter_mut().filter(|event| matches!(event, FeedEvent::Pods(PodSource::Kubelet, _))) {
             *event = kubelet.published();
         }
@@ -259,7 +275,7 @@ impl Feed {
             if let Some(event) = self.events.pop_front() {
                 return event;
             }
-            match self.inputs.recv().await.expect("an end to send is kept here, too") {
+            match self.inputs.recv().await.expect("self.input keeps the channel open") {
                 FeedInput::Files { pods, problems, unread, is_found } => {
                     self.take_files(pods, problems, &unread, is_found)
                 }
@@ -307,7 +323,8 @@ impl Feed {
         is_found: bool,
     ) {
         self.static_pods.pods = pods.unwrap_or_else(|| std::mem::take(&mut self.static_pods.pods));
-        // A directory that never existed may belong to an earlier daemon's pods: until it exists, its pods are unknown.
+        // An earlier daemon may have read pods in a directory that does not exist now: until it exists, its pods are
+        // unknown.
         if is_found {
             let events = self.merge.take_files(&self.static_pods.pods, unread);
             self.pass_on(events);

@@ -1,6 +1,7 @@
 //! The namespaces whose pods are chosen for the runtime's containers: those with the label [`MARK`].
 //!
-//! Credentials of a node may not list namespaces. Then pods are chosen by their own labels alone, and the log says so once.
+//! The credentials of a node need not allow it to list namespaces. Then podfs chooses pods by their own labels alone, and says
+//! so once in the log.
 
 use std::collections::BTreeSet;
 

@@ -1,4 +1,4 @@
-//! An object in the form that its source and supervisors use, and parsed.
+//! An object as JSON, which supervisors get, and parsed.
 
 use std::sync::Arc;
 
@@ -10,9 +10,9 @@ use crate::source::ServedObject;
 
 /// An object that volumes can show.
 pub(crate) struct WholeObject {
-    /// The form that supervisors get.
+    /// The object as JSON: supervisors get this form.
     pub(crate) value: Value,
-    /// The form that podfs uses.
+    /// The parsed object: the daemon uses this form.
     pub(crate) parsed: Arc<NamedObject>,
 }
 
@@ -27,7 +27,7 @@ impl WholeObject {
         Ok(parse_object(document)?.map(|parsed| Arc::new(WholeObject { value, parsed: Arc::new(parsed) })))
     }
 
-    /// Whether a volume shows the same of both.
+    /// Whether a volume shows the same content of both objects.
     pub(crate) fn has_same_content(&self, other: &WholeObject) -> bool {
         self.parsed.has_same_content(&other.parsed)
     }

@@ -18,9 +18,9 @@ use crate::manifest::{Document, ManifestError};
 use crate::node::pod::{NodePod, PodOrigin, PodStage};
 use crate::source::{Contacts, SETTLE, origin};
 
-/// A change of the pods of the server.
+/// A change of the pods that the API server has put on the node.
 pub(super) enum PodChange {
-    /// These are all pods.
+    /// These are now all pods.
     All(Vec<NodePod>),
     /// A pod is new, or different.
     Put(NodePod),
@@ -54,7 +54,7 @@ struct ServerPods {
     pods: BTreeMap<PodUid, NodePod>,
     /// The problems of pods that podfs cannot serve, by their names.
     bad: BTreeMap<String, String>,
-    /// The problem of the watch, and since when.
+    /// The problem of the watch, and since when there is one.
     trouble: Option<(Instant, String)>,
     /// The problems that were reported last.
     reported: Vec<String>,
@@ -68,7 +68,7 @@ impl ServerPods {
     /// Takes an event of the watch. Returns the change for the manager, if there is one.
     fn take(&mut self, event: FollowerEvent, now: Instant) -> Option<PodChange> {
         if let FollowerEvent::Failure(error) = &event {
-            self.note(error, now);
+            self.note_failure(error, now);
             return None;
         }
         self.trouble = None;
@@ -105,16 +105,16 @@ impl ServerPods {
         })
     }
 
-    /// Stores the pod; if it cannot be parsed, keeps the version before. Returns the pod if it has changed.
+    /// Stores the pod. If podfs cannot parse it, keeps the version before with the new stage. Returns the pod if it has changed.
     fn put(&mut self, object: Value, known: Option<NodePod>) -> Option<NodePod> {
         let (name, stage) = (name_of(&object), stage_of(&object));
         let manifest = manifest_of(object);
         let is_same = known.as_ref().is_some_and(|known| *known.manifest == manifest && known.stage == stage);
-        let read = match &known {
+        let parsed = match &known {
             Some(known) if is_same => Ok(known.clone()),
             _ => parse(&name, manifest, stage),
         };
-        match read {
+        match parsed {
             Ok(pod) => {
                 self.bad.remove(&name);
                 self.pods.insert(pod.pod.identity.uid.clone(), pod.clone());
@@ -122,13 +122,16 @@ impl ServerPods {
             }
             Err(error) => {
                 self.bad.insert(name, format!("{error}; podfs cannot serve the pod as it is now"));
-                self.pods.extend(known.map(|known| (known.pod.identity.uid.clone(), known)));
-                None
+                let known = known?;
+                let has_changed = known.stage != stage;
+                let pod = NodePod { stage, ..known };
+                self.pods.insert(pod.pod.identity.uid.clone(), pod.clone());
+                has_changed.then_some(pod)
             }
         }
     }
 
-    fn note(&mut self, error: &ApiError, now: Instant) {
+    fn note_failure(&mut self, error: &ApiError, now: Instant) {
         let since = self.trouble.as_ref().map_or(now, |(since, _)| *since);
         let may_pass = error.class.passes() && !error.is_outage();
         let sentence = match error.class {
@@ -150,7 +153,7 @@ fn parse(name: &str, manifest: Value, stage: PodStage) -> Result<NodePod, Manife
     Ok(NodePod { pod, manifest: Arc::new(manifest), origin: PodOrigin::Api, stage })
 }
 
-/// The part of a pod that decides about its volumes. Its status changes all the time, and with it the version.
+/// The part of a pod that decides about its volumes. Without its status and its version: both change all the time.
 fn manifest_of(mut pod: Value) -> Value {
     strip(&mut pod);
     if let Some(fields) = pod.as_object_mut() {
@@ -251,6 +254,21 @@ mod tests {
             "put u1 Desired"
         );
         assert_eq!(pods.take_trouble(), Some(Vec::new()));
+    }
+
+    #[test]
+    fn a_pod_that_cannot_be_parsed_ends_all_the_same() {
+        let (mut pods, now) = server();
+        pods.take(FollowerEvent::Listed(vec![plain("a", "u1")]), now);
+        let mut bad = plain("a", "u1");
+        bad["metadata"]["annotations"] = json!({"podfs.io/cache.none": "auto"});
+        assert_eq!(shown(pods.take(FollowerEvent::Put(bad.clone()), now)), "nothing");
+        bad["metadata"]["deletionTimestamp"] = "2030-01-01T00:00:00Z".into();
+        assert_eq!(shown(pods.take(FollowerEvent::Put(bad.clone()), now)), "put u1 Terminating");
+        assert_eq!(shown(pods.take(FollowerEvent::Put(bad.clone()), now)), "nothing");
+        bad["status"]["phase"] = "Succeeded".into();
+        assert_eq!(shown(pods.take(FollowerEvent::Listed(vec![bad.clone()]), now)), "u1 Terminal");
+        assert_eq!(shown(pods.take(FollowerEvent::Deleted(bad), now)), "gone u1");
     }
 
     #[test]

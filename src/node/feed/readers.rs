@@ -1,4 +1,4 @@
-//! The readers of the objects of CSI volumes, where the pods read them with their own credentials: for each pod a client of the
+//! The readers of the objects of CSI volumes, if podfs reads them with the credentials of the pods: for each pod a client of the
 //! API server, with the token that the kubelet sends with each publication.
 
 use std::sync::Arc;
@@ -14,7 +14,7 @@ use crate::kube::settings::{PodToken, SettingsError};
 use crate::manifest::pod::PodUid;
 use crate::source::SettingsSource;
 
-/// The pause before podfs reads settings again that it could not use.
+/// The pause before podfs reads the settings of the API server again, after it could not use them.
 const RETRY: Duration = Duration::from_secs(10);
 
 /// The readers of the node's pods. Cheap to clone.
@@ -24,7 +24,7 @@ pub(in crate::node) struct PodReaders {
     pods: Arc<DashMap<PodUid, Arc<PodReader>>>,
 }
 
-/// A pod that reads objects of its own.
+/// The reader of a pod's objects, with the pod's credentials.
 pub(super) struct PodReader {
     server: SettingsSource,
     token: PodToken,
@@ -56,25 +56,25 @@ impl PodReaders {
         self.pods.get(uid).is_some_and(|reader| reader.token.is_known())
     }
 
-    /// Forgets the tokens of all other pods than these, unless a task still reads with them.
+    /// Forgets the tokens of pods that are not published, unless a task still reads with them.
     pub(in crate::node) fn keep(&self, is_published: impl Fn(&PodUid) -> bool) {
         self.pods.retain(|uid, reader| is_published(uid) || Arc::strong_count(reader) > 1);
     }
 }
 
 impl PodReader {
-    /// The pod's client, with one connection for all of its objects. Without a token, or if the settings of the server
-    /// cannot be used, calls `tell` with the problem and waits.
-    pub(super) async fn client(&self, tell: impl Fn(&SettingsError)) -> ApiClient {
+    /// The pod's client, with one connection for all of its objects. Without a token, or if podfs cannot use the settings
+    /// of the server, calls `report` with the problem and waits.
+    pub(super) async fn client(&self, report: impl Fn(&SettingsError)) -> ApiClient {
         if !self.token.is_known() {
-            tell(&SettingsError::NoPodToken);
+            report(&SettingsError::NoPodToken);
             self.token.known().await;
         }
         loop {
             let access = || SettingsSource::AsPod(Box::new(self.server.clone()), self.token.clone());
             match self.client.get_or_try_init(|| ApiClient::open(access())).await {
                 Ok(client) => return client.clone(),
-                Err(error) => tell(&error),
+                Err(error) => report(&error),
             }
             sleep(RETRY).await;
         }

@@ -1,16 +1,16 @@
 //! Which pods refer to which objects, and what podfs knows of each object, for all pods of the node.
 //!
-//! An object comes from the manifest files, or else from the API server. Files win: podfs does not ask the server for an object
-//! that they describe. An entry exists as long as a pod refers to its object; the watch ends with it (MG-01).
+//! An object comes from the manifest files, or else from the API server. podfs does not request an object from the server that
+//! the files describe. An entry exists as long as a pod refers to its object; the watch ends with it (MG-01).
 //!
 //! Locks, and why no change is missed:
 //!
-//! 1. `files` is held for the copy of a pointer. An entry of `entries` may be locked while `files` is locked for that, never
-//!    the other way round. Neither is held over an `await`.
-//! 2. Files are replaced first, and then the registry visits the entries of objects that differ. A pod that begins to
-//!    refer to an object reads the files with the entry locked: it sees the new files, or its entry is visited.
+//! 1. A thread locks `files` only while it copies or replaces a pointer. It may do so while it has an entry of `entries` locked,
+//!    but it never locks an entry while it has `files` locked. No thread holds a lock over an `await`.
+//! 2. The registry replaces the files first, and then visits the entries of objects that differ. A new reference reads the files
+//!    with its entry locked. So it sees the new files, or the registry visits its entry afterwards.
 //! 3. The registry starts, cancels and completes a request with its entry locked. A request has a number, by which the
-//!    registry ignores the answer of a cancelled task.
+//!    registry recognizes the answer of a cancelled task, and ignores it.
 //! 4. A follower is notified after the entry has changed, and reads entries after it was notified. A notification that comes
 //!    while it reads makes it read again.
 
@@ -35,7 +35,7 @@ use crate::source::{IssuedCredentials, ObjectUpdate, SETTLE};
 pub(super) enum WantedObject {
     /// An object.
     Object(ObjectKey),
-    /// An object, as the service account of the pod may read it.
+    /// An object that podfs reads with the token of this pod.
     AsPod(PodUid, ObjectKey),
     /// All ClusterTrustBundles of a signer.
     BundlesOf(String),
@@ -46,21 +46,22 @@ pub(super) enum WantedObject {
 /// What podfs knows of a reference.
 pub(super) struct WantedObjectAnswer {
     pub(super) objects: Vec<Arc<WholeObject>>,
-    /// Why the object is unknown, if it is.
+    /// Why podfs does not know the object, if it does not.
     pub(super) absence: Option<Absence>,
-    /// Whether the sources have answered, so that waiting is of no use.
+    /// Whether the sources have answered, so that a follower need not wait for them.
     pub(super) is_answered: bool,
 }
 
-/// Why an object is unknown.
+/// Why podfs does not know an object.
 pub(super) struct Absence {
     pub(super) reason: String,
-    /// When that becomes a problem.
+    /// When podfs reports this as a problem; `None` if at once.
     pub(super) settles: Option<Instant>,
 }
 
 /// The state of an object, and the followers that are notified of changes.
 pub(super) struct ObjectRegistry {
+    /// The registry itself, for the tasks that send answers to it.
     me: Weak<ObjectRegistry>,
     server: Option<ObjectServer>,
     entries: DashMap<WantedObject, RegisteredObject>,
@@ -80,7 +81,7 @@ enum FilesKnown {
 #[derive(Default)]
 struct RegisteredObject {
     followers: Vec<Arc<Notify>>,
-    /// What the task that follows the object at the API server has found, if there is one.
+    /// The task that follows the object at the API server, if there is one, and its last answer.
     followed: Option<FollowedObject>,
 }
 
@@ -108,7 +109,7 @@ impl ObjectRegistry {
         let FilesKnown::Are(before) = before else {
             return self.entries.iter_mut().for_each(|mut entry| {
                 let (want, entry) = entry.pair_mut();
-                self.ask(want, entry);
+                self.request(want, entry);
                 entry.notify();
             });
         };
@@ -120,30 +121,29 @@ impl ObjectRegistry {
             objects.iter().filter(differs).chain(gone).flat_map(|(_, object)| wants_of(object)).collect();
         for mut entry in self.entries.iter_mut().filter(|entry| entry.key().is_one_of(&changed)) {
             let (want, entry) = entry.pair_mut();
-            self.ask(want, entry);
+            self.request(want, entry);
             entry.notify();
         }
     }
 
     /// Takes a message of the task with this number.
-    pub(super) fn take(&self, want: &WantedObject, question: u64, message: TaskMessage) {
+    pub(super) fn take(&self, want: &WantedObject, id: u64, message: TaskMessage) {
+        let Some(mut entry) = self.entries.get_mut(want) else { return };
+        let Some(followed) = entry.followed.as_mut().filter(|followed| followed.has_id(id)) else { return };
         if let (Some(server), TaskMessage::Update(update)) = (&self.server, &message) {
             server.note(&want.title(), update);
         }
-        if let Some(mut entry) = self.entries.get_mut(want)
-            && let Some(followed) = entry.followed.as_mut().filter(|followed| followed.is(question))
-            && followed.take(message)
-        {
+        if followed.take(message) {
             entry.notify();
         }
     }
 
-    /// Adds a reference of this follower's pod. Requests an object again that could not change any more: another one
-    /// may have its name now.
+    /// Adds a reference of this follower's pod. If the object had its final state, such as a bound claim, requests it
+    /// again: another object may have its name now.
     pub(super) fn subscribe(&self, want: &WantedObject, follower: &Arc<Notify>) {
         let mut entry = self.entries.entry(want.clone()).or_default();
         entry.followers.push(Arc::clone(follower));
-        self.ask(want, &mut entry);
+        self.request(want, &mut entry);
     }
 
     /// Removes a reference of this follower's pod.
@@ -171,17 +171,17 @@ impl ObjectRegistry {
         let Some(followed) = entry.as_ref().and_then(|entry| entry.followed.as_ref()) else {
             return WantedObjectAnswer { objects, absence: None, is_answered: true };
         };
-        // Objects of files win, and come last here.
+        // If files and server have the same object, the follower uses the last one in this list, which is from the files.
         objects.splice(0..0, followed.objects().iter().cloned());
         WantedObjectAnswer { objects, absence: followed.absence(want), is_answered: followed.is_answered() }
     }
 
-    /// The readers of objects as pods, if pods read their own objects.
+    /// The readers with the tokens of pods, if podfs reads objects with them.
     pub(super) fn readers(&self) -> Option<&PodReaders> {
         self.server.as_ref()?.readers()
     }
 
-    /// Tokens of a pod, if a server issues them.
+    /// The tokens of a pod, if a server issues them.
     pub(super) fn tokens(&self) -> Option<IssuedCredentials> {
         self.server.as_ref().map(ObjectServer::tokens)
     }
@@ -200,14 +200,14 @@ impl ObjectRegistry {
         }
     }
 
-    /// Requests an object from the server, or cancels the request if the files have the object. Does nothing before the
-    /// files were read.
-    fn ask(&self, want: &WantedObject, entry: &mut RegisteredObject) {
+    /// Requests an object from the server, or cancels the request if the files have the object. Does nothing before podfs
+    /// has read the files.
+    fn request(&self, want: &WantedObject, entry: &mut RegisteredObject) {
         let (Some(server), FilesKnown::Are(files)) = (&self.server, self.files()) else { return };
         if matches!(want, WantedObject::Object(key) | WantedObject::AsPod(_, key) if files.contains_key(key)) {
             entry.followed = None;
         } else if entry.followed.as_ref().is_none_or(FollowedObject::is_settled) {
-            entry.followed = server.ask(want, &self.me, entry.followed.take());
+            entry.followed = server.request(want, &self.me, entry.followed.take());
         }
     }
 
@@ -229,7 +229,8 @@ impl RegisteredObject {
 }
 
 impl WantedObject {
-    /// The reference in a push if nothing is known of it. The only Node has no name that a push could have.
+    /// The reference as a push reports it while podfs does not know its object. A push cannot report the only Node, which has no
+    /// known name.
     pub(super) fn missing(&self) -> Option<Missing> {
         match self {
             WantedObject::Object(key) | WantedObject::AsPod(_, key) => Some(Missing::Object(key.clone())),
@@ -238,11 +239,11 @@ impl WantedObject {
         }
     }
 
-    /// Whether it is among these references, none of which belongs to a pod's own reader.
+    /// Whether its object is among these references, none of which is [`WantedObject::AsPod`].
     fn is_one_of(&self, wants: &BTreeSet<WantedObject>) -> bool {
         match self {
             WantedObject::AsPod(_, key) => wants.contains(&WantedObject::Object(key.clone())),
-            other => wants.contains(other),
+            want => wants.contains(want),
         }
     }
 }

@@ -24,48 +24,50 @@ use crate::source::{
 pub(super) struct ObjectServer {
     client: ApiClient,
     contacts: Contacts,
-    /// The readers of the objects of CSI volumes, where the pods read them with their own credentials.
+    /// The readers of the objects of CSI volumes, if podfs reads them with the tokens of the pods.
     readers: Option<PodReaders>,
     journal: SharedJournal,
     runtime: Handle,
-    questions: AtomicU64,
+    /// The id of the next task.
+    next_id: AtomicU64,
 }
 
 /// An object that a task follows, and the last answer.
 pub(super) struct FollowedObject {
-    /// Distinguishes tasks for the same object: one that is about to end may still send an answer.
+    /// Distinguishes tasks for the same object: a cancelled task may still send an answer.
     id: u64,
-    /// The objects, once they are known.
+    /// The objects, once podfs knows them.
     known: Option<Vec<Arc<WholeObject>>>,
-    question: ObjectRequest,
+    request: ObjectRequest,
     /// Whether the server has answered since the last request, even with an error.
     is_answered: bool,
-    /// Whether the task has ended, because the object cannot change any more.
+    /// Whether the object has its final state, such as a bound claim. The task has ended, or only looks whether the
+    /// volume grows.
     is_settled: bool,
     _task: AbortOnDrop,
 }
 
 impl ObjectServer {
-    /// Without requests. To be called inside of a tokio runtime.
+    /// Without requests. Must be called inside of a tokio runtime.
     pub(super) fn new(client: ApiClient, contacts: Contacts, readers: Option<PodReaders>) -> ObjectServer {
-        let (runtime, questions) = (Handle::current(), AtomicU64::new(0));
-        ObjectServer { client, contacts, readers, journal: SharedJournal::new(), runtime, questions }
+        let (runtime, next_id) = (Handle::current(), AtomicU64::new(0));
+        ObjectServer { client, contacts, readers, journal: SharedJournal::new(), runtime, next_id }
     }
 
     pub(super) fn readers(&self) -> Option<&PodReaders> {
         self.readers.as_ref()
     }
 
-    /// Starts a task that follows an object, or the bundles of a signer. Keeps what `before` knows until an answer
+    /// Starts a task that follows an object, or the bundles of a signer. Keeps the objects of `before` until an answer
     /// comes.
-    pub(super) fn ask(
+    pub(super) fn request(
         &self,
         want: &WantedObject,
         registry: &Weak<ObjectRegistry>,
         before: Option<FollowedObject>,
     ) -> Option<FollowedObject> {
-        debug!("{} is asked for", want.title());
-        let id = self.questions.fetch_add(1, Ordering::Relaxed);
+        debug!("podfs requests {}", want.title());
+        let id = self.next_id.fetch_add(1, Ordering::Relaxed);
         let answers = FeedAnswers { registry: Weak::clone(registry), want: want.clone(), id };
         let (client, contacts) = (self.client.clone(), self.contacts.clone());
         let task = match want {
@@ -86,7 +88,7 @@ impl ObjectServer {
         Some(FollowedObject {
             id,
             known,
-            question: ObjectRequest::new(),
+            request: ObjectRequest::new(),
             is_answered: false,
             is_settled: false,
             _task: task,
@@ -111,25 +113,25 @@ impl ObjectServer {
     /// Forgets a reference that no pod has any more.
     pub(super) fn forget(&self, want: &WantedObject) {
         let title = want.title();
-        debug!("{title} is not followed any more");
+        debug!("podfs no longer follows {title}");
         self.journal.forget(&title);
         self.contacts.forget(&title);
     }
 
     /// The tokens of a pod. Requests none yet.
     pub(super) fn tokens(&self) -> IssuedCredentials {
-        // Tokens of several pods have the same title.
+        // Tokens of different pods can have the same title, so they have no place in the contacts of the node.
         IssuedCredentials::new(self.client.clone(), Contacts::default())
     }
 }
 
 impl FollowedObject {
-    /// Whether this is the task of that number.
-    pub(super) fn is(&self, id: u64) -> bool {
+    /// Whether this is the task with that number.
+    pub(super) fn has_id(&self, id: u64) -> bool {
         self.id == id
     }
 
-    /// The objects, if they are known.
+    /// The objects; none if podfs does not know them.
     pub(super) fn objects(&self) -> &[Arc<WholeObject>] {
         self.known.as_deref().unwrap_or_default()
     }
@@ -142,10 +144,10 @@ impl FollowedObject {
         self.is_settled
     }
 
-    /// Why the object is unknown, if it is.
+    /// Why podfs does not know the object, if it does not.
     pub(super) fn absence(&self, want: &WantedObject) -> Option<Absence> {
         let is_unknown = self.known.is_none();
-        is_unknown.then(|| Absence { reason: self.question.why(&want.title()), settles: self.question.settles() })
+        is_unknown.then(|| Absence { reason: self.request.why(&want.title()), settles: self.request.settles() })
     }
 
     /// Takes a message of the task. Returns whether followers have to be notified.
@@ -157,7 +159,7 @@ impl FollowedObject {
                 return false;
             }
         };
-        let (had_trouble, was_answered) = (self.question.trouble.take().is_some(), self.is_answered);
+        let (had_trouble, was_answered) = (self.request.trouble.take().is_some(), self.is_answered);
         match update {
             ObjectUpdate::Is(objects) => {
                 self.is_answered = true;
@@ -170,13 +172,13 @@ impl FollowedObject {
             ObjectUpdate::Alive => self.known.is_none() && had_trouble,
             ObjectUpdate::Failure(error) => {
                 self.is_answered = true;
-                self.question.trouble = Some(error);
+                self.request.trouble = Some(error);
                 self.known.is_none() || !was_answered
             }
         }
     }
 
-    /// Replaces the objects, unless they are the same. Returns whether they are.
+    /// Replaces the objects, unless they have the same content. Returns whether they do.
     fn replace(&mut self, objects: &[Arc<WholeObject>]) -> bool {
         let same = self.known.as_ref().is_some_and(|known| {
             known.len() == objects.len() && known.iter().zip(objects).all(|(one, other)| one.has_same_content(other))
@@ -191,11 +193,11 @@ impl FollowedObject {
 /// A message of a task.
 pub(super) enum TaskMessage {
     Update(ObjectUpdate<Vec<Arc<WholeObject>>>),
-    /// The task has ended: the object cannot change any more.
+    /// The object has its final state.
     Settled,
 }
 
-/// The way for messages of a task to the registry.
+/// Sends the messages of a task to the registry.
 struct FeedAnswers {
     registry: Weak<ObjectRegistry>,
     want: WantedObject,
@@ -218,7 +220,7 @@ async fn follow_object(mut watcher: ObjectWatcher<WholeObject>, answers: FeedAns
         if !answers.send(TaskMessage::Update(map(update, |object| vec![object]))) {
             return;
         }
-        // The task goes on for a settled object that may still grow.
+        // The task continues for a bound PersistentVolume, which may still grow.
         if watcher.is_settled() && !answers.send(TaskMessage::Settled) {
             return;
         }
@@ -227,12 +229,13 @@ async fn follow_object(mut watcher: ObjectWatcher<WholeObject>, answers: FeedAns
 }
 
 async fn follow_as_pod(reader: Arc<PodReader>, key: ObjectKey, answers: FeedAnswers) {
-    let tell = |error: &SettingsError| {
+    let report = |error: &SettingsError| {
         let trouble = ApiError::new(ErrorClass::Unauthorized, format!("{key}: {error}"));
         answers.send(TaskMessage::Update(ObjectUpdate::Failure(trouble)));
     };
-    let client = reader.client(tell).await;
-    // Other pods may read the same object, each with its own outcome.
+    let client = reader.client(report).await;
+    // Other pods may read the same object with other outcomes, so this request has no place in the contacts of the
+    // node.
     follow_object(ObjectWatcher::new(client, &key, Contacts::default()), answers).await;
 }
 
@@ -271,7 +274,7 @@ mod tests {
         FollowedObject {
             id: 0,
             known: None,
-            question: ObjectRequest::new(),
+            request: ObjectRequest::new(),
             is_answered: false,
             is_settled: false,
             _task: task,

@@ -14,28 +14,28 @@ use crate::manifest::tokens::Token;
 use crate::source::{DeletedObject, PodCertificate, Push, UnknownObject};
 use crate::volume::{CredentialKey, TokenKey};
 
-/// How many bytes of objects fill a push; one more object may follow. Escapes can make several bytes of one, and the control
-/// socket takes 16 MiB.
+/// How many bytes of objects a push may have before its last object. The control socket takes pushes of at most 16 MiB; escapes
+/// in JSON can make several bytes of one.
 const ROOM: Option<usize> = Some(2 << 20);
 /// Why an object is not in a push that is full.
 const LATER: &str = "podfs node sends it in a moment";
 
-/// Everything that the volumes of a pod refer to, at one moment.
+/// All objects and tokens to which the volumes of a pod refer, at one moment.
 #[derive(Clone)]
 pub(super) struct PodReferences {
     /// The pod as JSON, for its labels and annotations.
     pub(super) pod: Arc<Value>,
     pub(super) objects: BTreeMap<ObjectKey, Arc<WholeObject>>,
     pub(super) tokens: BTreeMap<CredentialKey, Arc<Token>>,
-    /// The objects of which nothing is known, with the reasons.
+    /// The objects that podfs does not know, with the reasons.
     pub(super) missing: BTreeMap<Missing, String>,
     pub(super) missing_tokens: BTreeMap<CredentialKey, String>,
-    /// Whether missing objects are no problem yet.
+    /// Whether podfs does not report missing objects as a problem yet.
     pub(super) settling: bool,
 }
 
 impl PodReferences {
-    /// Keeps a sent object as long as it is unknown whether it still exists (MG-06).
+    /// Keeps an object that was sent before as long as podfs does not know whether it still exists (MG-06).
     pub(super) fn keep_missing_objects(&mut self, before: &PodReferences) {
         self.missing.retain(|missing, _| {
             let Missing::Object(key) = missing else { return true };
@@ -45,8 +45,8 @@ impl PodReferences {
         });
     }
 
-    /// Omits objects that would make the push too large. Until the next push, they are unknown, or stay as they were
-    /// sent before.
+    /// Omits objects that would make the push too large. Until the next push, the supervisor does not know them, or has
+    /// their version before.
     pub(super) fn limit(&mut self, before: Option<&PodReferences>) {
         let mut room = ROOM;
         let mut later = Vec::new();
@@ -56,7 +56,7 @@ impl PodReferences {
                 continue;
             }
             match room {
-                Some(left) => room = left.checked_sub(weight(&object.value)),
+                Some(bytes) => room = bytes.checked_sub(weight(&object.value)),
                 None => later.push((key.clone(), sent.cloned())),
             }
         }
@@ -98,8 +98,8 @@ impl PodReferences {
         }
         objects.extend(self.objects.iter().filter(is_new_object).map(|(_, object)| object.value.clone()));
         objects.extend(self.tokens.iter().filter(is_new_token).map(|(key, token)| credential(key, token)));
-        // A push deletes objects of the pod's namespace alone. An object of another one goes with the volume that names
-        // it.
+        // A push can delete only objects of the pod's namespace. The supervisor itself drops a Secret of another namespace
+        // once no PersistentVolume names it.
         let gone = before.objects.keys().filter(|key| !self.objects.contains_key(key) && self.is_of_pod(key));
         let deletion = |key: &ObjectKey| DeletedObject { kind: key.kind.to_string(), name: key.name.clone() };
         let push = Push { objects, delete: gone.map(deletion).collect(), ..self.without_objects() };
@@ -108,7 +108,7 @@ impl PodReferences {
         (!is_nothing).then_some(push)
     }
 
-    /// Whether the supervisor knows an object of this kind and name by these alone.
+    /// Whether the object is in the pod's namespace, or its kind has no namespaces: then a push names it without a namespace.
     fn is_of_pod(&self, key: &ObjectKey) -> bool {
         let namespace = self.pod.pointer("/metadata/namespace").and_then(Value::as_str).unwrap_or("default");
         key.kind.is_of_cluster() || key.namespace == namespace
@@ -152,7 +152,7 @@ fn credential(key: &CredentialKey, token: &Token) -> Value {
     }
 }
 
-/// A token as the API server would answer.
+/// A token in the form of the API server's answer to a TokenRequest.
 fn token_request(key: &TokenKey, token: &Token) -> Value {
     let audiences: Vec<_> = key.audience.iter().collect();
     json!({
@@ -227,7 +227,7 @@ mod tests {
         second.limit(Some(&first));
         let push = second.since(&first).expect("the rest");
         assert_eq!((names(&push), push.unknown.len(), push.settling), (vec!["d", "e"], 0, false));
-        // When all of them change, the old ones stay until the new ones are sent.
+        // When all objects change, the supervisor keeps the old versions until it gets the new ones.
         let changed = view(&["a", "b", "c", "d", "e"].map(large).concat());
         let mut third = changed.clone();
         third.limit(Some(&second));

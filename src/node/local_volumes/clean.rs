@@ -17,11 +17,12 @@ use super::record::{ErasureRecord, write};
 use crate::host::delete;
 use crate::host::device::erase;
 
-/// podfs records the progress after so many bytes.
+/// After how many bytes podfs records the progress.
 const STEP: u64 = 1 << 30;
-/// The path of a volume in a pod's directory, of a kubelet or of podfs, before its name.
+/// The end of the directory, in a pod's directory of a kubelet or of podfs, in which the volume's name follows.
 const IN_POD: &str = "volumes/kubernetes.io~local-volume";
-/// The paths, below a root directory, of what a kubelet or podfs has of a volume for all pods, before its name.
+/// The directories below the root directory of a kubelet or of podfs in which a volume in use has an entry with its
+/// name.
 const GLOBAL: [&str; 3] = [
     "plugins/kubernetes.io/local-volume/mounts",
     "plugins/kubernetes.io/local-volume/volumeDevices",
@@ -44,7 +45,7 @@ impl ErasureProgress {
         self.stopped.store(true, Ordering::Relaxed);
     }
 
-    fn goes_on(&self) -> bool {
+    fn may_continue(&self) -> bool {
         !self.stopped.load(Ordering::Relaxed)
     }
 }
@@ -61,14 +62,14 @@ pub(super) struct Erasure {
 
 /// The outcome of an erasure.
 pub(super) struct ErasureOutcome {
-    /// The last record on the disk, if this erasure has written one.
+    /// The last record that this erasure has written to the disk, if it has written one.
     pub(super) record: Option<ErasureRecord>,
-    /// Why it did not finish.
+    /// Why the erasure did not finish, if it did not.
     pub(super) result: Result<(), ErasureError>,
 }
 
 impl Erasure {
-    /// Erases everything, unless the entry is in use, or is another disk or file system by now.
+    /// Erases all data of the entry, unless the entry is in use, or is another disk or file system by now.
     pub(super) fn run(self) -> ErasureOutcome {
         let mut written = None;
         let result = self.erase(&mut written);
@@ -81,21 +82,21 @@ impl Erasure {
         if record.is_device {
             let (device, size, identity) = open_exclusive(&record.path)?;
             self.check(&identity)?;
-            self.keep(&record, written)?;
+            self.write_record(&record, written)?;
             self.erase_device(&device, size, &mut record, written)?;
         } else {
             let (directory, identity) = open_mount(&record.path)?;
             self.check(&identity)?;
-            self.keep(&record, written)?;
+            self.write_record(&record, written)?;
             let root = directory.try_clone().map_err(ErasureError::Failed)?;
-            let left = delete::empty(root, &|| self.progress.goes_on()).map_err(|cause| self.failed(cause))?;
+            let left = delete::empty(root, &|| self.progress.may_continue()).map_err(|cause| self.failed(cause))?;
             if !left.is_empty() {
                 return Err(ErasureError::Left(left.to_string()));
             }
             syncfs(&directory).map_err(|errno| self.failed(errno.into()))?;
         }
         record.is_done = true;
-        self.keep(&record, written)
+        self.write_record(&record, written)
     }
 
     fn erase_device(
@@ -106,7 +107,7 @@ impl Erasure {
         written: &mut Option<ErasureRecord>,
     ) -> Result<(), ErasureError> {
         self.progress.total.store(size, Ordering::Relaxed);
-        let (mut kept, mut last_tenth) = (Ok(()), 0);
+        let (mut recorded, mut last_tenth) = (Ok(()), 0);
         let begin = record.erased;
         let mut progress = |erased: u64| {
             self.progress.erased.store(erased, Ordering::Relaxed);
@@ -117,22 +118,22 @@ impl Erasure {
             }
             if erased - record.erased >= STEP {
                 record.erased = erased;
-                kept = self.keep(record, written);
+                recorded = self.write_record(record, written);
             }
-            kept.is_ok() && self.progress.goes_on()
+            recorded.is_ok() && self.progress.may_continue()
         };
         let erased = erase(device, begin, size, &mut progress).map_err(|cause| self.failed(cause));
-        kept.and(erased)
+        recorded.and(erased)
     }
 
     fn failed(&self, cause: io::Error) -> ErasureError {
-        match self.progress.goes_on() {
+        match self.progress.may_continue() {
             true => ErasureError::Failed(cause),
             false => ErasureError::Stopped,
         }
     }
 
-    fn keep(&self, record: &ErasureRecord, written: &mut Option<ErasureRecord>) -> Result<(), ErasureError> {
+    fn write_record(&self, record: &ErasureRecord, written: &mut Option<ErasureRecord>) -> Result<(), ErasureError> {
         write(&self.file, record).map_err(|cause| ErasureError::Record { file: self.file.clone(), cause })?;
         *written = Some(record.clone());
         Ok(())

@@ -14,7 +14,7 @@ pub struct ClassDirectory {
     pub directory: PathBuf,
 }
 
-/// Why a text is no [`ClassDirectory`], or several of them overlap.
+/// Why a text is no [`ClassDirectory`], or why several of them overlap.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
 pub struct InvalidClassDirectory(String);
@@ -41,7 +41,7 @@ impl ClassDirectory {
     /// Checks that no entry could be offered twice.
     ///
     /// # Errors
-    /// When one directory is, or is in, another one.
+    /// When two directories are the same, or one is in another.
     pub fn check(all: &[ClassDirectory]) -> Result<(), InvalidClassDirectory> {
         for (index, one) in all.iter().enumerate() {
             let others = all.iter().enumerate().filter(|(other, _)| *other != index).map(|(_, other)| other);

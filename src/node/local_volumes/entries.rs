@@ -1,5 +1,5 @@
-//! The entries of the directories. The scan reads directories and the mount table, and opens no mount and no device, so one that
-//! hangs delays no other.
+//! The entries of the directories. The scan reads directories and the mount table, and opens no mount and no device, so a
+//! mount or device that hangs does not delay the scan.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -20,7 +20,7 @@ pub(super) struct DirectoryScan {
     pub(super) entries: BTreeMap<PathBuf, DiskEntry>,
     /// The directories that podfs could read, without symbolic links.
     pub(super) read: BTreeSet<PathBuf>,
-    /// Why podfs could not read the others, one sentence each.
+    /// Why podfs could not read the other directories, one sentence each.
     pub(super) unread: Vec<String>,
 }
 
@@ -38,7 +38,7 @@ pub(super) struct DiskEntry {
 /// # Errors
 /// When the mount table cannot be read.
 pub(super) fn scan(directories: &[ClassDirectory]) -> io::Result<DirectoryScan> {
-    // Reads the table first: a later mount leads to another scan.
+    // The table is read before the directories. A mount that appears after that leads to another scan.
     let mut mounted = BTreeMap::new();
     for mount in mounts()? {
         // The topmost mount of a place comes last.

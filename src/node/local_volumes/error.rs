@@ -61,7 +61,7 @@ pub(super) enum InspectionError {
     NoSize,
     #[error("does not answer: {0}")]
     NoAnswer(#[source] Errno),
-    /// The inspection goes on; the provisioner does not wait for it.
+    /// The inspection has not ended in time, and continues; the provisioner does not wait for it.
     #[error("does not answer")]
     Late,
     #[error("cannot be used: {0}")]

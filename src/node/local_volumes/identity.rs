@@ -1,5 +1,5 @@
 //! Which file system, or which disk, an entry is. A PersistentVolume records it from its creation, so podfs
-//! does not erase a disk that was put in its place later.
+//! does not erase another disk that was later put in the place of the entry.
 
 use std::os::fd::AsFd;
 use std::path::Path;
@@ -16,17 +16,17 @@ use crate::host::global_mount::boot_id;
 /// File systems whose content is in memory: none of them outlives the boot.
 const IN_MEMORY: [&str; 3] = ["tmpfs", "ramfs", "hugetlbfs"];
 
-/// A file system from one of its directories on, or a disk.
+/// The identity of a file system, or of the part of it below one directory, or of a disk.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct DiskIdentity {
-    /// What it says of itself, the same after each boot, if it says something.
+    /// An id that is the same after each boot, if the file system or disk has one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     id: Option<String>,
     /// The root of the mount in its file system.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     root: Option<String>,
-    /// The boot for which the rest is valid.
+    /// The boot for which `device` and `number` are valid.
     boot: String,
     /// The device number.
     device: String,
@@ -61,7 +61,8 @@ impl DiskIdentity {
         })
     }
 
-    /// Whether both are certainly the same. Without an id that survives a reboot, they have to be of the same boot.
+    /// Whether both are certainly the same file system or disk. Without an id that survives a reboot, both have to be
+    /// of the same boot.
     pub(super) fn is(&self, other: &DiskIdentity) -> bool {
         if self.root != other.root {
             return false;
@@ -78,14 +79,15 @@ fn boot() -> Result<String, InspectionError> {
     boot_id().map_err(InspectionError::NoBootId)
 }
 
-/// An id that survives a reboot: that of a file system on a device, or the source of another one, such as an export.
+/// An id that survives a reboot: the id of a file system on a device, or the source of another mount, such as an NFS
+/// export.
 fn id_of(mounted: &MountTableEntry) -> Option<String> {
     if IN_MEMORY.contains(&mounted.fs_type.as_str()) {
         return None;
     }
     let source = Path::new(&mounted.source);
     if source.starts_with("/dev") {
-        // If blkid cannot say it, the file system has no id that podfs could compare.
+        // If blkid does not find an id, the file system has none that podfs could compare.
         let device = block::open(source).ok()?;
         return file_system_id(&device).ok()?.map(|id| format!("{} {id}", mounted.fs_type));
     }

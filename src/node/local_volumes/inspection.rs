@@ -27,7 +27,7 @@ pub(super) struct UsableEntry {
 /// # Errors
 /// When it cannot.
 pub(super) fn inspect(path: &Path, mode: VolumeMode) -> Result<UsableEntry, InspectionError> {
-    let fit = match mode {
+    let usable = match mode {
         VolumeMode::Filesystem => {
             let (directory, identity) = open_mount(path)?;
             let found = fstatvfs(&directory).map_err(InspectionError::NoAnswer)?;
@@ -47,7 +47,7 @@ pub(super) fn inspect(path: &Path, mode: VolumeMode) -> Result<UsableEntry, Insp
             UsableEntry { capacity: device.size()?, identity: DiskIdentity::of_device(&device)? }
         }
     };
-    if fit.capacity == 0 { Err(InspectionError::NoSize) } else { Ok(fit) }
+    if usable.capacity == 0 { Err(InspectionError::NoSize) } else { Ok(usable) }
 }
 
 /// Opens the root of the mount at `path`, without following links, and identifies it.
@@ -76,8 +76,8 @@ pub(super) fn open_mount(path: &Path) -> Result<(OwnedFd, DiskIdentity), Inspect
     Ok((directory, identity))
 }
 
-/// Whether `other` shows something that `mounted` shows. If a directory is bound, a mount of its whole file system is
-/// no other use.
+/// Whether `other` shows files that `mounted` shows, and no others. If `mounted` is a bind mount of a directory, a
+/// mount of the whole file system does not count.
 fn shows_the_same(other: &MountTableEntry, mounted: &MountTableEntry) -> bool {
     other.id != mounted.id && other.device == mounted.device && other.root.starts_with(&mounted.root)
 }

@@ -1,11 +1,12 @@
 //! Local volumes that the node offers: mounts and devices in directories that the operator names become PersistentVolumes
-//! (`podfs node --discover CLASS=DIR`). podfs erases a released one with the reclaim policy `Delete`, and offers it again.
+//! (`podfs node --discover CLASS=DIR`). podfs erases a released PersistentVolume with the reclaim policy `Delete`, and offers it
+//! again.
 //!
 //! | module | owns |
 //! |---|---|
 //! | `directory` | a class and its directory, from the command line |
 //! | `entries` | the entries of the directories: a cheap scan |
-//! | `wake` | a thread that scans again after each change |
+//! | `wake` | a thread that scans the directories again after each change |
 //! | `inspection` | a thorough check of an entry, before it is offered or erased |
 //! | `identity` | which file system or disk an entry is |
 //! | `volume` | PersistentVolumes, with the fields that podfs uses here |
@@ -18,16 +19,17 @@
 //!
 //! Why no data of a user is lost, or seen by another user, whenever podfs is killed:
 //!
-//! 1. podfs erases an entry only if its own PersistentVolume, matched by the uids of the volume and of its claim, is `Released` and
-//!    has the reclaim policy `Delete`. It reads the PersistentVolume again right before.
-//! 2. The PersistentVolume records its file system or disk (`identity`). If the entry is another one by now, podfs erases nothing.
-//! 3. The erasure works on descriptors: of a directory in one mount, never into another one, or of a device that is open for podfs
-//!    alone. So nothing that changes at the path leads it elsewhere.
+//! 1. podfs erases an entry only if the PersistentVolume that podfs made for it, matched by the uids of the volume and of its
+//!    claim, is `Released` and has the reclaim policy `Delete`. It reads the PersistentVolume again right before.
+//! 2. The PersistentVolume records its file system or disk (`identity`). If the entry is another file system or disk by now, podfs
+//!    erases nothing.
+//! 3. The erasure works on a descriptor: of a directory, below which it enters no other mount, or of a device that is open for
+//!    podfs alone. So no change at the path leads it elsewhere.
 //! 4. The record is on the disk before the first byte is erased, and stays until the PersistentVolume is gone. No entry
-//!    with a record is offered. So an interrupted erasure is done again, even if the PersistentVolume was deleted meanwhile.
+//!    with a record is offered. So podfs does an interrupted erasure again, even if the PersistentVolume was deleted meanwhile.
 //! 5. The erasure is on the disk before the record says so, and before the PersistentVolume is deleted.
-//! 6. The name of a PersistentVolume follows from the node, the class and the path. The server has one of each name, so two podfs
-//!    cannot offer an entry twice.
+//! 6. The name of a PersistentVolume follows from the node, the class and the path. The API server has at most one of a name, so
+//!    two podfs cannot offer an entry twice.
 
 mod clean;
 mod directory;

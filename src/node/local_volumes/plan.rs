@@ -1,4 +1,4 @@
-//! From the entries, PersistentVolumes and records to the next steps. A pure function, so that tests can try every
+//! A pure function from the entries, PersistentVolumes and records to the next steps, so that tests can try every
 //! state that a kill can leave.
 
 use std::collections::BTreeMap;
@@ -32,11 +32,11 @@ pub(super) struct World<'a> {
 /// A step.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum DiskStep {
-    /// Removes the record of this PersistentVolume, which is deleted, or not to be erased any more.
+    /// Removes the record of this PersistentVolume, which is deleted, or which podfs must not erase any more.
     Forget(String),
     /// Deletes a PersistentVolume that is erased.
     Delete { volume: String, uid: String },
-    /// Deletes a PersistentVolume whose entry is gone, if it still has this version, in which no claim has it.
+    /// Deletes a PersistentVolume whose entry is gone, if it still has this version: in this version, no claim has it.
     Withdraw { volume: String, uid: String, version: String },
     /// Erases the data of a user.
     Clean(ErasureRecord),
@@ -60,7 +60,7 @@ pub(super) fn plan(world: World<'_>) -> Vec<DiskStep> {
     let World { node, scan, volumes, classes, records } = world;
     let mut steps = Vec::new();
     for (name, record) in records {
-        // Only the operator can find out what an unreadable record said.
+        // podfs cannot know what an unreadable record said: it leaves the record and its entry to the operator.
         let Some(record) = record else { continue };
         let volume = volumes.get(name);
         let is_wanted = volume.is_none_or(|volume| is_to_be_cleaned(volume) && is_about(record, volume));
@@ -92,7 +92,7 @@ pub(super) fn plan(world: World<'_>) -> Vec<DiskStep> {
     steps
 }
 
-/// Whether a PersistentVolume is one of podfs's own that its user has released, and that podfs offers again.
+/// Whether podfs has made this PersistentVolume on this node, its user has released it, and podfs has to erase it.
 pub(super) fn is_to_be_cleaned(volume: &LocalVolume) -> bool {
     let is_released = volume.phase == Phase::Released && volume.claim.is_some();
     volume.own.is_some() && volume.is_here && is_released && volume.reclaim == Some(Reclaim::Delete)

@@ -79,7 +79,7 @@ impl Records {
         for entry in entries {
             let entry = entry?;
             let file = entry.file_name().to_string_lossy().into_owned();
-            // A file with a dot was never complete.
+            // A file whose name begins with a dot was never complete.
             if let Some(name) = file.strip_suffix(SUFFIX).filter(|name| !name.starts_with('.')) {
                 let record =
                     fs::read(entry.path()).ok().and_then(|bytes| serde_json::from_slice::<ErasureRecord>(&bytes).ok());

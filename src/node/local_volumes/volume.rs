@@ -60,7 +60,7 @@ pub(super) struct LocalVolume {
     pub(super) mode: VolumeMode,
     /// Its path on the node.
     pub(super) path: Option<PathBuf>,
-    /// Its identity, if podfs has offered it on this node.
+    /// The identity of its file system or disk, if podfs has offered it on this node.
     pub(super) own: Option<DiskIdentity>,
     /// Whether it can be used on this node.
     pub(super) is_here: bool,
@@ -134,7 +134,7 @@ impl LocalVolume {
     }
 }
 
-/// Whether one of the terms may match this node. Only a term that certainly names other nodes does not.
+/// Whether one of the terms may match this node. Each term may, unless it certainly names other nodes.
 fn is_here(terms: &Value, node: &NodeNames) -> bool {
     let Some(terms) = terms.as_array() else { return true };
     let names_others = |requirement: &Value, key: &str, own: &str| {

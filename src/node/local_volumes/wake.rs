@@ -19,22 +19,22 @@ const LONGEST: Timespec = Timespec { tv_sec: 30, tv_nsec: 0 };
 /// The shortest time between two scans. A node that starts pods changes its mount table all the time.
 const PAUSE: Duration = Duration::from_secs(1);
 
-/// Starts the thread. It ends when `tell` returns false.
+/// Starts the thread. It passes each scan to `report`, and ends when `report` returns false.
 ///
 /// # Errors
 /// When changes cannot be watched, or the thread cannot be started.
 pub(super) fn start(
     directories: Vec<ClassDirectory>,
-    tell: impl Fn(DirectoryScan) -> bool + Send + 'static,
+    report: impl Fn(DirectoryScan) -> bool + Send + 'static,
 ) -> io::Result<()> {
     let changes = init(CreateFlags::CLOEXEC | CreateFlags::NONBLOCK)?;
     let table = File::open("/proc/self/mountinfo")?;
-    let watch = move || watch(&directories, &changes, &table, &tell);
+    let watch = move || watch(&directories, &changes, &table, &report);
     thread::Builder::new().name("podfs-discover".to_owned()).spawn(watch)?;
     Ok(())
 }
 
-fn watch(directories: &[ClassDirectory], changes: &OwnedFd, table: &File, tell: &dyn Fn(DirectoryScan) -> bool) {
+fn watch(directories: &[ClassDirectory], changes: &OwnedFd, table: &File, report: &dyn Fn(DirectoryScan) -> bool) {
     loop {
         let began = Instant::now();
         for ClassDirectory { directory, .. } in directories {
@@ -43,7 +43,7 @@ fn watch(directories: &[ClassDirectory], changes: &OwnedFd, table: &File, tell: 
         }
         match scan(directories) {
             Ok(scan) => {
-                if !tell(scan) {
+                if !report(scan) {
                     return;
                 }
             }

@@ -2,7 +2,7 @@
 //! grow. A controller of the cluster waits for it.
 //!
 //! A supervisor grows a volume, and reports the outcome in its status until the claim's status has it. So a daemon that
-//! was restarted gets the outcome, too, and writes it if the last one did not.
+//! was restarted also gets the outcome, and writes it if the daemon before has not.
 
 use std::collections::HashMap;
 
@@ -24,9 +24,9 @@ use crate::types::Quantity;
 /// The conditions of a claim about its growth. They end with the growth.
 const OF_GROWTH: [&str; 4] = ["FileSystemResizePending", "Resizing", "ControllerResizeError", "NodeResizeError"];
 const FAILED: &str = "NodeResizeError";
-/// The state of a claim's growth in which its user may ask for less.
+/// The state of a claim's growth in which its user may request a smaller size.
 const INFEASIBLE: &str = "NodeResizeInfeasible";
-/// Most characters of a condition's message.
+/// How many characters a condition's message may have.
 const MAX_MESSAGE: usize = 1024;
 
 /// The writers of claims' statuses.
@@ -52,7 +52,7 @@ struct ExpansionResult {
 }
 
 impl Claims {
-    /// Writes to the server of this client. Without one, it writes nothing.
+    /// Writes to the API server of this client. Without a client, writes nothing.
     pub(super) fn new(client: Option<ApiClient>, node: Option<String>) -> Claims {
         Claims { client, node: node.unwrap_or_default(), writers: HashMap::new() }
     }
@@ -130,7 +130,7 @@ impl ExpansionResult {
         let resource = Resource::PERSISTENT_VOLUME_CLAIM;
         client.patch(resource, Some(namespace), &[name, "status"], &change).await?;
         if expansion.error.is_none() {
-            // The claim has the size, too: podfs does not repeat an event that the server refuses.
+            // The claim's status has the size already, so podfs does not try again to post an event that the server refuses.
             let posted = post_growth(client, &claim, &self.volume, &self.node).await;
             posted.unwrap_or_else(|error| debug!("no event says that claim {namespace}/{name} has grown: {error}"));
             info!("claim {namespace}/{name} has {} now", text(&volume["spec"]["capacity"]["storage"]));
@@ -139,7 +139,8 @@ impl ExpansionResult {
     }
 }
 
-/// The change of a claim's status; `None` if the status has it, or if the PersistentVolume has yet another size.
+/// The change of a claim's status; `None` if the status has the outcome already, or if the PersistentVolume has another size
+/// now.
 fn change(claim: &Value, volume: &Value, expansion: &ExpansionStatus) -> Option<Value> {
     let (size, status) = (&volume["spec"]["capacity"]["storage"], &claim["status"]);
     let is_current = bytes(size) == Some(expansion.bytes);

@@ -1,5 +1,5 @@
-//! The containers of pods that are chosen for the container runtime, and whether they have podfs's volumes or the
-//! kubelet's. podfs posts an event of the pod for a container with the kubelet's volumes.
+//! The containers of chosen pods, and whether they have podfs's volumes or the kubelet's. podfs posts an event of the
+//! pod for a container with the kubelet's volumes.
 
 use std::collections::BTreeMap;
 

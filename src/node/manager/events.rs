@@ -24,7 +24,7 @@ struct PodEvents {
 }
 
 impl Events {
-    /// Posts to the server of this client. Without one, it posts nothing.
+    /// Posts to the API server of this client. Without a client, posts nothing.
     pub(super) fn new(client: Option<ApiClient>, node: Option<String>) -> Events {
         Events { client, node, posters: HashMap::new() }
     }
@@ -44,7 +44,7 @@ impl Events {
     pub(super) fn report_kept(&mut self, pod: &PodIdentity, container: &str, path: &str, reason: &str) {
         let Some(client) = self.client.clone() else { return };
         let sentence = format!("Container {container:?} has the kubelet's volume at {path:?} : {reason}");
-        // No name of a volume has a colon.
+        // The colon distinguishes this subject from the names of volumes, which have none.
         self.post(client, pod, &format!("{container}:{path}"), Condition::Kept(sentence));
     }
 
@@ -57,16 +57,16 @@ impl Events {
                 "NodeExpandVolume.NodeExpandVolume failed for volume {volume:?} : {error}"
             )),
         };
-        // No name of a volume has a colon.
+        // The colon distinguishes this subject from the names of volumes, which have none.
         self.post(client, pod, &format!("growth:{volume}"), condition);
     }
 
-    fn post(&mut self, client: ApiClient, pod: &PodIdentity, about: &str, condition: Condition) {
+    fn post(&mut self, client: ApiClient, pod: &PodIdentity, subject: &str, condition: Condition) {
         let poster = self.posters.entry(pod.uid.clone()).or_insert_with(|| {
             let (conditions, posting) = post_events(client, pod.clone(), self.node.clone());
             PodEvents { conditions, task: tokio::spawn(posting.instrument(spans::of_pod(pod))) }
         });
-        poster.conditions.set(about, condition);
+        poster.conditions.set(subject, condition);
     }
 
     /// Stops the poster of a pod that is gone.

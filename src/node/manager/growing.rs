@@ -1,9 +1,11 @@
 //! Claims whose volumes are about to grow on this node. Before a supervisor gets the larger PersistentVolume, podfs
-//! sets the claim's status to `NodeResizeInProgress`: its user can ask for less only while no node grows the volume.
+//! sets the claim's status to `NodeResizeInProgress`: a user can request a smaller size only while no
+//! node grows the volume.
 //!
 //! For a volume that the pod has read-only, podfs posts an event that it does not grow, as the kubelet does.
 //!
-//! A server that does not accept this in time delays no volume: the supervisor grows it all the same.
+//! An API server that does not accept the status in time delays no volume: the supervisor grows the volume all the
+//! same.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -83,7 +85,7 @@ impl Announcer {
     }
 }
 
-/// The change of a claim's status; `None` if it needs none.
+/// The change of a claim's status; `None` if the status needs no change.
 fn change(claim: &Value, growing: &PendingExpansion) -> Option<Value> {
     let status = &claim["status"];
     let state = status["allocatedResourceStatuses"]["storage"].as_str().unwrap_or_default();

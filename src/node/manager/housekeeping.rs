@@ -14,7 +14,7 @@ use crate::node::spans;
 /// The interval of passes (the kubelet's housekeeping, 5.8).
 pub(super) const HOUSEKEEPING: Duration = Duration::from_secs(2);
 
-/// The passes. A pass holds the lock.
+/// The passes. A pass holds the lock while it runs.
 pub(super) struct Housekeeping(Arc<Mutex<Orphans>>);
 
 impl Housekeeping {
@@ -22,7 +22,7 @@ impl Housekeeping {
         Housekeeping(Arc::new(Mutex::new(orphans)))
     }
 
-    /// Starts a pass over the directories of all pods but the known ones, unless the last pass is still running.
+    /// Starts a pass over the directories of all pods except the known ones, unless the last pass is still running.
     pub(super) fn start_pass(&self, known: BTreeSet<PodUid>) {
         let orphans = Arc::clone(&self.0);
         spawn_blocking(move || {

@@ -5,7 +5,7 @@
 //! | [`pods`] | the pods as the sources describe them, and until when their volumes are needed |
 //! | `published` | publishing the state |
 //! | `pod_entry` | the published state of a pod |
-//! | `containers` | whether containers of a container runtime have podfs's volumes or the kubelet's |
+//! | `containers` | whether the containers of chosen pods have podfs's volumes or the kubelet's |
 //! | `events` | events of the pods of an API server |
 //! | `growing` | the status of claims whose volumes are about to grow |
 //! | `claims` | the status of claims whose volumes have grown |
@@ -16,10 +16,10 @@
 //! | `unmounts` | volumes that another process has unmounted |
 //! | `pusher` | pushing objects to the supervisor of a pod |
 //!
-//! It takes events one after another: pods from the [`feed`](super::feed), statuses from supervisors, commands from
-//! agents, ends of operations, ends of pauses. After each it brings the desired world up to date, asks the
-//! [reconciler](super::reconciler) for operations, starts each on a task of its own, and publishes the state. It never
-//! waits for a supervisor, a mount or a server itself.
+//! The manager takes events one after another: pods from the [`feed`](super::feed), statuses from supervisors, commands from
+//! agents, ends of operations, ends of pauses. After each event it brings the desired world up to date, asks the
+//! [reconciler](super::reconciler) for operations, starts a task for each operation, and publishes the state. The manager's own
+//! task never waits for a supervisor, a mount or a server.
 
 mod claims;
 mod containers;
@@ -70,7 +70,7 @@ use recovery::Recovered;
 use unmounts::Unmounts;
 use without_volumes::WithoutVolumes;
 
-/// Most commands in the queue.
+/// How many commands the queue holds. When it is full, senders wait.
 const MAX_COMMANDS: usize = 256;
 
 /// The manager of the node's volumes.
@@ -84,9 +84,9 @@ pub struct Manager {
     /// The process ids of supervisors that have reported a status.
     pids: BTreeMap<PodUid, u32>,
     pushers: Pushers,
-    /// What is behind volumes, as the pushers reported it last.
+    /// The backings of volumes, as the pushers reported them last.
     backings: BTreeMap<VolumeId, Backing>,
-    found: mpsc::UnboundedReceiver<Backings>,
+    new_backings: mpsc::UnboundedReceiver<Backings>,
     events: Events,
     claims: Claims,
     containers: PodContainers,
@@ -97,34 +97,34 @@ pub struct Manager {
     /// Since when pods have wanted volumes that are not mounted yet.
     wanted_since: BTreeMap<VolumeId, Instant>,
     trouble: BTreeMap<PodSource, Vec<String>>,
-    /// The pods of an earlier daemon whose checkpoints this one cannot use, until every source has listed its pods.
+    /// The pods of an earlier daemon whose checkpoints this daemon cannot use, until every source has listed its pods.
     lost: BTreeSet<PodUid>,
     /// The pods whose published state may have changed.
     touched: BTreeSet<PodUid>,
     commands: mpsc::Receiver<ManagerCommand>,
     ends: mpsc::UnboundedReceiver<EndedOperation>,
-    ended: mpsc::UnboundedSender<EndedOperation>,
+    end_sender: mpsc::UnboundedSender<EndedOperation>,
     state: watch::Sender<Arc<NodeState>>,
 }
 
 /// The settings of a manager.
 pub struct ManagerSettings {
-    /// The sources of pods.
+    /// The sources of pods. The manager unmounts nothing before each of them has listed its pods.
     pub sources: Vec<PodSource>,
     /// The name of the node, where it is known.
     pub node: Option<String>,
     /// Where volumes appear.
     pub root_directory: PathBuf,
-    /// Whether podfs releases a pod that no source has any more without an agent.
+    /// Whether podfs releases a pod that no source has any more, without waiting for an agent.
     pub release_when_gone: bool,
-    /// The pods of an earlier daemon whose checkpoints this one cannot use.
+    /// The pods of an earlier daemon whose checkpoints this daemon cannot use.
     pub lost: BTreeSet<PodUid>,
 }
 
 impl Manager {
-    /// A manager of a node on which `found` was left, and its handle.
+    /// A manager that continues with the pods of an earlier daemon, and its handle.
     pub fn new(
-        found: Vec<Recovered>,
+        recovered: Vec<Recovered>,
         settings: ManagerSettings,
         feed: &Feed,
         supervisors: Supervisors,
@@ -132,9 +132,9 @@ impl Manager {
         recorder: Recorder,
     ) -> (Manager, NodeHandle) {
         let (sender, commands) = mpsc::channel(MAX_COMMANDS);
-        let (ended, ends) = mpsc::unbounded_channel();
+        let (end_sender, ends) = mpsc::unbounded_channel();
         let (state, receiver) = watch::channel(Arc::default());
-        let (pushers, found_backings) = Pushers::new(feed.objects(), supervisors.clone(), feed.client());
+        let (pushers, new_backings) = Pushers::new(feed.objects(), supervisors.clone(), feed.client());
         let mut manager = Manager {
             pods: Pods::new(settings.sources, settings.release_when_gone),
             desired: DesiredWorld::default(),
@@ -143,7 +143,7 @@ impl Manager {
             executor: Executor::default(),
             pushers,
             backings: BTreeMap::new(),
-            found: found_backings,
+            new_backings,
             supervisors,
             pids: BTreeMap::new(),
             unmounts: Unmounts::new(&settings.root_directory),
@@ -159,16 +159,16 @@ impl Manager {
             touched: BTreeSet::new(),
             commands,
             ends,
-            ended,
+            end_sender,
             state,
         };
-        found.into_iter().for_each(|found| manager.recover(found));
+        recovered.into_iter().for_each(|pod| manager.recover(pod));
         (manager, NodeHandle::new(receiver, sender))
     }
 
-    /// Takes over what an earlier daemon left of a pod (5.7).
-    fn recover(&mut self, found: Recovered) {
-        let Recovered { pod, released, volumes, without_volumes } = found;
+    /// Takes over a pod of an earlier daemon (5.7).
+    fn recover(&mut self, recovered: Recovered) {
+        let Recovered { pod, released, volumes, without_volumes } = recovered;
         let uid = pod.pod.identity.uid.clone();
         for volume in volumes {
             self.actual.reconstruct(VolumeId { pod: uid.clone(), volume });
@@ -196,7 +196,7 @@ impl Manager {
                 Some(command) = self.commands.recv() => self.take_command(command),
                 Some(ended) = self.ends.recv() => self.take_end(ended),
                 started = self.without_volumes.next() => self.take_start(started),
-                Some((uid, backings)) = self.found.recv() => self.take_backings(&uid, backings),
+                Some((uid, backings)) = self.new_backings.recv() => self.take_backings(&uid, backings),
                 () = sleep_until(retry.unwrap_or(before)), if retry.is_some() => {}
                 () = self.unmounts.look_is_due() => self.look_at_mounts(),
                 _ = housekeeping.tick() => self.remove_orphans(),
@@ -228,7 +228,7 @@ impl Manager {
             FeedEvent::Containers(pod, containers) => {
                 self.touch(&pod.uid);
                 self.containers.take(&pod, containers, &mut self.events);
-                // A pod that the manager does not know gets no more events.
+                // The manager does not know the pod, so nothing else would stop the poster of its events.
                 if self.containers.of(&pod.uid).is_empty() && self.pods.get(&pod.uid).is_none() {
                     self.events.stop(&pod.uid);
                 }
@@ -286,7 +286,7 @@ impl Manager {
         }
     }
 
-    /// Notes what is behind volumes of a pod. A volume whose claim is gone keeps its last entry: it is still mounted.
+    /// Notes the backings of a pod's volumes. A volume whose claim is gone keeps its last entry, because it is still mounted.
     fn take_backings(&mut self, uid: &PodUid, backings: BTreeMap<String, Backing>) {
         self.touch(uid);
         let id = |volume| VolumeId { pod: uid.clone(), volume };
@@ -304,7 +304,7 @@ impl Manager {
             }
             let id = VolumeId { pod: uid.clone(), volume: volume.name.clone() };
             let is_mounted = volume.state != VolumeState::Waiting;
-            // The reason why a wanted volume waits is published during its first mount, too.
+            // For a wanted volume, the manager publishes the reason why it waits already during its first mount.
             if !is_mounted && self.actual.volume(&id).is_none() && self.desired.volume(&id).is_none() {
                 continue;
             }
@@ -336,11 +336,11 @@ impl Manager {
             ManagerCommand::Release(uid, answer) => {
                 let _span = self.pod_span(&uid).entered();
                 if let Err(refusal) = self.pods.release(&uid) {
-                    // The client may have gone.
+                    // Fails only if the client no longer waits.
                     let _ = answer.send(Err(refusal));
                     return;
                 }
-                info!("pod {uid} is released: its volumes are unmounted");
+                info!("pod {uid} is released; podfs unmounts its volumes");
                 self.remember_release(&uid, answer);
                 self.describe(&uid);
             }
@@ -357,13 +357,13 @@ impl Manager {
                     "pod {uid}: cannot record its release: {error}; if podfs node is killed now, release the pod again"
                 );
             }
-            // The client may have gone.
+            // Fails only if the client no longer waits.
             let _ = answer.send(Ok(()));
         };
         tokio::spawn(remember.instrument(span));
     }
 
-    /// Forgets pods that need no volumes and have none.
+    /// Forgets pods that need no volumes and have no mounts.
     fn forget_ended_pods(&mut self) {
         let idle = |uid: &PodUid| !self.actual.has_mounts(uid) && self.actual.of_pod(uid).next().is_none();
         let ended = self.pods.iter().filter(|(uid, known)| !known.needs_volumes() && idle(uid));
@@ -397,7 +397,8 @@ impl Manager {
         }
     }
 
-    /// Removes pods of an earlier daemon that this one cannot reconstruct and that no source describes: once (RC-04).
+    /// Removes pods of an earlier daemon that this daemon cannot reconstruct and that no source describes (RC-04). The first call
+    /// removes all of them.
     fn retire_lost_pods(&mut self) {
         for uid in std::mem::take(&mut self.lost) {
             if self.pods.get(&uid).is_none() {
@@ -408,7 +409,7 @@ impl Manager {
         }
     }
 
-    /// Removes what the supervisor of a pod may have left.
+    /// Ends the supervisor of a pod, and removes what it may have left.
     fn retire(&self, uid: &PodUid) {
         let (supervisors, uid, span) = (self.supervisors.clone(), uid.clone(), self.pod_span(uid));
         let retire = async move {
@@ -431,7 +432,10 @@ impl Manager {
         let forgotten = self.actual.forget_unmounted(|id| self.desired.volume(id).is_some());
         forgotten.iter().for_each(|id| self.touch(&id.pod));
         let (desired, actual) = (&self.desired, &self.actual);
-        self.backings.retain(|id, _| desired.volume(id).is_some() || actual.volume(id).is_some());
+        let is_known = |id: &VolumeId| desired.volume(id).is_some() || actual.volume(id).is_some();
+        self.backings.retain(|id, _| is_known(id));
+        // No unmount ends the time of a volume that was never mounted.
+        self.wanted_since.retain(|id, _| is_known(id));
     }
 
     /// The span of log lines about a pod.
@@ -446,7 +450,7 @@ impl Manager {
     }
 }
 
-/// A volume in the status of a supervisor.
+/// The properties of a volume that the manager takes from its supervisor's status.
 fn seen(volume: &VolumeStatus) -> ObservedVolume {
     let plugin = volume.path.as_deref().and_then(|path| path.parent()?.file_name()?.to_str());
     ObservedVolume {

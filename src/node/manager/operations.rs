@@ -13,7 +13,8 @@ use crate::node::supervisors::FailureKind;
 use crate::node::world::VolumeId;
 use crate::node::world::actual::OperationOutcome;
 
-/// How long an operation waits for a volume. Its supervisor continues, and reports when the volume is mounted.
+/// How long an operation waits for a volume. The supervisor continues after that, and reports when the volume is
+/// mounted.
 pub(super) const MOUNT: Duration = Duration::from_secs(10);
 
 /// The end of an operation.
@@ -51,38 +52,38 @@ impl Manager {
         if operation.action == Action::Mount {
             self.wanted_since.entry(operation.id.clone()).or_insert_with(Instant::now);
         }
-        let (supervisors, ended) = (self.supervisors.clone(), self.ended.clone());
+        let (supervisors, end_sender) = (self.supervisors.clone(), self.end_sender.clone());
         let pod = self.desired.pod(&operation.id.pod).map(|wanted| wanted.pod.clone());
         let is_served = self.pids.contains_key(&operation.id.pod);
         let span = self.volume_span(&operation.id);
-        let about = span.clone();
+        let task_span = span.clone();
         let run = async move {
             let started = Instant::now();
             let VolumeId { pod: uid, volume } = &operation.id;
-            let done = match (operation.action, pod) {
-                // A remount of a volume whose supervisor is gone starts another one.
+            let result = match (operation.action, pod) {
+                // If the supervisor of the volume is gone, the branch after this one starts another supervisor.
                 (Action::Remount, Some(_)) if is_served => {
-                    let failed = supervisors.remount(uid, vec![volume.clone()]).await;
-                    failed.map_err(|error| (OperationOutcome::Transient, error.to_string()))
+                    let remounted = supervisors.remount(uid, vec![volume.clone()]).await;
+                    remounted.map_err(|error| (OperationOutcome::Transient, error.to_string()))
                 }
                 (Action::Mount | Action::Remount, Some(pod)) => {
-                    let failed = supervisors.mount(&pod, volume, MOUNT).await;
-                    failed.map_err(|failure| (outcome(failure.kind), failure.reason))
+                    let mounted = supervisors.mount(&pod, volume, MOUNT).await;
+                    mounted.map_err(|failure| (outcome(failure.kind), failure.reason))
                 }
                 (Action::Unmount, _) => {
-                    let failed = supervisors.unmount(uid, volume).await;
-                    failed.map_err(|error| (OperationOutcome::Uncertain, error.to_string()))
+                    let unmounted = supervisors.unmount(uid, volume).await;
+                    unmounted.map_err(|error| (OperationOutcome::Uncertain, error.to_string()))
                 }
                 (Action::Mount | Action::Remount, None) => Ok(()),
             };
-            let (outcome, error) = match done {
+            let (outcome, error) = match result {
                 Ok(()) => (OperationOutcome::Done, None),
                 Err((outcome, reason)) => (outcome, Some(reason)),
             };
             // Fails only while the daemon ends.
-            let _ = ended.send(EndedOperation { operation, span, started, outcome, error });
+            let _ = end_sender.send(EndedOperation { operation, span, started, outcome, error });
         };
-        tokio::spawn(run.instrument(about));
+        tokio::spawn(run.instrument(task_span));
     }
 
     pub(super) fn take_end(&mut self, EndedOperation { operation, span, started, outcome, error }: EndedOperation) {
@@ -107,7 +108,7 @@ impl Manager {
         self.forget_unmounted();
     }
 
-    /// Counts how long the mount of a wanted volume took, once it is mounted.
+    /// Records how long the mount of a wanted volume took, once it is mounted.
     pub(super) fn count_mounted(&mut self, id: &VolumeId) {
         let is_mounted = self.actual.volume(id).is_some_and(|volume| volume.mount == MountState::Mounted);
         if is_mounted && let Some(since) = self.wanted_since.remove(id) {
@@ -115,7 +116,7 @@ impl Manager {
         }
     }
 
-    /// Logs a line for debugging. Most pauses of thousands of volumes end without one.
+    /// Logs a line for debugging. Makes no span if the log does not show it: thousands of volumes may pause at a time.
     pub(super) fn log_detail(&self, id: &VolumeId, detail: &dyn fmt::Display) {
         if enabled!(Level::DEBUG) {
             let _span = self.volume_span(id).entered();

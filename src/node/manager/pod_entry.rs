@@ -11,7 +11,7 @@ use crate::node::world::actual::{ActualVolume, ActualWorld};
 use crate::node::world::desired::{DesiredVolume, DesiredWorld};
 use crate::volume::VolumeSource;
 
-/// The desired and the actual world, and what is behind volumes.
+/// The desired and the actual world, and the backings of volumes.
 #[derive(Clone, Copy)]
 pub(super) struct Worlds<'a> {
     pub(super) desired: &'a DesiredWorld,
@@ -19,7 +19,7 @@ pub(super) struct Worlds<'a> {
     pub(super) backings: &'a BTreeMap<VolumeId, Backing>,
 }
 
-/// The published state of a pod. A pod that is not `known` has left directories or a supervisor.
+/// The published state of a pod. If `known` is `None`, the node has only directories or a supervisor of the pod.
 pub(super) fn of_pod(
     uid: &PodUid,
     known: Option<&KnownPod>,
@@ -48,19 +48,19 @@ pub(super) fn of_pod(
 fn volumes(uid: &PodUid, known: Option<&KnownPod>, worlds: Worlds<'_>) -> Vec<VolumeEntry> {
     let Worlds { desired, actual, backings } = worlds;
     let wanted = desired.pod(uid).into_iter().flat_map(|pod| pod.volumes.keys().cloned());
-    let there = actual.of_pod(uid).map(|(id, _)| id.volume.clone());
-    let names: BTreeSet<String> = wanted.chain(there).collect();
-    let place = |name: &String| {
+    let in_actual = actual.of_pod(uid).map(|(id, _)| id.volume.clone());
+    let names: BTreeSet<String> = wanted.chain(in_actual).collect();
+    let position_of = |name: &String| {
         let volumes = known.map(|known| known.pod.pod.volumes.as_slice()).unwrap_or_default();
         volumes.iter().position(|volume| volume.name.as_str() == name).unwrap_or(usize::MAX)
     };
     let mut names: Vec<_> = names.into_iter().collect();
-    names.sort_by_key(place);
+    names.sort_by_key(position_of);
     let entries = names.into_iter().map(|name| {
         let id = VolumeId { pod: uid.clone(), volume: name };
-        let (wanted, there) = (desired.volume(&id), actual.volume(&id));
+        let (wanted, in_actual) = (desired.volume(&id), actual.volume(&id));
         let backing = backings.get(&id);
-        entry(id, known, wanted, there, backing)
+        entry(id, known, wanted, in_actual, backing)
     });
     entries.collect()
 }
@@ -69,12 +69,12 @@ fn entry(
     id: VolumeId,
     known: Option<&KnownPod>,
     wanted: Option<&DesiredVolume>,
-    there: Option<&ActualVolume>,
+    in_actual: Option<&ActualVolume>,
     backing: Option<&Backing>,
 ) -> VolumeEntry {
-    let (there, default) = (there.cloned(), ActualVolume::default());
-    let there = there.unwrap_or(default);
-    let served_by = there.seen.plugin.clone().or_else(|| backing.map(|backing| backing.plugin.clone()));
+    let (in_actual, default) = (in_actual.cloned(), ActualVolume::default());
+    let in_actual = in_actual.unwrap_or(default);
+    let served_by = in_actual.seen.plugin.clone().or_else(|| backing.map(|backing| backing.plugin.clone()));
     let plugin = served_by.or_else(|| wanted.map(|wanted| wanted.plugin.to_owned()));
     let source = wanted.map(|wanted| &wanted.volume.source);
     let unique_name = match (backing, wanted) {
@@ -82,6 +82,7 @@ fn entry(
         (None, Some(wanted)) => wanted.unique_name.clone(),
         (None, None) => format!("{}-{}", id.pod, id.volume),
     };
+    let reason = in_actual.reason().map(str::to_owned);
     let label = known.and_then(|known| known.pod.pod.facts.selinux_label.clone());
     VolumeEntry {
         unique_name,
@@ -89,11 +90,11 @@ fn entry(
         kind: wanted.map_or_else(|| "unknown".to_owned(), |wanted| wanted.volume.word().to_owned()),
         name: id.volume,
         desired: wanted.is_some(),
-        mount: there.mount,
-        path: there.seen.path,
-        read_only: there.seen.read_only,
-        selinux: label.filter(|_| there.mount == MountState::Mounted),
-        group: there.seen.group,
+        mount: in_actual.mount,
+        path: in_actual.seen.path,
+        read_only: in_actual.seen.read_only,
+        selinux: label.filter(|_| in_actual.mount == MountState::Mounted),
+        group: in_actual.seen.group,
         attachable: match (backing, source) {
             (Some(backing), _) => Some(backing.attachable),
             (None, Some(VolumeSource::Claim(_))) => None,
@@ -105,7 +106,7 @@ fn entry(
             (None, Some(VolumeSource::EmptyDir(source))) => source.size_limit,
             (backing, _) => backing.and_then(|backing| backing.size),
         },
-        remount_required: there.remount_required,
-        reason: there.reason,
+        remount_required: in_actual.remount_required,
+        reason,
     }
 }

@@ -7,24 +7,14 @@
 //! | it is being deleted or has ended when the daemon first sees it | are never mounted |
 //!
 //! The kubelet mounts the volumes of a pod that is being deleted if it sees the pod first just after its own start, because
-//! containers may still run (VM-12). podfs need not guess: the pod's checkpoint shows whether an earlier daemon served it.
+//! containers may still run (VM-12). podfs need not do so: the pod's checkpoint shows whether an earlier daemon served it.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::manifest::pod::PodUid;
 use crate::node::feed::PodSource;
 use crate::node::handle::CommandError;
-use crate::node::pod::{NodePod, PodOrigin, PodStage};
-
-/// The source that described a pod.
-fn source_of(origin: &PodOrigin) -> PodSource {
-    match origin {
-        PodOrigin::File(_) => PodSource::Files,
-        PodOrigin::Api => PodSource::Api,
-        PodOrigin::Kubelet => PodSource::Kubelet,
-        PodOrigin::Runtime => PodSource::Runtime,
-    }
-}
+use crate::node::pod::{NodePod, PodStage};
 
 /// The pods of the node.
 #[derive(Debug)]
@@ -32,7 +22,7 @@ pub struct Pods {
     pods: BTreeMap<PodUid, KnownPod>,
     /// The sources that have not listed their pods yet.
     awaited: BTreeSet<PodSource>,
-    /// Whether podfs releases a pod that no source has any more without an agent.
+    /// Whether podfs releases a pod that no source has any more, without waiting for an agent.
     release_when_gone: bool,
 }
 
@@ -92,9 +82,9 @@ impl Pods {
     pub fn take_list(&mut self, source: PodSource, pods: Vec<NodePod>) -> Vec<PodUid> {
         let mut changed: Vec<_> = pods.into_iter().map(|pod| self.put(pod)).collect();
         self.awaited.remove(&source);
-        // An earlier daemon served these, and the source no longer has them.
+        // An earlier daemon served these pods, and their source no longer has them.
         let gone = self.pods.iter().filter(|(uid, known)| {
-            !known.described && source_of(&known.pod.origin) == source && !changed.contains(uid)
+            !known.described && PodSource::of(&known.pod.origin) == source && !changed.contains(uid)
         });
         let gone: Vec<_> = gone.map(|(uid, _)| uid.clone()).collect();
         gone.iter().for_each(|uid| self.gone(uid));
@@ -139,7 +129,7 @@ impl Pods {
         Ok(())
     }
 
-    /// Forgets a pod that no source has, and of which nothing is left.
+    /// Forgets a pod that no source has, and of which the node has nothing any more.
     pub fn forget(&mut self, uid: &PodUid) {
         self.pods.remove(uid);
     }

@@ -1,4 +1,4 @@
-//! The published state. After each event, it changes for the pods of the event.
+//! Publishing the state of the node. After an event, the manager computes the state of the pods of that event again.
 
 use std::sync::Arc;
 
@@ -9,14 +9,14 @@ use crate::node::state::{MountState, NodeState};
 use crate::node::world::VolumeId;
 
 impl Manager {
-    /// Publishes what has changed. Computes the state of a pod only after [`Manager::touch`], so that an event of one
-    /// pod costs the same however many pods there are.
+    /// Publishes the state if it has changed. Computes the state of a pod only after [`Manager::touch`]: an event of
+    /// one pod does not compute the states of all others.
     pub(super) fn publish(&mut self) {
         let before = Arc::clone(&self.state.borrow());
         let mut pods = before.pods.clone();
         for uid in std::mem::take(&mut self.touched) {
-            let is_there = self.pods.get(&uid).is_some() || self.actual.of_pod(&uid).next().is_some();
-            if !is_there {
+            let exists = self.pods.get(&uid).is_some() || self.actual.of_pod(&uid).next().is_some();
+            if !exists {
                 pods.remove(&uid);
                 continue;
             }
@@ -24,7 +24,7 @@ impl Manager {
             let worlds = pod_entry::Worlds { desired: &self.desired, actual: &self.actual, backings: &self.backings };
             let mut entry = pod_entry::of_pod(&uid, known, worlds, pid, self.containers.of(&uid));
             self.complete(&uid, &mut entry);
-            // A wanted volume that is being unmounted is not ready for its next user.
+            // While podfs unmounts a volume that a pod wants again, the volume is not ready for containers.
             for volume in &mut entry.volumes {
                 let id = VolumeId { pod: uid.clone(), volume: volume.name.clone() };
                 if self.executor.runs(&id, Action::Unmount.name()) {

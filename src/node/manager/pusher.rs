@@ -1,9 +1,9 @@
 //! Pushes objects to supervisors: one task for each pod pushes the objects of its volumes, and later each change.
 //!
 //! A supervisor that was started again has no objects, so it gets all of them. After a push that failed, the task
-//! pushes all objects again, until the pod needs none any more. Before each push, the task reports to the manager what
-//! is behind the claims of the pod, so the manager reports a volume as in use before the supervisor can mount it. It
-//! also announces growth in claims of the API server before the supervisor can grow their volumes.
+//! pushes all objects again, until the manager stops it. Before each push, the task reports the PersistentVolumes
+//! behind the pod's claims to the manager, so the manager reports a volume as in use before the supervisor can mount
+//! it. The task also announces growth in claims of the API server before the supervisor can grow their volumes.
 
 use std::collections::{BTreeMap, HashMap};
 use std::time::Duration;
@@ -21,7 +21,7 @@ use crate::node::pod::{NodePod, PodOrigin};
 use crate::node::spans;
 use crate::node::supervisors::{PushFailure, PushPath, Supervisors};
 
-/// The pause after a push that a supervisor did not take.
+/// The pause after a push that failed.
 const PAUSE: Duration = Duration::from_millis(200);
 
 /// The tasks that push.
@@ -33,7 +33,7 @@ pub(super) struct Pushers {
     pushers: HashMap<PodUid, Pusher>,
 }
 
-/// What is behind volumes of a pod.
+/// A pod, and the backings of its volumes by name.
 pub(super) type Backings = (PodUid, BTreeMap<String, Backing>);
 
 struct Pusher {
@@ -48,11 +48,11 @@ impl Pushers {
         supervisors: Supervisors,
         client: Option<ApiClient>,
     ) -> (Pushers, mpsc::UnboundedReceiver<Backings>) {
-        let (backings, found) = mpsc::unbounded_channel();
-        (Pushers { objects, supervisors, client, backings, pushers: HashMap::new() }, found)
+        let (backings, receiver) = mpsc::unbounded_channel();
+        (Pushers { objects, supervisors, client, backings, pushers: HashMap::new() }, receiver)
     }
 
-    /// Takes a changed pod: its labels or references may differ.
+    /// Takes a changed pod, whose labels or references may differ.
     pub(super) fn describe(&self, pod: &NodePod) {
         if let Some(pusher) = self.pushers.get(&pod.pod.identity.uid) {
             pusher.described.send_replace(pod.clone());
@@ -90,15 +90,15 @@ async fn push(
     mut descriptions: watch::Receiver<NodePod>,
 ) {
     let mut objects = objects.follow(&descriptions.borrow_and_update().clone());
-    let mut known = BTreeMap::new();
+    let mut reported = BTreeMap::new();
     loop {
         tokio::select! {
             push = objects.next() => {
-                let (found, growing) = objects.backings_and_growing();
-                if found != known {
-                    known.clone_from(&found);
+                let (current, growing) = objects.backings_and_growing();
+                if current != reported {
+                    reported.clone_from(&current);
                     // Fails only while the daemon ends.
-                    let _ = backings.send((uid.clone(), found));
+                    let _ = backings.send((uid.clone(), current));
                 }
                 if let Some(announcer) = &mut announcer {
                     announcer.announce(growing).await;

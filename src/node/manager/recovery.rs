@@ -1,4 +1,4 @@
-//! Pods that an earlier daemon left, for this one to continue with.
+//! Pods of an earlier daemon, with which this daemon continues.
 
 use std::sync::Arc;
 
@@ -24,18 +24,18 @@ pub struct Recovered {
     pub without_volumes: bool,
 }
 
-/// What an earlier daemon left of a pod.
+/// Whether this daemon can continue with a pod of which it has found something.
 pub enum RecoveredPod {
     /// A pod that it served.
     Pod(Recovered),
     /// A pod that it served, whose checkpoint this daemon cannot use. If no source describes the pod, podfs retires it
     /// (RC-04).
     Lost(PodUid),
-    /// Nothing: no daemon has served the pod. podfs leaves a supervisor alone that no daemon has started.
+    /// No daemon has served the pod. podfs leaves a supervisor alone that no daemon has started.
     Nothing,
 }
 
-/// The pod of a valid checkpoint. Without one, only the pod's source knows which volumes to serve.
+/// The pod of a valid checkpoint. Without a checkpoint, only the pod's source knows which volumes podfs has to serve.
 pub fn recover(found: ReconstructedPod, recorder: &Recorder) -> RecoveredPod {
     let ReconstructedPod { uid, checkpoint, trouble, supervisor, .. } = found;
     let _span = spans::of_uid(&uid, None).entered();

@@ -1,5 +1,5 @@
-//! Volumes of the node that another process has unmounted or covered. The daemon watches the mount table for all supervisors. It
-//! sends a Remount to each supervisor with a volume that has not exactly one mount at its path.
+//! Volumes of the node that another process has unmounted or covered. The daemon watches the mount table for all supervisors. When
+//! a volume no longer has exactly one mount at its path, or has one again, the daemon sends a Remount to its supervisor.
 
 use std::collections::{BTreeMap, HashMap};
 use std::path::{Path, PathBuf};
@@ -10,17 +10,17 @@ use tracing::warn;
 use crate::node::world::VolumeId;
 use crate::supervisor::TableWatch;
 
-/// The mounts of volumes at the last look.
+/// The mounts of volumes when podfs read the mount table last.
 pub(super) struct Unmounts {
     watch: Option<TableWatch>,
-    /// The root directory in the form of supervisors, and in that of the mount table.
+    /// The root directory as supervisors write it, and without symbolic links, as the mount table has it.
     root: (PathBuf, PathBuf),
-    /// The numbers of the mounts at the path of a volume that does not have exactly one.
+    /// For each volume that does not have exactly one mount at its path, the ids of the mounts there.
     odd: BTreeMap<VolumeId, Vec<u64>>,
 }
 
 impl Unmounts {
-    /// Watches the volumes below this directory. If the table cannot be watched, podfs serves the volumes all the same.
+    /// Watches the volumes below this directory. If podfs cannot watch the table, it serves the volumes all the same.
     pub(super) fn new(root: &Path) -> Unmounts {
         let watch = TableWatch::open();
         let watch = watch.inspect_err(|error| warn!("podfs cannot notice unmounts by other processes: {error}")).ok();
@@ -28,7 +28,7 @@ impl Unmounts {
         Unmounts { watch, root: (root.to_owned(), real), odd: BTreeMap::new() }
     }
 
-    /// Waits until a look is due. Cancel-safe.
+    /// Waits until the mount table has changed, so that [`Unmounts::look`] is due. Cancel-safe.
     pub(super) async fn look_is_due(&mut self) {
         match &mut self.watch {
             Some(watch) => watch.look_is_due().await,
@@ -92,10 +92,10 @@ mod tests {
         let other = mount(3, "/nonexistent/real/other");
         assert_eq!(look(&[own.clone(), other.clone()]), 0, "it is as it should be");
         assert_eq!(look(std::slice::from_ref(&other)), 1, "it is unmounted");
-        assert_eq!(look(std::slice::from_ref(&other)), 0, "that was told");
+        assert_eq!(look(std::slice::from_ref(&other)), 0, "it was reported before");
         assert_eq!(look(&[own.clone(), other.clone()]), 1, "it is there again");
         assert_eq!(look(&[own.clone(), cover.clone()]), 1, "it is covered");
-        assert_eq!(look(&[own.clone(), cover]), 0, "that was told");
-        assert_eq!(look(&[own]), 1, "it is to be seen again");
+        assert_eq!(look(&[own.clone(), cover]), 0, "it was reported before");
+        assert_eq!(look(&[own]), 1, "it is visible again");
     }
 }

@@ -1,7 +1,7 @@
 //! The supervisors of pods that want no volume. A supervisor prepares the hosts file, the termination log and the
 //! images of their containers.
 //!
-//! A pod of a kubelet or a container runtime gets none: these make such files themselves.
+//! A pod of a kubelet or a container runtime gets no such supervisor: they make such files themselves.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -20,7 +20,7 @@ use crate::node::state::PodEntry;
 use crate::node::supervisors::{MountFailure, Supervisors};
 use crate::node::world::desired::DesiredPod;
 
-/// The pods without volumes, and the starts of their supervisors.
+/// The pods without volumes, and the tasks that start their supervisors.
 #[derive(Default)]
 pub(super) struct WithoutVolumes {
     pods: BTreeMap<PodUid, WithoutVolumesState>,
@@ -35,11 +35,11 @@ pub(super) struct StartOutcome {
 
 /// The supervisor of a pod without volumes.
 enum WithoutVolumesState {
-    /// An earlier daemon has started it. podfs starts another one if it has ended.
+    /// An earlier daemon has started the supervisor. If it has ended, podfs starts another supervisor.
     Recovered,
     /// It is starting; `backoff` has the failures so far.
     Starting { backoff: Backoff },
-    /// It answers. When it ends by itself, podfs starts another one.
+    /// It answers. When it ends by itself, podfs starts another supervisor.
     Up,
     /// It did not start.
     Failed { reason: String, backoff: Backoff, retry_at: Instant },
@@ -71,7 +71,7 @@ impl WithoutVolumes {
         }
     }
 
-    /// When the first pause ends that had not ended `before`.
+    /// When the next pause ends, of those that end after `before`.
     pub(super) fn next_retry(&self, before: Instant) -> Option<Instant> {
         let pauses = self.pods.values().filter_map(|service| match service {
             WithoutVolumesState::Failed { retry_at, .. } => Some(*retry_at),
@@ -80,7 +80,7 @@ impl WithoutVolumes {
         pauses.filter(|retry_at| *retry_at > before).min()
     }
 
-    /// The pauses after failed starts, if the pod needs a supervisor now.
+    /// Whether podfs has to start a supervisor for the pod now. If so, the pauses after failed starts so far.
     fn due(&self, uid: &PodUid, now: Instant) -> Option<Backoff> {
         match self.pods.get(uid) {
             None | Some(WithoutVolumesState::Recovered) => Some(PAUSE.backoff()),
@@ -97,7 +97,7 @@ impl WithoutVolumes {
         self.starts.spawn(async move { StartOutcome { uid, outcome: supervisors.serve(&pod, MOUNT).await } });
     }
 
-    /// Takes the end of a start. Returns the reason of a failure, and the pause.
+    /// Takes the end of a start. After a failure, returns its reason, and the pause before the next start.
     fn take(&mut self, started: StartOutcome) -> Option<(String, Duration)> {
         let service = self.pods.get_mut(&started.uid)?;
         let WithoutVolumesState::Starting { mut backoff } = *service else { return None };
@@ -120,13 +120,13 @@ impl Manager {
     /// Starts the missing supervisors of pods without volumes.
     pub(super) fn serve_pods_without_volumes(&mut self) {
         let now = Instant::now();
-        let lacking = self
+        let without_supervisor = self
             .desired
             .pods()
             .filter(|(_, wanted)| needs_only_a_supervisor(wanted))
             .filter_map(|(uid, wanted)| Some((wanted.pod.clone(), self.without_volumes.due(uid, now)?)));
-        let lacking: Vec<_> = lacking.collect();
-        for (pod, backoff) in lacking {
+        let without_supervisor: Vec<_> = without_supervisor.collect();
+        for (pod, backoff) in without_supervisor {
             self.touch(&pod.pod.identity.uid);
             self.without_volumes.start(pod, backoff, self.supervisors.clone());
         }

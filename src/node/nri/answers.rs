@@ -1,6 +1,6 @@
 //! A request of the runtime and its answer.
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -11,7 +11,7 @@ use tracing::{Instrument, Span, debug, info, warn};
 use super::NriSettings;
 use super::messages::nri::*;
 use super::places::{Roots, is_bound_to_its_source, with_source};
-use super::volumes::{Reason, Sources, WantedMount, find};
+use super::volumes::{Reason, Sources, WantedMount, find_sources};
 use crate::manifest::pod::{PodIdentity, PodUid};
 use crate::node::NodeHandle;
 use crate::node::feed::{Choice, RuntimeChange};
@@ -40,14 +40,14 @@ const KUBELET: &str = "kubelet";
 pub(super) struct NriAnswers {
     settings: NriSettings,
     roots: Roots,
-    /// The directory of podfs's volumes.
-    own: PathBuf,
+    /// The directory of the pods with podfs's volumes.
+    pods_directory: PathBuf,
     run_directory: PathBuf,
     node: NodeHandle,
     recorder: Recorder,
     changes: Box<dyn Fn(RuntimeChange) -> bool + Send + Sync>,
     /// The time limit of one answer.
-    allowed: Duration,
+    time_limit: Duration,
     /// The containers with volumes of chosen pods, by their ids.
     containers: BTreeMap<String, (PodIdentity, ContainerEntry)>,
     /// The part of the runtime's list that has arrived: pods by their sandboxes, and containers.
@@ -67,23 +67,23 @@ pub(super) enum Answered {
 impl NriAnswers {
     pub(super) fn new(
         settings: NriSettings,
-        own: PathBuf,
+        root_directory: PathBuf,
         run_directory: PathBuf,
         node: NodeHandle,
         recorder: Recorder,
         changes: Box<dyn Fn(RuntimeChange) -> bool + Send + Sync>,
     ) -> NriAnswers {
         let roots = Roots::of(&settings.kubelet_root);
-        let own = own.join("pods");
+        let pods_directory = root_directory.join("pods");
         NriAnswers {
             settings,
             roots,
-            own,
+            pods_directory,
             run_directory,
             node,
             recorder,
             changes,
-            allowed: LONGEST,
+            time_limit: LONGEST,
             containers: BTreeMap::new(),
             listed: Default::default(),
             late: HashSet::new(),
@@ -93,15 +93,17 @@ impl NriAnswers {
     /// Answers a request. A request that podfs cannot parse gets an empty answer: an error would fail a container.
     pub(super) async fn answer(&mut self, method: &str, payload: &[u8]) -> Answered {
         let started = Instant::now();
+        let mut is_last = false;
         let answer = match method {
-            "Configure" => self.configure(read(method, payload)).encode_to_vec(),
+            "Configure" => self.configure(decode(method, payload)).encode_to_vec(),
             "Synchronize" => {
-                let (answer, is_last) = self.synchronize(read(method, payload));
-                return Answered::Message(answer.encode_to_vec(), is_last);
+                let (answer, is_whole) = self.synchronize(decode(method, payload));
+                is_last = is_whole;
+                answer.encode_to_vec()
             }
-            "CreateContainer" => self.create_container(read(method, payload), started).await.encode_to_vec(),
+            "CreateContainer" => self.create_container(decode(method, payload), started).await.encode_to_vec(),
             "StateChange" => {
-                self.take_state(read(method, payload));
+                self.take_state(decode(method, payload));
                 Vec::new()
             }
             "Shutdown" => Vec::new(),
@@ -111,7 +113,7 @@ impl NriAnswers {
             }
         };
         self.recorder.nri(method, started);
-        Answered::Message(answer, false)
+        Answered::Message(answer, is_last)
     }
 
     /// Sends a change to the manager.
@@ -120,8 +122,8 @@ impl NriAnswers {
         let _ = (self.changes)(change);
     }
 
-    /// The pods that podfs serves for the runtime and of which the kubelet no longer has a directory.
-    pub(super) fn without_directory(&self) -> Vec<PodUid> {
+    /// The pods that podfs serves for the runtime and of which the kubelet has no directory.
+    pub(super) fn without_directory(&self) -> BTreeSet<PodUid> {
         let state = self.node.state();
         let ours =
             state.pods.iter().filter(|(_, pod)| pod.origin == Some(PodOrigin::Runtime)).map(|(uid, _)| uid.clone());
@@ -131,10 +133,13 @@ impl NriAnswers {
     fn configure(&mut self, request: ConfigureRequest) -> ConfigureResponse {
         let ConfigureRequest { runtime_name, runtime_version, request_timeout, .. } = request;
         let half = u64::try_from(request_timeout).ok().filter(|timeout| *timeout > 0).map(|timeout| timeout / 2);
-        self.allowed = half.map_or(LONGEST, Duration::from_millis).min(LONGEST);
+        self.time_limit = half.map_or(LONGEST, Duration::from_millis).min(LONGEST);
         self.roots = Roots::of(&self.settings.kubelet_root);
         self.listed = Default::default();
-        info!("{runtime_name} {runtime_version} knows podfs as a plugin; podfs answers it within {:?}", self.allowed);
+        info!(
+            "{runtime_name} {runtime_version} knows podfs as a plugin; podfs answers it within {:?}",
+            self.time_limit
+        );
         ConfigureResponse { events: EVENTS.into_iter().fold(0, |mask, event| mask | 1 << (event as i32 - 1)) }
     }
 
@@ -150,24 +155,24 @@ impl NriAnswers {
             let uid = |(id, pod): (String, PodSandbox)| Some((id, PodUid::parse(&pod.uid).ok()?));
             self.report(RuntimeChange::Synchronized(pods.into_iter().filter_map(uid).collect()));
             let all = before.values().chain(self.containers.values());
-            let concerned: BTreeMap<_, _> = all.map(|(pod, _)| (pod.uid.clone(), pod.clone())).collect();
-            concerned.values().for_each(|pod| self.report_containers(pod));
+            let affected: BTreeMap<_, _> = all.map(|(pod, _)| (pod.uid.clone(), pod.clone())).collect();
+            affected.values().for_each(|pod| self.report_containers(pod));
         }
         (SynchronizeResponse { more }, !more)
     }
 
-    /// Whether an existing container has podfs's volumes or the kubelet's; `None` if it has none that podfs could
+    /// Whether an existing container has podfs's volumes or the kubelet's; `None` if it has no volumes that podfs could
     /// serve.
     fn listed(&self, container: &Container, pod: &PodSandbox) -> Option<(PodIdentity, ContainerEntry)> {
-        let is_own = |mount: &&Mount| std::path::Path::new(&mount.source).starts_with(&self.own);
+        let is_own = |mount: &&Mount| std::path::Path::new(&mount.source).starts_with(&self.pods_directory);
         let is_kept = |mount: &&Mount| self.roots.place(&mount.source).is_some();
         let mounts = container.mounts.iter();
         let replaced: Vec<_> = mounts.clone().filter(is_own).map(|mount| mount.destination.clone()).collect();
         let kept = |mount: &Mount| KeptMount { path: mount.destination.clone(), reason: None };
         let kept: Vec<_> = mounts.filter(is_kept).map(kept).collect();
-        let concerns = !replaced.is_empty() || (!kept.is_empty() && self.is_chosen(pod));
+        let is_relevant = !replaced.is_empty() || (!kept.is_empty() && self.is_chosen(pod));
         let entry = ContainerEntry { id: container.id.clone(), name: container.name.clone(), replaced, kept };
-        concerns.then_some((identity(pod)?, entry))
+        is_relevant.then_some((identity(pod)?, entry))
     }
 
     fn take_state(&mut self, change: StateChangeEvent) {
@@ -199,24 +204,24 @@ impl NriAnswers {
         if mounts.is_empty() || !self.is_chosen(&pod) {
             return CreateContainerResponse::default();
         }
-        // A part (subPath) may belong to a volume of another kind; and podfs does not choose a pod that only has CSI
-        // volumes of podfs.
+        // podfs leaves these mounts to the kubelet and reports no reason: a part (subPath) of a volume that podfs does
+        // not serve, and volumes of a pod that is not chosen, and that podfs knows only for its CSI volumes.
         let known = self.entry(&uid);
-        let is_left = |place: &super::places::PodVolumePath| {
+        let is_for_kubelet = |place: &super::places::PodVolumePath| {
             known.as_ref().is_some_and(|pod| {
                 let is_unknown = pod.volumes.iter().all(|one| one.name != place.volume);
                 is_unknown && (place.is_part || pod.origin == Some(PodOrigin::Kubelet))
             })
         };
-        let mounts: Vec<_> = mounts.into_iter().filter(|(_, place)| !is_left(place)).collect();
+        let mounts: Vec<_> = mounts.into_iter().filter(|(_, place)| !is_for_kubelet(place)).collect();
         let (bound, free): (Vec<_>, Vec<_>) = mounts.into_iter().partition(|(mount, _)| is_bound_to_its_source(mount));
         let wanted: Vec<WantedMount> = free
             .iter()
             .map(|(mount, place)| WantedMount { destination: mount.destination.clone(), place: place.clone() })
             .collect();
-        let until = started + self.allowed;
+        let until = started + self.time_limit;
         let may_wait = !self.late.contains(&uid);
-        let find = find(&self.node, &self.run_directory, &uid, &container, &wanted, until, may_wait);
+        let find = find_sources(&self.node, &self.run_directory, &uid, &container, &wanted, until, may_wait);
         let mut sources = find.instrument(spans::of_uid(&uid, identity(&pod).as_ref())).await;
         sources.extend(bound.iter().map(|(mount, _)| (mount.destination.clone(), Err(Reason::Options))));
         if Instant::now() >= until {
@@ -224,7 +229,7 @@ impl NriAnswers {
         }
         let mounts = free.iter().chain(&bound);
         let volumes = mounts.map(|(mount, place)| (mount.destination.as_str(), place.volume.as_str())).collect();
-        self.note(&pod, &container, &sources, &volumes);
+        self.report_sources(&pod, &container, &sources, &volumes);
         let replaced = free.iter().filter_map(|(mount, _)| {
             let source = sources.get(&mount.destination)?.clone().ok()?;
             Some(with_source(mount, source))
@@ -232,8 +237,14 @@ impl NriAnswers {
         CreateContainerResponse { adjust: Some(ContainerAdjustment { mounts: replaced.collect() }) }
     }
 
-    /// Counts and logs the sources of a container's mounts, by destination.
-    fn note(&mut self, pod: &PodSandbox, container: &Container, sources: &Sources, volumes: &BTreeMap<&str, &str>) {
+    /// Counts and logs the sources of a container's mounts, and reports them to the manager.
+    fn report_sources(
+        &mut self,
+        pod: &PodSandbox,
+        container: &Container,
+        sources: &Sources,
+        volumes: &BTreeMap<&str, &str>,
+    ) {
         let known = identity(pod);
         for (destination, source) in sources {
             let volume = volumes.get(destination.as_str());
@@ -301,7 +312,7 @@ fn identity(pod: &PodSandbox) -> Option<PodIdentity> {
     Some(PodIdentity { namespace: pod.namespace.clone(), name: pod.name.clone(), uid })
 }
 
-fn read<T: Message + Default>(method: &str, payload: &[u8]) -> T {
+fn decode<T: Message + Default>(method: &str, payload: &[u8]) -> T {
     T::decode(payload).unwrap_or_else(|error| {
         warn!("podfs cannot read a request {method} of the container runtime: {error}; it changes nothing");
         T::default()

@@ -5,7 +5,7 @@
 //! need not begin together. Numbers are big endian.
 //!
 //! podfs has its own code for this instead of the crate ttrpc: that crate would bring a second library for the messages
-//! of protobuf, and would still need a mux. podfs needs little of both.
+//! of protobuf, and does not split a socket into several connections. podfs needs little of both.
 
 use std::collections::BTreeMap;
 
@@ -36,7 +36,7 @@ pub enum MessageType {
 pub struct TtrpcMessage {
     /// Its connection.
     pub connection: u32,
-    /// The number of the request that it is, or answers.
+    /// The number of the request: this message is the request, or answers it.
     pub stream: u32,
     /// Its type.
     pub kind: MessageType,
@@ -47,7 +47,7 @@ pub struct TtrpcMessage {
 /// Why bytes do not belong to an NRI connection.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum FrameError {
-    /// A frame for another connection than the two.
+    /// A frame for another connection than [`TO_PLUGIN`] and [`TO_RUNTIME`].
     #[error("a frame for connection {0}; podfs knows only 1 and 2")]
     Connection(u32),
     /// A frame or a message is too long.

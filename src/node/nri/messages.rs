@@ -1,7 +1,8 @@
 //! The messages of the Node Resource Interface and of ttrpc, which the build makes from `proto/nri.proto` and
 //! `proto/ttrpc.proto`.
 //!
-//! Debugging output of a container has no environment, and that of an envelope no payload: both may be secret.
+//! The `Debug` output of a container has no environment, and the `Debug` output of an envelope has no payload: both may
+//! be secret.
 
 use std::fmt;
 

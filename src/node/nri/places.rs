@@ -8,8 +8,8 @@ use super::messages::nri::Mount;
 /// The directories of volumes that podfs serves, as the kubelet names them.
 const PLUGINS: [&str; 4] =
     ["kubernetes.io~configmap", "kubernetes.io~secret", "kubernetes.io~downward-api", "kubernetes.io~projected"];
-/// Options of mounts that follow later mounts of the node: those need a source with propagation, which podfs does not
-/// promise.
+/// Options of mounts that follow later mounts of the node: these need a source with propagation, which podfs does not
+/// promise for its volumes.
 const PROPAGATED: [&str; 4] = ["slave", "rslave", "shared", "rshared"];
 
 /// The kubelet's root directory: as it names the directory, and without symbolic links.
@@ -61,7 +61,7 @@ pub fn is_bound_to_its_source(mount: &Mount) -> bool {
 /// The mount with another source.
 pub fn with_source(mount: &Mount, source: String) -> Mount {
     let mut replaced = Mount { source, ..mount.clone() };
-    // runc 1.1 clears a restriction that is missing among the options.
+    // runc 1.1 removes a restriction of the source's mount that is missing among the options.
     for option in ["nosuid", "nodev"] {
         if !replaced.options.iter().any(|one| one == option) {
             replaced.options.push(option.to_owned());

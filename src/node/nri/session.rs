@@ -38,15 +38,15 @@ const WRITE: Duration = Duration::from_secs(2);
 /// The pauses between attempts to connect: each is twice the one before.
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
 const PAUSE: DoublingPause = DoublingPause::new(FIRST_PAUSE, Duration::from_secs(2));
-/// How often podfs looks for directories of pods while it is not connected.
-const LOOK: Duration = Duration::from_secs(10);
+/// How often podfs checks which directories of pods the kubelet has, while podfs is not connected.
+const CHECK_INTERVAL: Duration = Duration::from_secs(10);
 /// How long podfs waits for another podfs node that ends.
 const ENDING: Duration = Duration::from_secs(3);
 
 /// Why podfs node cannot be a plugin of the runtime.
 #[derive(Debug, thiserror::Error)]
 pub enum NriError {
-    /// The directory is not that of a kubelet.
+    /// The directory does not belong to a kubelet.
     #[error(transparent)]
     KubeletRoot(NoKubelet),
     /// Another podfs node is the plugin.
@@ -78,11 +78,11 @@ enum ConnectionEnd {
 }
 
 impl NriPlugin {
-    /// Takes the lock on the directory of the runtime's socket, if that exists: it allows only one plugin. Waits for a
-    /// podfs node that ends.
+    /// Takes the lock on the directory of the runtime's socket, if the directory exists. Only one podfs node of a node
+    /// can have the lock, and be the plugin. Waits for a podfs node that ends.
     ///
     /// # Errors
-    /// When another podfs node is the plugin, or the directory is not that of a kubelet.
+    /// When another podfs node is the plugin, or the directory does not belong to a kubelet.
     pub async fn open(settings: NriSettings) -> Result<NriPlugin, NriError> {
         KubeletRoot::open(&settings.kubelet_root).map_err(NriError::KubeletRoot)?;
         let until = Instant::now() + ENDING;
@@ -111,7 +111,7 @@ fn lock(socket: &Path) -> Option<Result<Flock<File>, ()>> {
 /// Serves the runtime, and connects again when the connection has ended, until the future is dropped.
 pub async fn serve(
     plugin: NriPlugin,
-    own: PathBuf,
+    root_directory: PathBuf,
     run_directory: PathBuf,
     node: NodeHandle,
     recorder: Recorder,
@@ -121,8 +121,8 @@ pub async fn serve(
     recorder.nri_connected(false);
     let socket = settings.socket.clone();
     let index = settings.index.clone();
-    let mut answers = NriAnswers::new(settings, own, run_directory, node, recorder.clone(), changes);
-    let (mut backoff, mut last_trouble, mut look) = (PAUSE.backoff(), None, Instant::now() + LOOK);
+    let mut answers = NriAnswers::new(settings, root_directory, run_directory, node, recorder.clone(), changes);
+    let (mut backoff, mut last_trouble, mut next_check) = (PAUSE.backoff(), None, Instant::now() + CHECK_INTERVAL);
     loop {
         if plugin_lock.is_none() {
             plugin_lock = lock(&socket).and_then(Result::ok);
@@ -152,9 +152,9 @@ pub async fn serve(
             answers.report(RuntimeChange::Failure(vec![trouble.clone()]));
             last_trouble = Some(trouble);
         }
-        if Instant::now() > look {
-            answers.without_directory().into_iter().for_each(|uid| answers.report(RuntimeChange::NoDirectory(uid)));
-            look = Instant::now() + LOOK;
+        if Instant::now() > next_check {
+            answers.report(RuntimeChange::NoDirectory(answers.without_directory()));
+            next_check = Instant::now() + CHECK_INTERVAL;
         }
         sleep(backoff.fail()).await;
     }

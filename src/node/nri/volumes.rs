@@ -1,4 +1,4 @@
-//! The mounts of podfs that replace the kubelet's volumes, as soon as they exist.
+//! The paths of podfs's volumes, which replace the kubelet's volumes in a container, once they are mounted.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -59,18 +59,18 @@ impl Reason {
     }
 }
 
-/// The sources of podfs for a container's mounts, by destination; or why there is none.
+/// For each destination of a container's mounts, the source of podfs, or why podfs has no source.
 pub(super) type Sources = BTreeMap<String, Result<String, Reason>>;
 
-/// A mount of a container that podfs is to replace.
+/// A mount of a container that podfs has to replace.
 #[derive(Clone, Debug)]
 pub(super) struct WantedMount {
     pub(super) destination: String,
     pub(super) place: PodVolumePath,
 }
 
-/// Finds the sources of a container's mounts. Waits until `until` for volumes that are not mounted yet, if it may.
-pub(super) async fn find(
+/// Finds the sources of a container's mounts. If `may_wait`, waits until `until` for volumes that are not mounted yet.
+pub(super) async fn find_sources(
     node: &NodeHandle,
     run_directory: &Path,
     uid: &PodUid,
@@ -82,7 +82,7 @@ pub(super) async fn find(
     let mut states = node.follow();
     let found = loop {
         let state = std::sync::Arc::clone(&states.borrow_and_update());
-        let found: Vec<_> = wanted.iter().map(|one| (one, look(&state, uid, &one.place.volume))).collect();
+        let found: Vec<_> = wanted.iter().map(|one| (one, path_of_volume(&state, uid, &one.place.volume))).collect();
         let may_come = |found: &Result<PathBuf, Reason>| matches!(found, Err(Reason::NotReady | Reason::UnknownPod));
         if !may_wait || !found.iter().any(|(_, found)| may_come(found)) {
             break found;
@@ -110,7 +110,7 @@ pub(super) async fn find(
 }
 
 /// The path of a volume in the manager's state.
-fn look(state: &NodeState, uid: &PodUid, volume: &str) -> Result<PathBuf, Reason> {
+fn path_of_volume(state: &NodeState, uid: &PodUid, volume: &str) -> Result<PathBuf, Reason> {
     let pod = state.pods.get(uid).filter(|pod| pod.origin.is_some()).ok_or(Reason::UnknownPod)?;
     let is_wanted = |entry: &&VolumeEntry| entry.desired && entry.name == volume;
     let entry = pod.volumes.iter().find(is_wanted).ok_or(Reason::UnknownVolume)?;
@@ -130,7 +130,7 @@ async fn prepare(directory: PathBuf, container: &Container, until: Instant) -> B
     let name = container.name.clone();
     let request =
         ContainerRequest { container: name.clone(), environment, recursive_read_only: false, only_volumes: true };
-    let asked = spawn_blocking(move || {
+    let prepared = spawn_blocking(move || {
         let question = ControlQuestion::PrepareContainer(request);
         loop {
             match ask(&directory, &question, None) {
@@ -143,7 +143,7 @@ async fn prepare(directory: PathBuf, container: &Container, until: Instant) -> B
             }
         }
     });
-    let mounts = match timeout_at(until, asked).await {
+    let mounts = match timeout_at(until, prepared).await {
         Ok(Ok(Ok(mounts))) => mounts,
         Ok(Ok(Err(reason))) => {
             debug!("container {name:?}: its parts of volumes are not prepared: {reason}");
@@ -163,7 +163,7 @@ fn normal(path: &str) -> PathBuf {
     Path::new(path).components().collect()
 }
 
-/// Whether something is mounted there. The kernel answers without a request to the server of the volume.
+/// Whether the path is a mount point. The kernel answers without a request to the server of the volume.
 fn is_mounted(path: &Path) -> bool {
     let flags = AtFlags::SYMLINK_NOFOLLOW | AtFlags::NO_AUTOMOUNT | AtFlags::STATX_DONT_SYNC;
     let looked = statx(CWD, path, flags, StatxFlags::empty());

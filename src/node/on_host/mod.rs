@@ -3,8 +3,8 @@
 //! The kernel kills all processes of a container when it ends, so no process that serves volumes may be in it. The container's
 //! first process installs the programs on the node (`programs`) and starts the daemon from there:
 //!
-//! 1. The daemon has the node's mounts and root directory. So each path of its options is one of the node, its mounts appear on the
-//!    node, and the container needs no directory of the node for it.
+//! 1. The daemon has the node's mounts and root directory. So each path of its options is a path of the node, its mounts appear on
+//!    the node, and the container needs no directory of the node for it.
 //! 2. The daemon keeps the container's network, and stays in the container's cgroup: it ends with the container, and its memory and
 //!    CPU time count there.
 //! 3. Its supervisors belong to the node: transient units where the node has systemd; elsewhere processes with the namespaces of the
@@ -12,8 +12,8 @@
 //! 4. The container's first process stays in the container, so that `kubectl exec` works. It forwards signals and ends with
 //!    the daemon's exit status; when it is killed, the kernel kills the daemon.
 //!
-//! The option `--on-host` decides, not a check of the namespaces: a mount namespace can also be that of a test, of a
-//! unit or of a sandbox, which podfs must not leave.
+//! The option `--on-host` decides, not a check of the namespaces: podfs can also be in the mount namespace of a test, of a
+//! unit or of a sandbox, which it must not leave.
 
 mod programs;
 
@@ -87,7 +87,7 @@ pub fn has_left_container() -> bool {
 }
 
 /// Starts the daemon on the node with these arguments, from a copy of the programs in a directory of the node, and ends this
-/// process when the daemon has ended. For a process that has no other threads.
+/// process when the daemon has ended. Must be called in a process without other threads.
 ///
 /// # Errors
 /// When this process is in no container of a node, or the daemon cannot be started.
@@ -120,7 +120,7 @@ fn account() -> Option<PathBuf> {
     Some(Path::new("/proc").join(std::process::id().to_string()).join("root").join(below))
 }
 
-/// Installs the programs and starts the daemon. For a thread that has entered the node.
+/// Installs the programs and starts the daemon. Must be called by a thread that has entered the node.
 fn start(
     directory: &Path,
     programs: &Programs,
@@ -171,7 +171,7 @@ fn wait(pid: Pid, signals: &SigSet) -> ! {
     }
 }
 
-/// What the daemon takes from the node: its mounts, its root directory, and the whole paths of cgroups.
+/// The namespaces and the root directory of the node that the daemon enters: the node's mounts, and whole paths of cgroups.
 struct NodeNamespaces {
     mounts: OwnedFd,
     cgroups: OwnedFd,
@@ -191,7 +191,7 @@ impl NodeNamespaces {
         Ok(NodeNamespaces { mounts: mounts.into(), cgroups: open("ns/cgroup")?, root: open("root")? })
     }
 
-    /// Moves the calling thread, and what it starts, to the node.
+    /// Moves the calling thread to the node, and with it the processes that it starts later.
     fn enter(&self) -> Result<(), OnHostError> {
         let entered = || {
             unshare(CloneFlags::CLONE_FS)?;

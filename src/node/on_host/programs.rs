@@ -1,4 +1,4 @@
-//! The copies of podfs on the node, from which daemon and supervisors run.
+//! The copies of podfs on the node, which the daemon and the supervisors execute.
 //!
 //! Each copy is a directory `VERSION-DIGEST` with `podfs`, `podfs-supervisor` and `podfs-fuse`, which never changes: podfs makes it under another name
 //! and renames it. The link `current` leads to the last installed one; `podfs upgrade` uses it. podfs removes a copy when no
@@ -43,20 +43,20 @@ impl Programs {
         Ok(Programs { podfs, supervisor, server, name: format!("{}-{digest}", program::version()) })
     }
 
-    /// Copies them into the directory, unless they are there. Returns the path of podfs.
+    /// Copies the programs into the directory, unless it has them. Returns the path of podfs.
     ///
     /// # Errors
     /// When the directory cannot be written to.
     pub(super) fn install(&self, directory: &Path) -> io::Result<PathBuf> {
         DirBuilder::new().recursive(true).mode(0o755).create(directory)?;
-        let place = directory.join(&self.name);
-        if !place.is_dir() {
+        let copy = directory.join(&self.name);
+        if !copy.is_dir() {
             let new = directory.join(format!("{NEW}{}", std::process::id()));
-            let made = self.copy(&new).and_then(|()| fs::rename(&new, &place));
+            let made = self.copy(&new).and_then(|()| fs::rename(&new, &copy));
             if let Err(error) = made {
                 let _ = fs::remove_dir_all(&new);
-                // Another container has just installed the same.
-                if !place.is_dir() {
+                // Another container has just installed the same programs.
+                if !copy.is_dir() {
                     return Err(error);
                 }
             }
@@ -65,21 +65,21 @@ impl Programs {
         let _ = fs::remove_file(&link);
         symlink(&self.name, &link)?;
         fs::rename(&link, directory.join(CURRENT))?;
-        Ok(place.join("podfs"))
+        Ok(copy.join("podfs"))
     }
 
-    fn copy(&self, place: &Path) -> io::Result<()> {
-        let _left = fs::remove_dir_all(place);
-        DirBuilder::new().mode(0o755).create(place)?;
+    fn copy(&self, directory: &Path) -> io::Result<()> {
+        let _left = fs::remove_dir_all(directory);
+        DirBuilder::new().mode(0o755).create(directory)?;
         for (program, name) in [(&self.podfs, "podfs"), (&self.supervisor, SUPERVISOR), (&self.server, program::NAME)] {
             let mut program = program.try_clone()?;
             program.seek(SeekFrom::Start(0))?;
-            let mut copy = OpenOptions::new().write(true).create_new(true).mode(0o700).open(place.join(name))?;
+            let mut copy = OpenOptions::new().write(true).create_new(true).mode(0o700).open(directory.join(name))?;
             io::copy(&mut program, &mut copy)?;
             copy.set_permissions(Permissions::from_mode(0o755))?;
             copy.sync_all()?;
         }
-        File::open(place)?.sync_all()
+        File::open(directory)?.sync_all()
     }
 }
 
@@ -97,13 +97,13 @@ fn digest(files: [&mut File; 3]) -> io::Result<String> {
     Ok(context.finish().as_ref().iter().take(DIGEST).map(|byte| format!("{byte:02x}")).collect())
 }
 
-/// Removes the copies that no process runs, except that of `podfs`. Returns them.
+/// Removes the copies that no process runs, except the one with `podfs`. Returns the removed ones.
 ///
 /// # Errors
 /// When the directory or the processes cannot be read.
 pub(super) fn remove_unused(directory: &Path, podfs: &Path) -> io::Result<Vec<PathBuf>> {
     let mut removed = Vec::new();
-    // Listed before the processes: a copy that is installed meanwhile is not in the list.
+    // The copies are listed before the processes, so a copy that another process installs meanwhile is not in the list.
     let entries: Vec<_> = fs::read_dir(directory)?.filter_map(|entry| Some(entry.ok()?.path())).collect();
     let running = running()?;
     for path in entries {

@@ -1,4 +1,4 @@
-//! The operation executor: at most one operation for a volume at a time, and a pause after one that failed.
+//! The operation executor: at most one operation for a volume at a time, and a pause after an operation that failed.
 //!
 //! Operations for different volumes run at the same time (VM-06). After a failure, the executor refuses the operation until a pause
 //! is over; the pause doubles with each failure in a row, and is reset when the next operation has another name (VM-05).
@@ -18,7 +18,7 @@ use crate::manifest::pod::PodUid;
 /// The pauses after failures.
 pub const PAUSE: DoublingPause = DoublingPause::new(Duration::from_millis(500), Duration::from_secs(122));
 
-/// The running operations and the last failures, by volume. Only the manager's task changes it.
+/// The running operations and the last failures, by volume. Only the manager's task changes them.
 #[derive(Debug, Default)]
 pub struct Executor(BTreeMap<VolumeId, OperationRecord>);
 
@@ -41,15 +41,15 @@ struct LastFailure {
     error: String,
 }
 
-/// Why an operation does not start. Texts are the kubelet's.
+/// Why an operation does not start. The texts are those of the kubelet.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum StartRefusal {
-    /// One for the volume runs already.
+    /// An operation for the volume runs already.
     Running {
         /// Its name.
         name: &'static str,
     },
-    /// The last one failed, and the pause after it is not over.
+    /// The last operation failed, and the pause after it is not over.
     Pausing {
         /// The end of the pause.
         until: SystemTime,
@@ -79,7 +79,7 @@ impl Executor {
     /// Begins an operation, which the caller ends with [`Executor::end`].
     ///
     /// # Errors
-    /// When one for the volume runs, or when the pause after one of the same name is not over.
+    /// When an operation for the volume runs, or when the pause after a failed operation of the same name is not over.
     pub fn begin(&mut self, id: &VolumeId, name: &'static str) -> Result<(), StartRefusal> {
         match self.0.entry(id.clone()) {
             Entry::Vacant(entry) => drop(entry.insert(OperationRecord { name, is_running: true, failure: None })),
@@ -138,8 +138,8 @@ impl Executor {
         self.0.iter().filter(|(_, known)| known.is_running).map(|(id, _)| id.clone()).collect()
     }
 
-    /// When the first pause ends that ends after `before`. An earlier one belongs to a volume that no longer needs an
-    /// operation.
+    /// When the next pause ends, of those that end after `before`. A pause that has ended earlier belongs to a volume that no
+    /// longer needs an operation.
     pub fn next_retry(&self, before: Instant) -> Option<Instant> {
         let pauses = self.0.values().filter(|known| !known.is_running);
         let ends = pauses.filter_map(|known| known.failure.as_ref().map(|failure| failure.at + failure.pause));

@@ -1,16 +1,16 @@
-//! Directories of pods that the node no longer has: the daemon removes empty ones, and reports the others.
+//! Directories of pods that the node no longer has: the daemon removes empty directories, and reports the others.
 //!
 //! A pass looks at each directory in `ROOT/pods` whose pod the manager does not have and that no process serves (OR-01):
 //!
 //! 1. A directory with a mount on it or in it stays: the pass knows this from the mount table, and does not access the mount.
-//! 2. In the others, the pass removes empty directories with rmdir(2), the innermost first, and empty files below
+//! 2. In the other directories, the pass removes empty directories with rmdir(2), the innermost first, and empty files below
 //!    `volume-subpaths`, which are mount points of containers. It never removes anything else, so no file of a volume (OR-02).
-//! 3. The pass walks down by descriptors, without links, and stops at a mount: the kernel refuses (`RESOLVE_NO_XDEV`), so
-//!    it does not enter a mount that appears meanwhile either.
-//!    Before that, it deletes the content of emptyDirs that supervisors of this daemon kept over a shutdown of the node, if the pod
-//!    has not come back. A file beside the content marks it (`host::empty_dir`).
-//! 4. The pass reports the directories that stay when these change, in one report (OR-03). It looks at such a directory
-//!    again after 2, 4, 8 seconds, at last every 30, or when the directory has changed.
+//! 3. The pass walks down by descriptors, without links, and stops at a mount: the kernel refuses to enter it
+//!    (`RESOLVE_NO_XDEV`), also if the mount has just appeared.
+//! 4. Before the walk, the pass deletes the content of emptyDirs that supervisors of this daemon kept over a shutdown of the
+//!    node, if the pod has not come back. A file beside the content marks it (`host::empty_dir`).
+//! 5. The pass reports the directories that stay when these change, in one report (OR-03). It looks at such a directory
+//!    again after 2, 4, 8 and 16 seconds, then every 30 seconds, or when the directory has changed.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::{CStr, CString, OsStr};
@@ -35,8 +35,8 @@ use crate::manifest::pod::PodUid;
 use crate::node::spans;
 use crate::supervisor::run_dir::claim::{LOCK, SERVER};
 
-/// How long a pass skips a directory that stays, unless it changes. The pause doubles with each look without a change:
-/// an unmount does not change the directory, and any other obstacle stays for days.
+/// How long a pass skips a directory that stays, unless it changes. Passes look again without a change, because an unmount
+/// does not change the directory. The pause doubles each time, because other obstacles may stay for days.
 const PAUSE: DoublingPause = DoublingPause::new(Duration::from_secs(2), Duration::from_secs(30));
 /// The directory of volumes in a pod's directory.
 const VOLUMES: &str = "volumes";
@@ -59,8 +59,9 @@ struct KeptDirectory {
     reason: String,
     /// When its content last changed.
     changed: Option<ModificationTime>,
+    /// When a pass last looked at it.
     looked: Instant,
-    /// How long passes skip it from then on.
+    /// How long passes skip it after that.
     pause: Duration,
     backoff: Backoff,
 }
@@ -73,7 +74,7 @@ type ModificationTime = (i64, u64);
 pub struct OrphanPass {
     /// The pods whose directories were removed.
     pub removed: Vec<PodUid>,
-    /// The directories that stay, if the last pass did not report the same.
+    /// The directories that stay, if the directories or their reasons have changed since the last pass.
     pub report: Option<OrphanReport>,
 }
 
@@ -138,7 +139,7 @@ impl Orphans {
         Ok(pass)
     }
 
-    /// Whether a process serves the pod, or podfs has to retire what one has left first.
+    /// Whether a process serves the pod, or has left records with which podfs has to retire the pod first.
     fn is_served(&self, uid: &PodUid) -> bool {
         let run = self.run.join(uid.as_str());
         [LOCK, SERVER].iter().any(|name| run.join(name).symlink_metadata().is_ok())
@@ -151,8 +152,8 @@ impl Orphans {
     }
 }
 
-/// Removes the directory of a pod that no process serves any more, as far as it is empty. Returns why something of it
-/// stays, if it does.
+/// Removes the directory of a pod that no process serves any more, as far as it is empty. Returns why a part of it
+/// stays, if one does.
 ///
 /// # Errors
 /// When the directory of all pods or the mount table cannot be read.
@@ -168,7 +169,7 @@ fn mounted_below(pods: &Path) -> io::Result<Vec<PathBuf>> {
     Ok(mounts()?.into_iter().map(|mounted| mounted.at).filter(|at| at.starts_with(pods)).collect())
 }
 
-/// Removes the directory of a pod, as far as it is empty. Returns why something of it stays, if it does.
+/// Removes the directory of a pod, as far as it is empty. Returns why a part of it stays, if one does.
 fn remove(pods: &Path, directory: BorrowedFd<'_>, uid: &PodUid, mounted: &[PathBuf]) -> io::Result<Option<String>> {
     let path = pods.join(uid.as_str());
     if let Some(at) = mounted.iter().find(|at| at.starts_with(&path)) {
@@ -184,7 +185,9 @@ fn remove(pods: &Path, directory: BorrowedFd<'_>, uid: &PodUid, mounted: &[PathB
     };
     delete_kept_content(&path);
     let mut removal = DirectoryRemoval { pod: &path, stays: Vec::new(), count: 0 };
-    walk(pod, MountPointPolicy::Stop, &mut removal)?;
+    if let Err(error) = walk(pod, MountPointPolicy::Stop, &mut removal) {
+        return Ok(Some(format!("cannot read {}: {error}", path.display())));
+    }
     if removal.count > 0 {
         return Ok(Some(removal.sentence()));
     }
@@ -269,7 +272,7 @@ impl Visitor for DirectoryRemoval<'_> {
         };
         match removed {
             Ok(()) | Err(Errno::NOENT) => {}
-            // The entries in it are counted already.
+            // The entries that stay in the directory are counted already.
             Err(Errno::NOTEMPTY | Errno::EXIST) if self.count > 0 => {}
             Err(errno) => self.stays(&path, errno),
         }

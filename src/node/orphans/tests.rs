@@ -20,7 +20,7 @@ impl TestNode {
         TestNode { base, orphans }
     }
 
-    /// A node with these below `root/pods`. What ends with a slash is a directory.
+    /// A node with these entries below `root/pods`. An entry that ends with a slash is a directory.
     fn with(entries: &[&str]) -> TestNode {
         let node = TestNode::new();
         for entry in entries {
@@ -93,7 +93,7 @@ fn or_01_nothing_is_done_where_there_is_nothing_to_do() {
     let pass = node.pass();
     assert!(pass.removed.is_empty() && pass.report.is_none());
     assert!(node.path("known/volumes/plugin/name").is_dir() && node.path("a.file").exists());
-    // Its supervisor has gone, and what it wrote down leads to what it has left.
+    // The supervisor of this pod is gone, and its records show what it has left.
     let mut served = TestNode::with(&["a/volumes/plugin/name/"]);
     fs::create_dir_all(served.base.path().join("run/a")).expect("directories");
     fs::write(served.base.path().join("run/a").join(LOCK), "").expect("written");
@@ -184,4 +184,22 @@ fn or_03_a_directory_that_stays_is_reported_once_until_it_changes() {
     let pass = node.pass();
     assert!(pass.removed.len() == 1 && pass.report.is_some_and(|report| report.to_string().starts_with("1 orphaned")));
     assert_eq!(node.pass().report, None);
+}
+
+#[test]
+fn a_directory_that_cannot_be_read_stays_and_delays_no_other() {
+    let mut node = TestNode::new();
+    // The kernel opens some directories of a process that has ended, but cannot read them.
+    let mut ended = std::process::Command::new("true").spawn().expect("it starts");
+    let pid = rustix::process::Pid::from_child(&ended);
+    let is_over = rustix::process::WaitIdOptions::EXITED | rustix::process::WaitIdOptions::NOWAIT;
+    rustix::process::waitid(rustix::process::WaitId::Pid(pid), is_over).expect("it ends");
+    fs::create_dir(node.base.path().join("root")).expect("a directory");
+    let process = format!("/proc/{}", pid.as_raw_nonzero());
+    std::os::unix::fs::symlink(&process, node.base.path().join("root/pods")).expect("a link");
+    let pass = node.orphans.pass(|uid| !matches!(uid.as_str(), "net" | "task"));
+    ended.wait().expect("it has ended");
+    let report = pass.expect("the directory of all pods can be read").report.expect("they stay").to_string();
+    let unreadable = format!("orphaned pod \"net\" found, but cannot read {process}/net: Invalid argument");
+    assert!(report.contains(&unreadable) && report.contains("orphaned pod \"task\" found"), "{report}");
 }

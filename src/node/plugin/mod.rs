@@ -1,7 +1,7 @@
 //! Volume plugins: the properties of a kind of volume that the manager needs, as in the kubelet's `VolumePlugin`.
 //!
-//! A plugin names its volumes. It mounts nothing: the pod's supervisor does. The kinds of `podfs run`
-//! are the built-in plugins (`built_in`).
+//! A plugin names its volumes. It mounts nothing: the pod's supervisor mounts the volumes. The kinds of
+//! `podfs run` are the built-in plugins (`built_in`).
 
 mod built_in;
 
@@ -24,7 +24,7 @@ pub trait VolumePlugin: Send + Sync {
     }
 }
 
-/// Why there is no plugin for a volume. Texts are the kubelet's.
+/// Why there is no plugin for a volume. The texts are those of the kubelet.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum PluginError {
     /// No plugin serves it.

@@ -76,7 +76,7 @@ enum ModelStep {
     Remount(usize),
     /// The sources have listed their pods.
     Ready,
-    /// The daemon is killed: what runs is forgotten, and what is there is reconstructed.
+    /// The daemon is killed: the next one forgets the running operations, and reconstructs the volumes that are there.
     Restart,
 }
 
@@ -98,15 +98,15 @@ fn step() -> impl Strategy<Value = ModelStep> {
 
 const PODS: [&str; 3] = ["x", "y", "z"];
 
-/// The node as it really is, beside what the manager knows.
+/// The real state of a node, beside the state that the manager knows.
 #[derive(Default)]
 struct Model {
     desired: DesiredWorld,
     actual: ActualWorld,
     running: Vec<Operation>,
     ready: bool,
-    /// What is really there, wholly or in part.
-    there: BTreeSet<VolumeId>,
+    /// The volumes that are really mounted, wholly or in part.
+    really_mounted: BTreeSet<VolumeId>,
 }
 
 impl Model {
@@ -125,7 +125,7 @@ impl Model {
                 self.running.clear();
                 self.ready = false;
                 self.actual = ActualWorld::default();
-                self.there.iter().for_each(|id| self.actual.reconstruct(id.clone()));
+                self.really_mounted.iter().for_each(|id| self.actual.reconstruct(id.clone()));
             }
         }
         self.actual.forget_unmounted(|id| self.desired.volume(id).is_some());
@@ -135,14 +135,14 @@ impl Model {
         let Operation { id, action } = self.running.remove(number);
         let was_mounted = self.actual.volume(&id).is_some_and(|volume| volume.mount == MountState::Mounted);
         match (action, outcome) {
-            (Action::Unmount, OperationOutcome::Done) => drop(self.there.remove(&id)),
+            (Action::Unmount, OperationOutcome::Done) => drop(self.really_mounted.remove(&id)),
             (Action::Unmount, _) => {}
-            (_, OperationOutcome::Done | OperationOutcome::Uncertain) => drop(self.there.insert(id.clone())),
+            (_, OperationOutcome::Done | OperationOutcome::Uncertain) => drop(self.really_mounted.insert(id.clone())),
             // A mount that failed for good has undone what it made, unless the volume was there before.
             (_, OperationOutcome::Final) if !was_mounted => {
                 let reconstructed = self.actual.volume(&id).is_some_and(|volume| volume.reconstructed);
                 if !reconstructed {
-                    self.there.remove(&id);
+                    self.really_mounted.remove(&id);
                 }
             }
             _ => {}
@@ -153,7 +153,7 @@ impl Model {
         }
     }
 
-    /// A pass of the reconciler, with what must hold of it.
+    /// A pass of the reconciler, and checks of its operations.
     fn reconcile(&mut self) {
         let pending: BTreeSet<_> = self.running.iter().map(|operation| operation.id.clone()).collect();
         let operations = reconcile(&self.desired, &self.actual, &pending, self.ready);
@@ -171,10 +171,10 @@ impl Model {
 
     /// Every volume that is mounted is known: otherwise it would never be unmounted.
     fn check(&self) {
-        for id in &self.there {
+        for id in &self.really_mounted {
             let known = self.actual.volume(id).is_some_and(|volume| volume.mount != MountState::NotMounted);
             let running = self.running.iter().any(|operation| operation.id == *id);
-            assert!(known || running, "{id} is there and unknown");
+            assert!(known || running, "{id} is mounted and unknown");
         }
     }
 }
@@ -182,8 +182,8 @@ impl Model {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(256))]
 
-    /// VM-01 to VM-06: it never unmounts a volume that is wanted, never mounts one that is not, never runs two operations
-    /// for one volume, and, once operations succeed, it comes to an end at which exactly the wanted volumes are mounted.
+    /// VM-01 to VM-06: the reconciler never unmounts a wanted volume, never mounts an unwanted one, and never runs two operations
+    /// for one volume. Once operations succeed, it comes to an end at which exactly the wanted volumes are mounted.
     #[test]
     fn the_reconciler_converges_and_never_does_what_it_must_not(steps in proptest::collection::vec(step(), 0..60)) {
         let mut model = Model::default();
@@ -200,7 +200,7 @@ proptest! {
             }
         }
         let wanted: BTreeSet<_> = model.desired.volumes().map(|(id, _)| id).collect();
-        prop_assert_eq!(&model.there, &wanted);
+        prop_assert_eq!(&model.really_mounted, &wanted);
         let mounted = model.actual.volumes().filter(|(_, volume)| volume.mount == MountState::Mounted);
         prop_assert_eq!(mounted.map(|(id, _)| id.clone()).collect::<BTreeSet<_>>(), wanted);
         let pods: Vec<PodUid> = model.desired.pods().map(|(uid, _)| uid.clone()).collect();

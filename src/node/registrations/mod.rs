@@ -8,15 +8,16 @@
 //! | `objects` | the changes of the two objects; pure functions |
 //! | `registrar` | the task that asks drivers and writes the objects |
 //!
-//! 1. Only this node writes its CSINode object, and never beside a kubelet, which writes it, too. A change names the version of the object
-//!    that it was made from, so a change by another client (409) makes podfs read the object again.
+//! 1. Only this podfs writes the CSINode object of the node; a kubelet, which would also write it, must not run beside it. A change
+//!    names the version of the object that it was made from. So if another client has changed the object (409), podfs reads it
+//!    again.
 //! 2. The entry of a driver in the CSINode comes after its entries in the Node, and goes before them, as the kubelet does. So
 //!    the scheduler and controllers, which go by the CSINode, find the topology labels there.
-//! 3. podfs answers a registration (`NotifyRegistrationStatus`) when the cluster has both, or when it cannot have them. While the
+//! 3. podfs answers a registration (`NotifyRegistrationStatus`) when the cluster has both entries, or refuses them. While the
 //!    API server is away, podfs waits with the answer.
 //! 4. Topology labels stay when the driver goes: PersistentVolumes may be made for them, and another driver may use them.
-//! 5. Entries that an earlier podfs wrote stay until their driver registers again, and goes. The kubelet does the same: a driver that
-//!    is being restarted together with podfs keeps its volumes attached.
+//! 5. Entries that an earlier podfs wrote stay until their driver has registered again and has then gone. The kubelet does the
+//!    same: a driver that is being restarted together with podfs keeps its volumes attached.
 
 mod objects;
 mod registrar;

@@ -22,15 +22,15 @@ use crate::kube::retry::{Pause, Retry};
 
 /// The pauses before podfs tries a failed registration again: the first, and the longest (the kubelet's).
 const PAUSE: DoublingPause = DoublingPause::new(Duration::from_millis(500), Duration::from_secs(120));
-/// How often in a row another client may be faster before podfs reports a failure.
+/// How many conflicts with other clients in a row podfs accepts before it reports a failure.
 const CONFLICTS: usize = 20;
 
 /// Registers the drivers of a node for as long as the daemon runs.
 pub(in crate::node) async fn serve(client: ApiClient, node: String, root: &Path) {
     let (input, inputs) = unbounded_channel();
-    let looks = input.clone();
-    let tell = move |sockets| looks.send(RegistrarInput::Sockets(sockets)).is_ok();
-    if let Err(error) = registry::watch(root.join(REGISTRY), tell) {
+    let socket_input = input.clone();
+    let report = move |sockets| socket_input.send(RegistrarInput::Sockets(sockets)).is_ok();
+    if let Err(error) = registry::watch(root.join(REGISTRY), report) {
         warn!("podfs registers no CSI driver, because it cannot watch {}: {error}", root.join(REGISTRY).display());
         return;
     }
@@ -76,7 +76,7 @@ enum Stage {
     Asked,
     /// podfs asks the plugin again at this time.
     Failed(Instant),
-    /// It is no CSI driver.
+    /// The plugin is no CSI driver.
     Foreign,
     /// podfs has to register this driver in the cluster. A refusal leads to `Failed`.
     Known(NodeDriver),
@@ -147,10 +147,10 @@ impl Registrar {
     /// Takes the sockets that exist now.
     fn take_sockets(&mut self, found: &BTreeMap<PathBuf, SocketId>) {
         let is_there = |path: &PathBuf, known: &Registration| found.get(path) == Some(&known.id);
-        let (stay, left): (BTreeMap<_, _>, BTreeMap<_, _>) =
+        let (kept, removed): (BTreeMap<_, _>, BTreeMap<_, _>) =
             std::mem::take(&mut self.sockets).into_iter().partition(|(path, known)| is_there(path, known));
-        self.sockets = stay;
-        for name in left.into_values().filter_map(|registration| registration.driver) {
+        self.sockets = kept;
+        for name in removed.into_values().filter_map(|registration| registration.driver) {
             if !self.sockets.values().any(|other| other.driver.as_ref() == Some(&name)) {
                 info!("CSI driver {name} has gone from this node");
                 self.gone.insert(name);
@@ -213,12 +213,12 @@ impl Registrar {
     }
 
     async fn perform(&mut self, step: RegistrationStep) {
-        let done = match &step {
+        let result = match &step {
             RegistrationStep::Begin => self.write_csi_node(None).await,
             RegistrationStep::Remove(name) => self.remove(name).await,
             RegistrationStep::Put(_, driver) => self.put(driver).await,
         };
-        match done {
+        match result {
             Ok(()) => {
                 self.retry.reset();
                 self.last_warning = None;
@@ -289,14 +289,14 @@ impl Registrar {
     async fn write_csi_node(&self, edit: Option<DriverChange<'_>>) -> Result<(), WriteError> {
         let collection = Collection::only(Resource::CSI_NODE, None, &self.node);
         for _ in 0..CONFLICTS {
-            let done = match self.client.get(&collection).await? {
+            let result = match self.client.get(&collection).await? {
                 Some(found) => match csi_node_change(&found, edit) {
                     Some(change) => self.client.patch(Resource::CSI_NODE, None, &[&self.node], &change).await,
                     None => return Ok(()),
                 },
                 None => self.client.create(Resource::CSI_NODE, None, &[], &new_csi_node(&self.node().await?)).await,
             };
-            go_on(done)?;
+            unless_conflict(result)?;
         }
         Err(WriteError::Refused(format!("CSINode {} is changed by another client all the time", self.node)))
     }
@@ -307,8 +307,9 @@ impl Registrar {
             let found = self.node().await?;
             let change = node_change(&found, edit).map_err(|error| WriteError::Refused(error.to_string()))?;
             let Some(change) = change else { return Ok(()) };
-            // Through `status`, like the kubelet, which may change the labels of its own Node there.
-            go_on(self.client.patch(Resource::NODE, None, &[&self.node, "status"], &change).await)?;
+            // Through the subresource `status`, like the kubelet: the API server lets a kubelet change the labels of
+            // its Node there.
+            unless_conflict(self.client.patch(Resource::NODE, None, &[&self.node, "status"], &change).await)?;
         }
         Err(WriteError::Refused(format!("Node {} is changed by another client all the time", self.node)))
     }
@@ -319,11 +320,12 @@ impl Registrar {
     }
 }
 
-/// After a change, and after a conflict with another client, the caller reads the object again.
-fn go_on(done: Result<Value, ApiError>) -> Result<(), WriteError> {
-    match done {
+/// The result of a change, where a conflict with another client is no error: the caller reads the object again in any
+/// case.
+fn unless_conflict(result: Result<Value, ApiError>) -> Result<(), WriteError> {
+    match result {
         Err(error) if error.class == ErrorClass::Conflict => Ok(()),
-        done => Ok(done.map(drop)?),
+        result => Ok(result.map(drop)?),
     }
 }
 

@@ -16,7 +16,7 @@ use crate::driver::csi::sockets_in;
 
 /// The longest wait for a change, in case podfs missed one.
 const LONGEST: Timespec = Timespec { tv_sec: 30, tv_nsec: 0 };
-/// The pause between two looks: a driver that starts makes and removes several files.
+/// The pause between two scans: a driver that starts makes and removes several files.
 const PAUSE: Duration = Duration::from_millis(100);
 
 /// Distinguishes a socket from a later one at the same path.
@@ -26,30 +26,30 @@ pub(super) struct SocketId {
     made: (i64, i64),
 }
 
-/// Starts the thread. It passes all sockets to `tell`, at once and after each change, and ends when `tell` returns
+/// Starts the thread. It passes all sockets to `report`, at once and after each change, and ends when `report` returns
 /// false.
 ///
 /// # Errors
 /// When the directory cannot be made or watched, or the thread cannot be started.
 pub(super) fn watch(
     registry: PathBuf,
-    tell: impl Fn(BTreeMap<PathBuf, SocketId>) -> bool + Send + 'static,
+    report: impl Fn(BTreeMap<PathBuf, SocketId>) -> bool + Send + 'static,
 ) -> io::Result<()> {
     let changes = init(CreateFlags::CLOEXEC | CreateFlags::NONBLOCK)?;
     follow(&changes, &registry)?;
-    let look = move || {
-        while tell(sockets(&registry)) {
+    let scans = move || {
+        while report(sockets(&registry)) {
             thread::sleep(PAUSE);
             let mut source = [PollFd::from_borrowed_fd(changes.as_fd(), PollFlags::IN)];
-            // An interrupted wait only leads to one more look.
+            // An interrupted wait only leads to one more scan.
             let _ = poll(&mut source, Some(&LONGEST));
             let mut events = [0; 4096];
             while rustix::io::read(&changes, &mut events).is_ok_and(|count| count > 0) {}
-            // Another process may have removed the directory. If it cannot be watched now, the next look tries again.
+            // Another process may have removed the directory. If podfs cannot watch it now, the next scan tries again.
             let _ = follow(&changes, &registry);
         }
     };
-    thread::Builder::new().name("podfs-registry".to_owned()).spawn(look)?;
+    thread::Builder::new().name("podfs-registry".to_owned()).spawn(scans)?;
     Ok(())
 }
 

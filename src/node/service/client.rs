@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use hyper_util::rt::TokioIo;
 use tokio::net::UnixStream;
+use tokio::time::timeout;
 use tonic::transport::{Channel, Endpoint, Uri};
 use tonic::{Code, Status, Streaming};
 use tower::service_fn;
@@ -17,10 +18,10 @@ use super::socket::{SOCKET, is_absent};
 use crate::node::NodeState;
 use crate::supervisor::control::{call, peer_user};
 
-/// More bytes than the state of any node takes.
+/// How many bytes an answer may have: more than the state of any node takes.
 const LONGEST_ANSWER: usize = 256 << 20;
-/// How long a daemon may take beyond the time limit of a request.
-const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
+/// How long a daemon may take for an answer that waits for nothing, and the connection to it.
+const ANSWER: Duration = Duration::from_secs(10);
 
 /// Why a request to the daemon failed.
 #[derive(Debug, thiserror::Error)]
@@ -31,6 +32,9 @@ pub enum DaemonClientError {
     /// The daemon has ended, or is about to.
     #[error("podfs node at {} has ended before it answered; ask again when it has started", .0.display())]
     Ends(PathBuf),
+    /// The daemon listens, and does not answer.
+    #[error("podfs node at {} has not answered for {} s: it hangs, or its process is stopped; see systemctl status podfs-node", .0.display(), ANSWER.as_secs())]
+    Silent(PathBuf),
     /// The daemon answers only root.
     #[error("podfs node answers only root; run this as root")]
     NotRoot,
@@ -51,7 +55,7 @@ pub enum DaemonClientError {
         #[source]
         cause: AskFailure,
     },
-    /// The argument cannot be the name of a pod.
+    /// The text in the request cannot be the name of a pod.
     #[error("{0}")]
     NoPod(String),
     /// The daemon refuses the request.
@@ -109,7 +113,7 @@ impl DaemonClient {
             let stream = stream.take().map(TokioIo::new);
             async move { stream.ok_or_else(|| io::Error::from(io::ErrorKind::NotConnected)) }
         });
-        let endpoint = Endpoint::from_static("http://podfs.node").connect_timeout(ANSWER_TIMEOUT);
+        let endpoint = Endpoint::from_static("http://podfs.node").connect_timeout(ANSWER);
         let connected = endpoint.connect_with_connector(connector).await;
         let channel = connected.map_err(|error| failed(error.into()))?;
         let service = VolumeManagerClient::new(channel).max_decoding_message_size(LONGEST_ANSWER);
@@ -139,7 +143,7 @@ impl DaemonClient {
     /// # Errors
     /// When the node does not have the pod.
     pub async fn mounted_volumes(&mut self, pod: String) -> Result<Vec<MountedVolume>, DaemonClientError> {
-        let answer = self.service.get_mounted_volumes(GetMountedVolumesRequest { pod }).await;
+        let answer = at_once(&self.path, self.service.get_mounted_volumes(GetMountedVolumesRequest { pod })).await?;
         Ok(self.received(answer)?.volumes)
     }
 
@@ -148,7 +152,8 @@ impl DaemonClient {
     /// # Errors
     /// When the node does not have the pod.
     pub async fn mark_remount_required(&mut self, pod: String) -> Result<(), DaemonClientError> {
-        let answer = self.service.mark_remount_required(MarkRemountRequiredRequest { pod }).await;
+        let answer =
+            at_once(&self.path, self.service.mark_remount_required(MarkRemountRequiredRequest { pod })).await?;
         self.received(answer).map(drop)
     }
 
@@ -173,7 +178,7 @@ impl DaemonClient {
         Ok(self.received(answer)?.mounts)
     }
 
-    /// Removes what was made for a container of the pod; for all of them without one.
+    /// Removes what was made for a container of the pod, or, if `container` is `None`, for all of its containers.
     ///
     /// # Errors
     /// When something is still in use.
@@ -187,7 +192,7 @@ impl DaemonClient {
     /// # Errors
     /// When it does not answer.
     pub async fn state(&mut self) -> Result<NodeState, DaemonClientError> {
-        let answer = self.service.get_state(GetStateRequest {}).await;
+        let answer = at_once(&self.path, self.service.get_state(GetStateRequest {})).await?;
         Ok(convert::state(self.received(answer)?))
     }
 
@@ -196,7 +201,7 @@ impl DaemonClient {
     /// # Errors
     /// When the daemon does not answer.
     pub async fn watch(&mut self, pod: String) -> Result<Streaming<WatchResponse>, DaemonClientError> {
-        let answer = self.service.watch(WatchRequest { pod }).await;
+        let answer = at_once(&self.path, self.service.watch(WatchRequest { pod })).await?;
         self.received(answer)
     }
 
@@ -213,6 +218,14 @@ impl DaemonClient {
             _ => failed(AskFailure::Status(Box::new(status))),
         })
     }
+}
+
+/// The answer to a request that waits for nothing.
+async fn at_once<T>(
+    path: &Path,
+    request: impl Future<Output = Result<T, Status>>,
+) -> Result<Result<T, Status>, DaemonClientError> {
+    timeout(ANSWER, request).await.map_err(|_| DaemonClientError::Silent(path.to_owned()))
 }
 
 /// The innermost cause, which is the most specific.

@@ -10,12 +10,12 @@ use super::proto::container_mount::Source;
 use crate::mounts::{AgentFacts, ContainerMount, DeviceNode, IdMapping, MountSource, Propagation};
 use crate::supervisor::control::{ContainerRequest, ControlAnswer, ControlQuestion, ask};
 
-/// How often the service asks a busy supervisor: each of its answers takes a second and a half.
+/// How many times the service asks a busy supervisor: each answer that it is busy takes a second and a half.
 const TRIES: u32 = 4;
 
 /// The answer of the supervisor of the pod with this run directory.
 pub(super) async fn answer(directory: PathBuf, question: ControlQuestion) -> Result<ControlAnswer, Status> {
-    let asked = spawn_blocking(move || {
+    let answer = spawn_blocking(move || {
         let mut reason = String::new();
         for _ in 0..TRIES {
             match ask(&directory, &question, None) {
@@ -27,7 +27,7 @@ pub(super) async fn answer(directory: PathBuf, question: ControlQuestion) -> Res
         }
         Err(Status::unavailable(reason))
     });
-    asked.await.unwrap_or_else(|_| Err(Status::internal("the question was not asked to its end")))
+    answer.await.unwrap_or_else(|_| Err(Status::internal("the question was not asked to its end")))
 }
 
 /// The request for the supervisor.

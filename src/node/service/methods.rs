@@ -20,7 +20,7 @@ use crate::manifest::pod::PodUid;
 use crate::node::{CommandError, NodeHandle, NodeState, PodEntry};
 use crate::supervisor::control::{self as supervisor, ControlQuestion};
 
-/// Events in the queue of a client of Watch; when it is full, the stream waits.
+/// How many events the queue for a client of Watch holds. When it is full, the stream waits.
 const WATCH_AHEAD: usize = 16;
 
 /// The methods, which answer from the manager's state.
@@ -42,7 +42,7 @@ impl Methods {
 
     /// The pod that a request names.
     fn pod(&self, name: &str) -> Result<(PodUid, Arc<PodEntry>), Status> {
-        let name = valid(name)?;
+        let name = checked_name(name)?;
         let state = self.node.state();
         let found = state.find(name).map(|(uid, entry)| (uid.clone(), Arc::clone(entry)));
         found.ok_or_else(|| WaitError::Unknown(name.to_owned()).into())
@@ -55,13 +55,13 @@ type MethodResult<T> = Result<Response<T>, Status>;
 impl VolumeManager for Methods {
     async fn wait_for_volumes(&self, request: Request<WaitForVolumesRequest>) -> MethodResult<WaitForVolumesResponse> {
         let WaitForVolumesRequest { pod, timeout_seconds } = request.into_inner();
-        wait::for_volumes(&self.node, valid(&pod)?, timeout(timeout_seconds)).await?;
+        wait::for_volumes(&self.node, checked_name(&pod)?, timeout(timeout_seconds)).await?;
         Ok(Response::new(WaitForVolumesResponse {}))
     }
 
     async fn wait_for_unmount(&self, request: Request<WaitForUnmountRequest>) -> MethodResult<WaitForUnmountResponse> {
         let WaitForUnmountRequest { pod, timeout_seconds } = request.into_inner();
-        wait::for_unmount(&self.node, valid(&pod)?, timeout(timeout_seconds)).await?;
+        wait::for_unmount(&self.node, checked_name(&pod)?, timeout(timeout_seconds)).await?;
         Ok(Response::new(WaitForUnmountResponse {}))
     }
 
@@ -134,7 +134,7 @@ impl VolumeManager for Methods {
 
     async fn watch(&self, request: Request<WatchRequest>) -> MethodResult<Self::WatchStream> {
         let pod = request.into_inner().pod;
-        let only = if pod.is_empty() { None } else { Some(valid(&pod)?.to_owned()) };
+        let only = if pod.is_empty() { None } else { Some(checked_name(&pod)?.to_owned()) };
         let (events, received) = mpsc::channel(WATCH_AHEAD);
         tokio::spawn(send_changes(self.node.clone(), only, events));
         Ok(Response::new(Box::pin(ReceiverStream::new(received))))
@@ -164,17 +164,17 @@ async fn send_changes(node: NodeHandle, only: Option<String>, events: mpsc::Send
     }
 }
 
-/// The events from these pods, which a client has, to this state.
+/// The events that bring a client from `sent`, the pods that it has, to this state. Updates `sent`.
 fn changes(sent: &mut BTreeMap<PodUid, Arc<PodEntry>>, state: &NodeState, only: Option<&str>) -> Vec<Event> {
     let wanted = only.map(|pod| state.find(pod).map(|(uid, _)| uid));
     let is_wanted = |uid: &PodUid| wanted.is_none_or(|one| one == Some(uid));
     let mut events = Vec::new();
     sent.retain(|uid, _| {
-        let stays = state.pods.contains_key(uid) && is_wanted(uid);
-        if !stays {
+        let is_kept = state.pods.contains_key(uid) && is_wanted(uid);
+        if !is_kept {
             events.push(Event::Gone(uid.to_string()));
         }
-        stays
+        is_kept
     });
     for (uid, pod) in state.pods.iter().filter(|(uid, _)| is_wanted(uid)) {
         if !sent.get(uid).is_some_and(|before| Arc::ptr_eq(before, pod) || before == pod) {
@@ -189,8 +189,8 @@ fn unexpected_answer() -> Status {
     Status::internal("the pod's supervisor gave an answer to another question")
 }
 
-/// Checks that a text can be the name of a pod.
-fn valid(pod: &str) -> Result<&str, Status> {
+/// Checks that a text can be the name or the uid of a pod.
+fn checked_name(pod: &str) -> Result<&str, Status> {
     let is_name = pod
         .split_once('/')
         .is_some_and(|(namespace, name)| !namespace.is_empty() && !name.is_empty() && !name.contains('/'));

@@ -1,6 +1,6 @@
 //! The gRPC service of the daemon on `RUN/node.sock`, and its client. The messages are in `proto/podfs/volumemanager/v1`.
 //!
-//! It uses a [`NodeHandle`] alone: it reads the state that the manager publishes, and sends commands.
+//! The service uses a [`NodeHandle`] alone: it reads the state that the manager publishes, and sends commands.
 //!
 //! | module | owns |
 //! |---|---|
@@ -40,16 +40,16 @@ pub use socket::{DaemonError, DaemonLock};
 use super::{MountState, NodeHandle, NodeState, VolumeEntry};
 use proto::volume_manager_server::VolumeManagerServer;
 
-/// The pause when there are no descriptors for a connection. The client waits in the queue.
+/// The pause after accept(2) has failed, because the process has no free descriptor. The client waits in the socket's queue.
 const PAUSE: Duration = Duration::from_millis(100);
 
-/// The code that the build generates from the service's file, which has the documentation.
+/// The code that the build generates from the `.proto` file of the service, which has the documentation.
 #[allow(missing_docs, clippy::all)]
 pub mod proto {
     tonic::include_proto!("podfs.volumemanager.v1");
 }
 
-/// Answers on the socket until the future is dropped. Finds supervisors of pods in the run directory.
+/// Answers clients on the socket until the future is dropped. Finds the supervisors of pods in the run directory.
 ///
 /// # Errors
 /// When the socket cannot be used.
@@ -87,7 +87,7 @@ pub fn volumes_in_use(state: &NodeState) -> Vec<String> {
     names.into_iter().collect()
 }
 
-/// The volumes that pods want, or that are not unmounted.
+/// The volumes that pods want, and those that are, or may be, still mounted.
 pub(super) fn in_use(state: &NodeState) -> impl Iterator<Item = &VolumeEntry> {
     let all = state.pods.values().flat_map(|pod| &pod.volumes);
     all.filter(|volume| volume.desired || volume.mount != MountState::NotMounted)

@@ -28,7 +28,7 @@ use crate::supervisor::run_dir::trust::{self, Untrusted};
 
 /// The socket in the run directory.
 pub const SOCKET: &str = "node.sock";
-/// The locked file there.
+/// The locked file in the run directory.
 pub const LOCK: &str = "node.lock";
 
 /// How long a child of a dead daemon may hold its lock.
@@ -39,7 +39,7 @@ const PAUSE: Duration = Duration::from_millis(5);
 /// Why this process cannot be the daemon of the run directory.
 #[derive(Debug, thiserror::Error)]
 pub enum DaemonError {
-    /// Another process is.
+    /// Another process is the daemon.
     #[error("podfs node runs already here, as process {pid} ({} is locked); stop that one first, or give another --run-dir", .path.display())]
     Taken {
         /// The locked file.
@@ -96,7 +96,7 @@ impl DaemonLock {
         Ok(DaemonLock { directory, has_socket: false, lock })
     }
 
-    /// Listens on the socket. Replaces one that a killed daemon has left.
+    /// Listens on the socket. Replaces a socket that a killed daemon has left.
     ///
     /// # Errors
     /// When the socket cannot be made.
@@ -169,7 +169,7 @@ fn is_gone(pid: &str) -> bool {
     pid.parse().is_ok_and(|pid| kill(Pid::from_raw(pid), None) == Err(Errno::ESRCH))
 }
 
-/// The process that wrote into the locked file. One that has just started may not have written yet.
+/// The process that wrote its id into the locked file. A daemon that has just started may not have written it yet.
 fn holder(file: File) -> String {
     let mut text = String::new();
     let read = file.take(16).read_to_string(&mut text);
@@ -197,9 +197,9 @@ mod tests {
         let run = run.path().join("made");
         let lock = DaemonLock::take(&run).expect("the first");
         let refused = DaemonLock::take(&run).expect_err("the second").to_string();
-        let told =
+        let beginning =
             format!("podfs node runs already here, as process {} ({} is", std::process::id(), run.join(LOCK).display());
-        assert!(refused.starts_with(&told), "{refused}");
+        assert!(refused.starts_with(&beginning), "{refused}");
         drop(lock);
         // As a daemon that is killed leaves it.
         let mut killed = DaemonLock::take(&run).expect("the lock is free");

@@ -89,7 +89,7 @@ async fn an_agent_takes_a_pod_through_its_life() {
     client.mark_remount_required(UID.to_owned()).await.expect("an answer");
     assert!(matches!(daemon.fabricated.commands.recv().await, Some(ManagerCommand::RemountRequired(_))));
 
-    for (verdict, told) in [
+    for (verdict, beginning) in [
         (
             Err(CommandError::Wanted("default/web".to_owned())),
             "pod default/web is to run on this node: delete it first",
@@ -103,9 +103,9 @@ async fn an_agent_takes_a_pod_through_its_life() {
         };
         assert_eq!(uid.as_str(), UID);
         answer.send(verdict.clone()).expect("the call waits for it");
-        let said = released.await.expect("no panic").map_err(|error| error.to_string());
-        assert_eq!(said.is_ok(), verdict.is_ok());
-        assert!(said.err().unwrap_or_default().starts_with(told));
+        let answer = released.await.expect("no panic").map_err(|error| error.to_string());
+        assert_eq!(answer.is_ok(), verdict.is_ok());
+        assert!(answer.err().unwrap_or_default().starts_with(beginning));
     }
     daemon.fabricated.publish(node([]));
     client.wait_for_unmount(UID.to_owned(), None).await.expect("it is gone");
@@ -130,6 +130,15 @@ async fn an_error_is_one_sentence() {
     assert!(absent.starts_with("podfs node does not run here: ") && absent.contains("none/node.sock"), "{absent}");
 }
 
+#[tokio::test(start_paused = true)]
+async fn a_client_does_not_wait_for_ever_for_a_daemon_that_is_stopped() {
+    let run = tempfile::tempdir().expect("a directory");
+    let _listener = std::os::unix::net::UnixListener::bind(run.path().join(socket::SOCKET)).expect("it listens");
+    let mut client = DaemonClient::connect(run.path()).await.expect("the kernel connects it");
+    let silent = client.state().await.expect_err("nothing answers").to_string();
+    assert!(silent.contains("has not answered for 10 s: it hangs, or its process is stopped"), "{silent}");
+}
+
 #[tokio::test]
 async fn a_client_that_watches_gets_all_pods_and_then_changes() {
     let other = || {
@@ -141,7 +150,7 @@ async fn a_client_that_watches_gets_all_pods_and_then_changes() {
     let mut client = daemon.client().await;
     let mut all = client.watch(String::new()).await.expect("a stream");
     let mut one = client.watch("default/web".to_owned()).await.expect("a stream");
-    let told = async |stream: &mut tonic::Streaming<WatchResponse>| match stream
+    let next_event = async |stream: &mut tonic::Streaming<WatchResponse>| match stream
         .message()
         .await
         .expect("no error")
@@ -154,22 +163,22 @@ async fn a_client_that_watches_gets_all_pods_and_then_changes() {
         Some(Event::Initial(_)) => "initial".to_owned(),
         None => "the end".to_owned(),
     };
-    assert_eq!(told(&mut all).await, "web: [None]");
-    assert_eq!(told(&mut all).await, "other: []");
-    assert_eq!(told(&mut all).await, "initial");
-    assert_eq!(told(&mut one).await, "web: [None]");
-    assert_eq!(told(&mut one).await, "initial");
+    assert_eq!(next_event(&mut all).await, "web: [None]");
+    assert_eq!(next_event(&mut all).await, "other: []");
+    assert_eq!(next_event(&mut all).await, "initial");
+    assert_eq!(next_event(&mut one).await, "web: [None]");
+    assert_eq!(next_event(&mut one).await, "initial");
     daemon.fabricated.publish(node([pod([volume("a", Mounted)]), other()]));
-    assert_eq!(told(&mut all).await, "web: [Mounted]");
-    assert_eq!(told(&mut one).await, "web: [Mounted]");
+    assert_eq!(next_event(&mut all).await, "web: [Mounted]");
+    assert_eq!(next_event(&mut one).await, "web: [Mounted]");
     let mut ending = other();
     ending.stage = Some(PodStage::Terminating);
     daemon.fabricated.publish(node([ending]));
-    assert_eq!(told(&mut all).await, format!("{UID} is gone"));
-    assert_eq!(told(&mut all).await, "other: []");
-    assert_eq!(told(&mut one).await, format!("{UID} is gone"));
+    assert_eq!(next_event(&mut all).await, format!("{UID} is gone"));
+    assert_eq!(next_event(&mut all).await, "other: []");
+    assert_eq!(next_event(&mut one).await, format!("{UID} is gone"));
     drop(daemon.fabricated);
-    assert_eq!(told(&mut all).await, "the end");
+    assert_eq!(next_event(&mut all).await, "the end");
 }
 
 #[tokio::test]

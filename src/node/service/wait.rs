@@ -30,12 +30,12 @@ pub enum WaitError {
     /// The pod has errors that waiting does not solve, and volumes are not mounted.
     #[error("{0}")]
     Failed(UnmountedVolumes),
-    /// The pod's volumes are no longer mounted, and will not be again.
+    /// podfs no longer serves the pod, so its volumes will not be mounted again.
     #[error("pod {pod}: {why}, so its volumes are not mounted any more")]
     Over {
-        /// The end of the pod.
+        /// The pod.
         pod: String,
-        /// What has ended it.
+        /// Why podfs no longer serves it.
         why: &'static str,
     },
     /// The timeout is over, and volumes are still mounted.
@@ -61,7 +61,7 @@ pub enum WaitError {
 pub struct UnmountedVolumes {
     /// Their names, sorted.
     pub unmounted: Vec<String>,
-    /// Those that the populator could not add to the desired state, sorted.
+    /// The names of those that podfs could not add to the desired world, sorted.
     pub unprocessed: Vec<String>,
     /// Why.
     pub reason: String,
@@ -74,19 +74,19 @@ pub struct UnmountedVolumes {
 pub async fn for_volumes(node: &NodeHandle, pod: &str, timeout: Duration) -> Result<(), WaitError> {
     let mut states = node.follow();
     let deadline = Instant::now() + timeout;
-    let mut errors_count = None;
+    let mut errors_count_from = None;
     loop {
         let state = Arc::clone(&states.borrow_and_update());
         let found = state.find(pod);
         if let Some((uid, entry)) = found {
-            if errors_count.is_none() {
+            if errors_count_from.is_none() {
                 node.reprocess(uid.clone()).await.map_err(|_| WaitError::Ending)?;
-                errors_count = Some(Instant::now() + REPROCESSING);
+                errors_count_from = Some(Instant::now() + REPROCESSING);
             }
             if volumes_are_mounted(&state, entry)? {
                 return Ok(());
             }
-            if !entry.errors.is_empty() && errors_count.is_some_and(|time| time <= Instant::now()) {
+            if !entry.errors.is_empty() && errors_count_from.is_some_and(|time| time <= Instant::now()) {
                 return Err(WaitError::Failed(unmounted(entry, entry.errors.join("; "))));
             }
         }
@@ -96,8 +96,8 @@ pub async fn for_volumes(node: &NodeHandle, pod: &str, timeout: Duration) -> Res
                 None => WaitError::Unknown(pod.to_owned()),
             });
         }
-        let errors_count = errors_count.filter(|time| *time > Instant::now());
-        change(&mut states, errors_count.map_or(deadline, |time| time.min(deadline))).await?;
+        let errors_count_from = errors_count_from.filter(|time| *time > Instant::now());
+        change(&mut states, errors_count_from.map_or(deadline, |time| time.min(deadline))).await?;
     }
 }
 
@@ -110,8 +110,8 @@ pub async fn for_unmount(node: &NodeHandle, pod: &str, timeout: Duration) -> Res
     let deadline = Instant::now() + timeout;
     loop {
         let state = Arc::clone(&states.borrow_and_update());
-        let left = mounted(&state, pod);
-        if left.is_empty() && (state.states_synced || state.find(pod).is_some()) {
+        let still_mounted = mounted(&state, pod);
+        if still_mounted.is_empty() && (state.states_synced || state.find(pod).is_some()) {
             return Ok(());
         }
         if deadline <= Instant::now() {
@@ -119,7 +119,7 @@ pub async fn for_unmount(node: &NodeHandle, pod: &str, timeout: Duration) -> Res
                 Some((_, entry)) => reason(entry, is_mounted),
                 None => format!("{TIME_IS_OVER}; podfs node still looks for the volumes of an earlier one"),
             };
-            return Err(WaitError::StillMounted { volumes: left, reason });
+            return Err(WaitError::StillMounted { volumes: still_mounted, reason });
         }
         change(&mut states, deadline).await?;
     }
@@ -166,7 +166,7 @@ fn mounted(state: &NodeState, pod: &str) -> Vec<String> {
     state.find(pod).map_or_else(Vec::new, |(_, entry)| sorted(entry.volumes.iter().filter(|volume| is_mounted(volume))))
 }
 
-/// Whether a container uses it. A volume that no container uses is listed only while it is mounted.
+/// Whether a container uses the volume. The state lists a volume that no container uses only while it is mounted.
 fn is_expected(volume: &VolumeEntry) -> bool {
     volume.desired || is_unprocessed(volume)
 }
@@ -208,7 +208,7 @@ mod tests {
     const NOT_AT_ALL: Duration = Duration::ZERO;
     use MountState::{Mounted, NotMounted, Uncertain};
 
-    /// What a wait comes to when the time is over at once.
+    /// The result of a wait with no time.
     async fn at_once(state: NodeState, pod: &str) -> Result<(), String> {
         let (_fabricated, handle) = FakeManager::new(state);
         for_volumes(&handle, pod, NOT_AT_ALL).await.map_err(|error| error.to_string())
@@ -253,7 +253,7 @@ mod tests {
             matches!(fabricated.commands.recv().await, Some(ManagerCommand::Reprocess(uid)) if uid.as_str() == UID)
         );
 
-        // Errors that are gone when the pod was looked at again were those of before.
+        // Errors that are gone after the manager has processed the pod again were outdated.
         let ended = tokio::spawn(async move { for_volumes(&handle, UID, LONG).await });
         assert!(matches!(fabricated.commands.recv().await, Some(ManagerCommand::Reprocess(_))));
         waiting.errors.clear();

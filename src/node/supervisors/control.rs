@@ -14,11 +14,11 @@ use crate::supervisor::control::{
 use crate::supervisor::run_dir::claim::{CONTROL, LOCK, SERVER};
 use crate::supervisor::status::PodStatus;
 
-/// How long a supervisor may take for its first status.
+/// How long a supervisor may take to send its first status.
 const FIRST: Duration = Duration::from_secs(2);
-/// How long it may take to begin with a request.
+/// How long a supervisor may take to begin with a request.
 const BEGIN: Duration = Duration::from_secs(5);
-/// How long it may take to unmount volumes: it also deletes the content of emptyDirs.
+/// How long a supervisor may take to unmount volumes: it also deletes the content of emptyDirs.
 const UNPUBLISH: Duration = Duration::from_secs(300);
 
 /// Follows the status of a pod.
@@ -34,12 +34,12 @@ impl StatusWatch {
     /// When the supervisor sends no status.
     pub(super) async fn begin(mut follower: StatusFollower) -> Result<StatusWatch, AskError> {
         let silent = |reason: &str| AskError::Silent { pid: follower.pid(), reason: reason.to_owned() };
-        let (nothing, closed) = (silent("it does not say how the pod is"), silent("it closed the connection"));
+        let (no_status, closed) = (silent("it does not say how the pod is"), silent("it closed the connection"));
         match timeout(FIRST, follower.next()).await {
             Ok(Ok(Some(status))) => Ok(StatusWatch { follower, first: Some(Box::new(status)) }),
             Ok(Ok(None)) => Err(closed),
             Ok(Err(error)) => Err(error),
-            Err(_) => Err(nothing),
+            Err(_) => Err(no_status),
         }
     }
 
@@ -60,7 +60,7 @@ pub(super) fn misses_files(directory: &Path) -> bool {
     [LOCK, CONTROL, SERVER].iter().any(|name| directory.join(name).symlink_metadata().is_err())
 }
 
-/// The way to push objects to the supervisor of a pod: one connection, opened by the first push.
+/// The connection for pushes of objects to the supervisor of a pod. The first push opens it.
 pub struct PushPath {
     directory: PathBuf,
     connection: Option<PushConnection>,
@@ -70,13 +70,13 @@ pub struct PushPath {
 pub struct PushFailure {
     /// The reason, a sentence.
     pub reason: String,
-    /// Whether the supervisor had taken others on the same connection, which has ended: another supervisor may be there
-    /// already.
+    /// Whether the supervisor had taken earlier pushes on the same connection, and the connection has ended since:
+    /// another supervisor may listen already.
     pub is_replaced: bool,
 }
 
 impl PushPath {
-    /// The way to the supervisor of the pod with this run directory.
+    /// The connection to the supervisor of the pod with this run directory, not opened yet.
     pub(super) fn new(directory: PathBuf) -> Self {
         Self { directory, connection: None }
     }
@@ -121,10 +121,10 @@ pub(super) async fn publish(directory: &Path, manifest: Value) -> Result<(), Ope
     }
 }
 
-/// Makes the supervisor unmount volumes, and delete what ends with them. It may have unmounted some already.
+/// Makes the supervisor unmount volumes, and delete what ends with them. It may already have unmounted some of them.
 ///
 /// # Errors
-/// When it does not answer, or something of them stays.
+/// When it does not answer, or a part of the volumes stays.
 pub(super) async fn unpublish(directory: &Path, mut volumes: Vec<String>) -> Result<(), OperationError> {
     match ask(directory, ControlQuestion::Status, BEGIN).await? {
         ControlAnswer::Status(status) => {

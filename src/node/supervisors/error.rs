@@ -25,19 +25,19 @@ pub enum OperationError {
     /// The supervisor has ended.
     #[error("the supervisor of the pod ended ({0}); its last log line says why")]
     Ended(String),
-    /// It has closed the connection.
+    /// The supervisor has closed the connection.
     #[error("it closed the connection")]
     Closed,
-    /// It does not answer.
+    /// The supervisor does not answer.
     #[error(transparent)]
     Ask(#[from] Arc<AskError>),
-    /// It refuses the request, with this reason.
+    /// The supervisor refuses the request, with this reason.
     #[error("{0}")]
     Refused(String),
-    /// It answers another question.
+    /// The supervisor answers another question.
     #[error("the supervisor answered another question")]
     OtherAnswer,
-    /// The task that asked it has failed.
+    /// The task that sent the request to the supervisor has failed.
     #[error(transparent)]
     Task(#[from] Arc<JoinError>),
     /// The volumes of the pod cannot be recorded.

@@ -4,8 +4,8 @@
 //!    `podfs@.service`: systemd starts it again when it dies, also while there is no daemon.
 //! 2. Elsewhere it is a child of the daemon, in a session of its own and, where possible, a cgroup of its own.
 //!
-//! A daemon that has left its container ([`on_host`]) starts neither in it: a child gets the node's namespaces, and a cgroup
-//! that the kubelet does not kill.
+//! A daemon that has left its container ([`on_host`]) starts no supervisor in the container: a child gets the node's namespaces,
+//! and a cgroup that the kubelet does not kill.
 //!
 //! In both cases the lock in the pod's run directory shows that the pod has its supervisor, whichever process started it.
 
@@ -89,8 +89,8 @@ pub enum LaunchError {
 }
 
 impl Launcher {
-    /// For each pod, starts this program with these arguments, and with the pod's manifest and uid. Reloads of units
-    /// execute podfs.
+    /// For each pod, starts `program` with these arguments, and with the pod's manifest and uid. The reload command of a unit
+    /// executes `podfs`.
     pub(super) fn new(program: PathBuf, podfs: PathBuf, arguments: Vec<OsString>, run_directory: PathBuf) -> Launcher {
         Launcher { program, podfs, arguments, run_directory, is_systemd: Path::new(BOOTED).is_dir() }
     }
@@ -112,7 +112,8 @@ impl Launcher {
                 (None, Vec::new())
             }
         };
-        let words = [OsStr::new(SUPERVISOR)].into_iter().map(OsStr::to_owned).chain(self.words(uid, manifest));
+        let words =
+            [OsStr::new(SUPERVISOR)].into_iter().map(OsStr::to_owned).chain(self.program_arguments(uid, manifest));
         let words: Vec<OsString> = words.collect();
         let arguments: Vec<&OsStr> = words.iter().map(OsString::as_os_str).collect();
         let start = |input: OwnedFd| {
@@ -135,7 +136,7 @@ impl Launcher {
     }
 
     /// The arguments of the program.
-    fn words(&self, uid: &PodUid, manifest: &Path) -> Vec<OsString> {
+    fn program_arguments(&self, uid: &PodUid, manifest: &Path) -> Vec<OsString> {
         let fixed = ["--uid", uid.as_str(), "--pod"].map(OsString::from);
         fixed.into_iter().chain([manifest.as_os_str().to_owned()]).chain(self.arguments.iter().cloned()).collect()
     }
@@ -145,7 +146,7 @@ impl Launcher {
         command.args(["--quiet", "--no-block", "--collect", "--service-type=notify", "--slice=podfs.slice"]);
         command.arg(format!("--unit={}", unit_name(uid)));
         command.args(self.properties(uid).iter().map(|property| format!("--property={property}")));
-        command.arg("--").arg(&self.program).args(self.words(uid, manifest));
+        command.arg("--").arg(&self.program).args(self.program_arguments(uid, manifest));
         match complaint(command.output()) {
             // After a crash, systemd waits a second before it starts the unit again.
             Some(complaint) if complaint.contains("already loaded") || complaint.contains("already exists") => Ok(()),

@@ -16,8 +16,8 @@ use crate::supervisor::control::AskError;
 use crate::supervisor::server::WatchedProcess;
 use crate::supervisor::status::PodStatus;
 
-/// The first pause before the task calls a supervisor again; each is a quarter longer than the one before. So the task
-/// reaches a supervisor after at most 1.25 times its start-up time.
+/// The first pause before the task calls a supervisor again; each pause is a quarter longer than the one before. So the
+/// task reaches a supervisor after at most 1.25 times its start-up time.
 const FIRST_PAUSE: Duration = Duration::from_millis(1);
 
 /// The life of the supervisor.
@@ -47,7 +47,7 @@ pub(super) struct ConnectingSupervisor {
     pub(super) pause: Duration,
     /// Whether the manager has the report that it does not answer.
     pub(super) is_reported: bool,
-    /// Held because only so many supervisors may start at once.
+    /// The permit to start, of which there are only a few at a time.
     pub(super) permit: Option<OwnedSemaphorePermit>,
 }
 
@@ -58,7 +58,7 @@ pub(super) struct RunningSupervisor {
     /// A running publication of the wanted volumes.
     pub(super) change: Option<PublicationChange>,
     /// Whether it has sent a status.
-    pub(super) has_spoken: bool,
+    pub(super) has_sent_status: bool,
 }
 
 /// A running publication to a supervisor.
@@ -75,7 +75,7 @@ pub(super) type PublicationResult = Result<Option<Result<StatusWatch, AskError>>
 /// An event of the supervisor.
 pub(super) enum LifeEvent {
     /// It has the permit to start.
-    Turn(Option<OwnedSemaphorePermit>),
+    Permit(Option<OwnedSemaphorePermit>),
     /// It is time to call it again.
     Call,
     /// Its process has ended, in this way.
@@ -105,9 +105,9 @@ impl SupervisorLife {
     pub(super) async fn next(&mut self) -> LifeEvent {
         match self {
             SupervisorLife::Absent => std::future::pending().await,
-            SupervisorLife::Queued(turn) => LifeEvent::Turn(turn.await),
+            SupervisorLife::Queued(permit) => LifeEvent::Permit(permit.await),
             SupervisorLife::Calling(ConnectingSupervisor { process: Some(process), next, .. }) => tokio::select! {
-                how = process.ended() => LifeEvent::Ended(how.to_string()),
+                end = process.ended() => LifeEvent::Ended(end.to_string()),
                 () = sleep_until(*next) => LifeEvent::Call,
             },
             SupervisorLife::Calling(ConnectingSupervisor { process: None, next, .. }) => {
@@ -115,14 +115,14 @@ impl SupervisorLife {
                 LifeEvent::Call
             }
             SupervisorLife::Up(RunningSupervisor { watch, process, change, .. }) => tokio::select! {
-                how = process.ended() => LifeEvent::Ended(how.to_string()),
+                end = process.ended() => LifeEvent::Ended(end.to_string()),
                 status = watch.next() => LifeEvent::Status(status),
                 changed = async { (&mut change.as_mut().expect("there is one").task).await }, if change.is_some() => {
                     LifeEvent::Changed(changed.unwrap_or_else(|error| Err(error.into())))
                 }
             },
             SupervisorLife::Ending { process, kill_at, .. } => tokio::select! {
-                how = process.ended() => LifeEvent::Ended(how.to_string()),
+                end = process.ended() => LifeEvent::Ended(end.to_string()),
                 () = sleep_until(*kill_at) => LifeEvent::Overdue,
             },
         }

@@ -5,8 +5,8 @@
 //! | `pod` | the task of one pod, which runs its operations |
 //! | `waiting` | the operations that wait for a supervisor |
 //! | `life` | the life of a supervisor, from its start to its end |
-//! | `launch` | starting one, as a unit of systemd or detached |
-//! | `control` | requests to one |
+//! | `launch` | starting a supervisor, as a unit of systemd or detached |
+//! | `control` | requests to a supervisor |
 //! | `retire` | removing the leftovers of a pod without a supervisor |
 //! | `error` | why an operation on a pod does not succeed |
 //!
@@ -82,12 +82,12 @@ pub struct SupervisorSettings {
 /// A report about a supervisor, for the manager.
 #[derive(Clone, Debug, PartialEq)]
 pub enum SupervisorReport {
-    /// It listens: the process with this id was started, was found, or has executed another version of podfs. It may
-    /// have none of the objects that were pushed before.
+    /// A supervisor listens: podfs has started or found the process with this id, or the process has executed another version of
+    /// podfs. It may not have the objects that were pushed before.
     Up(u32),
     /// The status of the pod: at once, and after each change; also if its supervisor no longer answers.
     Status(Box<PodStatus>),
-    /// It has ended by itself. The next mount of a volume starts another one with all volumes that it served.
+    /// The supervisor has ended by itself. The next mount of a volume starts another supervisor with all volumes that it served.
     Gone,
 }
 
@@ -122,7 +122,7 @@ impl SupervisorSettings {
     /// Settings for pods below these directories, whose supervisors are started from this program.
     ///
     /// # Errors
-    /// When `/proc` is not mounted, or there is no working directory that a relative path could begin at.
+    /// When `/proc` is not mounted, or a path is relative and there is no working directory.
     pub fn new(run_directory: &Path, root_directory: &Path, program: PathBuf) -> io::Result<SupervisorSettings> {
         let (run_directory, root_directory) =
             (std::path::absolute(run_directory)?, std::path::absolute(root_directory)?);
@@ -158,7 +158,8 @@ fn own_program() -> io::Result<PathBuf> {
 }
 
 impl Supervisors {
-    /// Without any supervisor. The receiver gets the reports about all supervisors; operations block unless it is read.
+    /// Without any supervisor. The receiver gets the reports about all supervisors; operations block unless the caller reads the
+    /// reports.
     pub fn new(settings: SupervisorSettings) -> (Supervisors, mpsc::Receiver<(PodUid, SupervisorReport)>) {
         let (reports, receiver) = mpsc::channel(REPORTS);
         let shared = SharedSupervisors {
@@ -177,8 +178,8 @@ impl Supervisors {
         (Supervisors { shared: Arc::new(shared) }, receiver)
     }
 
-    /// Follows the supervisor of a pod that an earlier daemon started, if it lives. There are no reports about a dead
-    /// one; the next mount of a volume starts it again.
+    /// Follows the supervisor that an earlier daemon started for the pod, if it lives. There are no reports about a dead
+    /// supervisor; the next mount of a volume starts another one.
     pub fn adopt(&self, pod: &ReconstructedPod) {
         if pod.checkpoint.is_some() {
             self.shared.send(&pod.uid, PodOperation::Adopt);
@@ -209,7 +210,7 @@ impl Supervisors {
         answered.await.unwrap_or_else(|_| Err(MountFailure::transient("podfs node ends")))
     }
 
-    /// Unmounts a volume. With the last one, the supervisor ends, and podfs removes everything of the pod.
+    /// Unmounts a volume. With the last volume of the pod, the supervisor ends, and podfs removes everything of the pod.
     ///
     /// # Errors
     /// When something of the volume may still be mounted.
@@ -225,7 +226,7 @@ impl Supervisors {
         self.ask(pod, PodOperation::End).await
     }
 
-    /// The way to push objects to the pod's supervisor.
+    /// The connection for pushes of objects to the pod's supervisor. The first push opens it.
     pub fn push_path(&self, pod: &PodUid) -> PushPath {
         PushPath::new(self.shared.settings.run_directory.join(pod.as_str()))
     }
@@ -255,7 +256,7 @@ impl Supervisors {
         let missing = blocking(move || uids.into_iter().filter(|uid| shared.misses_files(uid)).collect::<Vec<_>>());
         for uid in missing.await {
             if let Some(task) = self.shared.tasks.get(&uid) {
-                // A pod that ends just now has no task.
+                // Fails if the task ends just now: then the pod needs no files.
                 let _ = task.send(PodOperation::Restore);
             }
         }
@@ -300,9 +301,9 @@ impl SharedSupervisors {
         }
     }
 
-    /// Runs the tasks of a pod, one after another, until a task has left nothing to do. While the entry exists, its
-    /// sender is used for requests. This removes the entry only when the receiver is empty, and no request can come in
-    /// between.
+    /// Runs the tasks of a pod, one after another, until a task has left nothing to do. While the entry exists, requests go
+    /// to its sender. This function removes the entry only if the receiver is empty, and holds the entry's lock meanwhile, so
+    /// no request is lost.
     async fn follow(self: Arc<Self>, pod: PodUid, mut requests: mpsc::UnboundedReceiver<PodOperation>) {
         loop {
             requests = PodTask::new(pod.clone(), Arc::clone(&self), requests).run().await;
@@ -317,7 +318,7 @@ impl SharedSupervisors {
 async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {
     let span = Span::current();
     match spawn_blocking(move || span.in_scope(work)).await {
-        Ok(done) => done,
+        Ok(result) => result,
         // The daemon ends, and this task with it.
         Err(_cancelled) => std::future::pending().await,
     }

@@ -1,10 +1,11 @@
 //! The task of one pod: it alone starts, changes and ends the pod's supervisor, so operations on its volumes share one.
 //!
 //! 1. The task writes the checkpoint of the pod before it starts the supervisor or publishes volumes to it. So this daemon or the
-//!    next one starts a supervisor with all volumes of the last one, and a restart takes none from a container.
+//!    next one starts a supervisor with all volumes of the supervisor before, and a restart takes no volume from a container.
 //! 2. A pod has its supervisor while a process holds the lock in its run directory. The task starts a supervisor only
 //!    if no process does.
-//! 3. The supervisor ends with its last volume, that of a pod without volumes with the pod. If it fails to clean up, the task does.
+//! 3. The supervisor ends with its last volume; the supervisor of a pod without volumes ends with the pod. If the supervisor fails
+//!    to clean up, the task cleans up.
 //! 4. The task ends when there is nothing left to do or to watch. A later task begins with the checkpoint.
 
 mod files;
@@ -59,7 +60,7 @@ pub(super) struct PodTask {
     written: Option<Checkpoint>,
     /// The volumes that the supervisor was started with, or got by the last publication.
     published: Option<Checkpoint>,
-    /// Whether the supervisor serves all of `published`. Not after a publication that failed.
+    /// Whether the supervisor serves all of `published`. False after a publication that failed.
     is_taken: bool,
     life: SupervisorLife,
     waiting: WaitingOperations,
@@ -122,12 +123,13 @@ impl PodTask {
         }
     }
 
-    /// Starts with the checkpoint, and with a supervisor that lives.
+    /// Reads the checkpoint, and follows the pod's supervisor if it lives.
     async fn begin(&mut self) {
         let (checkpoints, uid, directory) = (self.shared.checkpoints.clone(), self.uid.clone(), self.directory.clone());
-        let found = blocking(move || (checkpoints.read(&uid), reconstruct::supervisor(&directory))).await;
+        let (checkpoint, supervisor) =
+            blocking(move || (checkpoints.read(&uid), reconstruct::supervisor(&directory))).await;
         let mut is_of_daemon = false;
-        match found.0 {
+        match checkpoint {
             Ok(checkpoint) => {
                 if let Some((namespace, name)) = checkpoint.as_ref().and_then(Checkpoint::pod_name) {
                     spans::set_pod(namespace, name);
@@ -137,13 +139,13 @@ impl PodTask {
             Err(error) => {
                 warn!("podfs cannot read the checkpoint of pod {}: {error}", self.uid);
                 let manifest = self.shared.checkpoints.manifest_path(&self.uid);
-                is_of_daemon = matches!(found.1, FoundSupervisor::Alive(pid) if is_started_with(pid, &manifest));
+                is_of_daemon = matches!(supervisor, FoundSupervisor::Alive(pid) if is_started_with(pid, &manifest));
             }
         }
         self.written.clone_from(&self.wanted);
         self.published.clone_from(&self.wanted);
         self.may_be_mounted = self.wanted.is_some();
-        if let FoundSupervisor::Alive(pid) = found.1
+        if let FoundSupervisor::Alive(pid) = supervisor
             && (self.wanted.is_some() || is_of_daemon)
         {
             self.life = SupervisorLife::Calling(ConnectingSupervisor::new(process(pid), false, None));
@@ -192,7 +194,7 @@ impl PodTask {
             }
             PodOperation::Update(pod) => {
                 if let Some(wanted) = &mut self.wanted {
-                    (wanted.origin, wanted.manifest) = (pod.origin, pod.manifest);
+                    wanted.describe(pod.origin, pod.manifest);
                 }
             }
             PodOperation::Released(released, answer) => {
@@ -214,7 +216,7 @@ impl PodTask {
         }
         let new = Checkpoint::new(origin.clone(), Arc::clone(&manifest), BTreeSet::new(), false);
         let wanted = self.wanted.get_or_insert(new);
-        (wanted.origin, wanted.manifest) = (origin, manifest);
+        wanted.describe(origin, manifest);
         wanted
     }
 
@@ -225,8 +227,9 @@ impl PodTask {
                 self.remove_leftovers().await;
             }
             SupervisorLife::Absent if !self.waiting.is_empty() => {
-                let turn = Arc::clone(&self.shared.starts);
-                self.life = SupervisorLife::Queued(Box::pin(async move { Semaphore::acquire_owned(turn).await.ok() }));
+                let starts = Arc::clone(&self.shared.starts);
+                self.life =
+                    SupervisorLife::Queued(Box::pin(async move { Semaphore::acquire_owned(starts).await.ok() }));
             }
             SupervisorLife::Queued(_) if self.wants_nothing() => {
                 self.life = SupervisorLife::Absent;
@@ -237,12 +240,14 @@ impl PodTask {
             {
                 self.stop().await
             }
-            SupervisorLife::Up(RunningSupervisor { change: None, has_spoken: true, .. })
+            SupervisorLife::Up(RunningSupervisor { change: None, has_sent_status: true, .. })
                 if !self.is_published() && !self.change_failed =>
             {
                 self.publish().await;
             }
-            SupervisorLife::Up(RunningSupervisor { change: None, has_spoken: true, .. }) if self.is_published() => {
+            SupervisorLife::Up(RunningSupervisor { change: None, has_sent_status: true, .. })
+                if self.is_published() =>
+            {
                 let wanted = self.wanted.as_ref();
                 let is_wanted = |name: &str| wanted.is_some_and(|wanted| wanted.volumes.contains(name));
                 self.waiting.unmounted(|volume| !is_wanted(volume), &Ok(()));
@@ -253,11 +258,11 @@ impl PodTask {
 
     async fn handle_event(&mut self, event: LifeEvent) {
         match event {
-            LifeEvent::Turn(permit) => self.start(permit).await,
+            LifeEvent::Permit(permit) => self.start(permit).await,
             LifeEvent::Call => self.call().await,
-            LifeEvent::Ended(how) => self.ended(how).await,
+            LifeEvent::Ended(end) => self.ended(end).await,
             LifeEvent::Status(Ok(Some(status))) => self.take_status(*status).await,
-            // It has ended, or executes another version of podfs.
+            // The supervisor has ended, or executes another version of podfs.
             LifeEvent::Status(outcome) => {
                 let reason = outcome.err().map_or(OperationError::Closed, OperationError::from);
                 debug!("the supervisor of pod {} is called again: {reason}", self.uid);
@@ -288,13 +293,13 @@ impl PodTask {
     /// Takes a status of the supervisor.
     async fn take_status(&mut self, status: PodStatus) {
         if let SupervisorLife::Up(up) = &mut self.life
-            && !std::mem::replace(&mut up.has_spoken, true)
+            && !std::mem::replace(&mut up.has_sent_status, true)
             && let Some(published) = &mut self.published
         {
             let served: BTreeSet<String> = status.volumes.iter().map(|volume| volume.name.clone()).collect();
             // A daemon may be killed after it wrote the checkpoint and before it published the volumes.
             self.is_taken &= published.volumes.is_subset(&served);
-            // One that was killed may have published more than its checkpoint has.
+            // A daemon that was killed may have published more volumes than its checkpoint has.
             published.volumes.extend(served);
         }
         self.status = Some(status.clone());
@@ -302,8 +307,8 @@ impl PodTask {
         self.report(SupervisorReport::Status(Box::new(status))).await;
     }
 
-    /// Starts the supervisor, unless there is one, with all volumes that earlier ones served. It then unmounts those
-    /// that are no longer wanted.
+    /// Starts the supervisor, unless there is one, with all volumes that earlier supervisors served. Later, the task unpublishes
+    /// those that the pod no longer wants.
     async fn start(&mut self, permit: Option<OwnedSemaphorePermit>) {
         self.life = SupervisorLife::Absent;
         let is_known = self.written.is_some();
@@ -334,7 +339,7 @@ impl PodTask {
         self.waiting.begin();
     }
 
-    /// Calls a supervisor that does not answer.
+    /// Tries to connect to a supervisor that does not answer yet, or no longer.
     async fn call(&mut self) {
         let follower = control::connect(&self.directory).await;
         let SupervisorLife::Calling(calling) = &mut self.life else { return };
@@ -356,7 +361,8 @@ impl PodTask {
         let SupervisorLife::Calling(calling) = &mut self.life else { return };
         match (watch, calling.process.take()) {
             (Ok(watch), Some(process)) => {
-                self.life = SupervisorLife::Up(RunningSupervisor { watch, process, change: None, has_spoken: false });
+                self.life =
+                    SupervisorLife::Up(RunningSupervisor { watch, process, change: None, has_sent_status: false });
                 self.may_be_mounted = true;
             }
             (outcome, process) => {
@@ -373,7 +379,7 @@ impl PodTask {
                 }
                 calling.process = process;
                 if silent_for > SILENT && !std::mem::replace(&mut calling.is_reported, true) {
-                    // Others can start meanwhile.
+                    // Supervisors of other pods can start meanwhile.
                     calling.permit = None;
                     let reason =
                         outcome.err().map_or_else(|| "its process is not known".to_owned(), |error| error.to_string());
@@ -386,22 +392,22 @@ impl PodTask {
     }
 
     /// Handles the end of the supervisor.
-    async fn ended(&mut self, how: String) {
+    async fn ended(&mut self, end: String) {
         let before = std::mem::replace(&mut self.life, SupervisorLife::Absent);
         self.status = None;
         if let SupervisorLife::Ending { cgroup, .. } = before {
-            debug!("the supervisor of pod {} has ended: {how}", self.uid);
+            debug!("the supervisor of pod {} has ended: {end}", self.uid);
             blocking(move || cgroup.iter().for_each(|cgroup| cgroup::remove_of_supervisor(cgroup))).await;
             return self.remove_leftovers().await;
         }
-        warn!("the supervisor of pod {} is gone: {how}", self.uid);
-        self.fail_start(&OperationError::Ended(how)).await;
+        warn!("the supervisor of pod {} is gone: {end}", self.uid);
+        self.fail_start(&OperationError::Ended(end)).await;
         if self.may_be_mounted {
             self.report(SupervisorReport::Gone).await;
         }
     }
 
-    /// Fails the operations after the supervisor did not start, or has ended. Forgets a pod of which nothing was
+    /// Fails the operations that wait, after the supervisor did not start or has ended. Forgets a pod of which nothing was
     /// mounted.
     async fn fail_start(&mut self, reason: &OperationError) {
         if self.may_be_mounted {
@@ -454,7 +460,7 @@ impl PodTask {
         self.waiting.fail_mounts(FailureKind::Transient, "podfs has unmounted the volumes of the pod meanwhile");
     }
 
-    /// Answers the mounts whose volumes are there.
+    /// Answers the mounts whose volumes are mounted.
     fn answer_mounts(&mut self) {
         if let (SupervisorLife::Up(RunningSupervisor { change: None, .. }), Some(status), Some(published)) =
             (&self.life, &self.status, &self.published)

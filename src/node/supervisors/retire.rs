@@ -1,7 +1,7 @@
 //! Removes the leftovers of a pod that has no supervisor and that the node no longer has.
 //!
-//! The checkpoint goes last. If a retirement is killed at any step, the next one finishes it: each step skips what is gone
-//! already, and finds the rest by its name or its record.
+//! The checkpoint goes last. If a retirement is killed at any step, the next one finishes it: each step skips leftovers
+//! that are gone already, and finds the others by their names or records.
 
 use std::path::Path;
 use std::sync::Arc;

@@ -45,7 +45,7 @@ impl WaitingOperations {
         !self.ends.is_empty()
     }
 
-    /// When the limit of the first mount is over.
+    /// When the time limit of a mount is over next.
     pub(super) fn deadline(&self) -> Option<Instant> {
         self.mounts.iter().map(|mount| mount.deadline).min()
     }
@@ -60,7 +60,7 @@ impl WaitingOperations {
         self.mounts.push(WaitingMount { volume, limit, deadline: Instant::now() + limit, answer });
     }
 
-    /// Restarts the limits of mounts: the supervisor has just been started.
+    /// Restarts the time limits of mounts: the supervisor has just been started.
     pub(super) fn begin(&mut self) {
         let now = Instant::now();
         self.mounts.iter_mut().for_each(|mount| mount.deadline = now + mount.limit);
@@ -100,7 +100,7 @@ impl WaitingOperations {
         }
     }
 
-    /// Answers the mounts whose limit is over, with the reason why their volumes wait.
+    /// Answers the mounts whose time limit is over, with the reason why their volumes wait.
     pub(super) fn expire(&mut self, status: Option<&PodStatus>) {
         let now = Instant::now();
         for mount in self.mounts.extract_if(.., |mount| mount.deadline <= now) {
@@ -134,8 +134,8 @@ impl WaitingOperations {
     }
 
     /// Answers the unmounts of these volumes.
-    pub(super) fn unmounted(&mut self, is_it: impl Fn(&str) -> bool, outcome: &Result<(), OperationError>) {
-        for unmount in self.unmounts.extract_if(.., |unmount| is_it(&unmount.volume)) {
+    pub(super) fn unmounted(&mut self, is_unmounted: impl Fn(&str) -> bool, outcome: &Result<(), OperationError>) {
+        for unmount in self.unmounts.extract_if(.., |unmount| is_unmounted(&unmount.volume)) {
             let _ = unmount.answer.send(outcome.clone());
         }
     }

@@ -1,7 +1,7 @@
 //! The actual state of the world: the volumes that are mounted, or may be.
 //!
 //! Invariants:
-//! 1. A volume that may need an unmount is here, as mounted or uncertain, until an unmount has succeeded.
+//! 1. A volume that may need an unmount is in this world, as mounted or uncertain, until an unmount has succeeded.
 //! 2. Only a mounted volume can have a remount required.
 //! 3. A volume that an earlier daemon left is uncertain until its supervisor has reported its state, or until it was mounted again.
 
@@ -18,7 +18,7 @@ pub struct ActualWorld {
     volumes: BTreeMap<VolumeId, ActualVolume>,
 }
 
-/// A volume that is mounted, may be, or was tried to be.
+/// A volume that is mounted, that may be mounted, or that podfs has tried to mount.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ActualVolume {
     /// Its mount.
@@ -29,8 +29,10 @@ pub struct ActualVolume {
     pub reconstructed: bool,
     /// The last report of its supervisor.
     pub seen: ObservedVolume,
-    /// Why it is not mounted, or not current.
-    pub reason: Option<String>,
+    /// Why it is not mounted, or not current, according to its supervisor.
+    reported_reason: Option<String>,
+    /// Why the last operation on it failed, unless its supervisor has reported since.
+    failure: Option<String>,
 }
 
 /// A supervisor's report of a volume.
@@ -38,7 +40,7 @@ pub struct ActualVolume {
 pub struct ObservedVolume {
     /// Where it is mounted, or is going to be.
     pub path: Option<PathBuf>,
-    /// The plugin that serves it, if the PersistentVolume decides.
+    /// The plugin that serves it, according to its path.
     pub plugin: Option<String>,
     /// A supplemental group that containers need.
     pub group: Option<u32>,
@@ -66,8 +68,16 @@ impl Default for ActualVolume {
             remount_required: false,
             reconstructed: false,
             seen: ObservedVolume::default(),
-            reason: None,
+            reported_reason: None,
+            failure: None,
         }
+    }
+}
+
+impl ActualVolume {
+    /// Why it is not mounted, or not current.
+    pub fn reason(&self) -> Option<&str> {
+        self.failure.as_deref().or(self.reported_reason.as_deref())
     }
 }
 
@@ -99,16 +109,17 @@ impl ActualWorld {
         self.volumes.entry(id).or_insert(found);
     }
 
-    /// Takes the end of a mount or a remount. On errors see the table of 5.4 (VM-04).
-    pub fn mounted(&mut self, id: &VolumeId, outcome: OperationOutcome, reason: Option<String>) {
+    /// Takes the end of a mount or a remount. On errors see the table of 5.4 (VM-04). The supervisor may have reported during the
+    /// operation; its report stays.
+    pub fn mounted(&mut self, id: &VolumeId, outcome: OperationOutcome, failure: Option<String>) {
         let volume = self.volumes.entry(id.clone()).or_default();
-        volume.reason = reason;
+        volume.failure = failure;
         match (outcome, volume.mount) {
             (OperationOutcome::Done, _) => {
                 volume.mount = MountState::Mounted;
                 volume.remount_required = false;
                 volume.reconstructed = false;
-                volume.reason = None;
+                volume.failure = None;
             }
             // A refresh that fails leaves the volume as it is; the reconciler tries again (VM-08).
             (_, MountState::Mounted) | (OperationOutcome::Transient, _) => {}
@@ -120,14 +131,14 @@ impl ActualWorld {
     }
 
     /// Takes the end of an unmount.
-    pub fn unmounted(&mut self, id: &VolumeId, outcome: OperationOutcome, reason: Option<String>) {
+    pub fn unmounted(&mut self, id: &VolumeId, outcome: OperationOutcome, failure: Option<String>) {
         match (outcome, self.volumes.get_mut(id)) {
             (OperationOutcome::Done, _) => drop(self.volumes.remove(id)),
-            (OperationOutcome::Transient, Some(volume)) => volume.reason = reason,
+            (OperationOutcome::Transient, Some(volume)) => volume.failure = failure,
             (_, Some(volume)) => {
                 volume.mount = MountState::Uncertain;
                 volume.remount_required = false;
-                volume.reason = reason;
+                volume.failure = failure;
             }
             (_, None) => {}
         }
@@ -137,18 +148,19 @@ impl ActualWorld {
     pub fn report(&mut self, id: &VolumeId, is_mounted: bool, seen: ObservedVolume, reason: Option<String>) {
         let volume = self.volumes.entry(id.clone()).or_default();
         volume.seen = seen;
-        volume.reason = reason;
+        volume.reported_reason = reason;
+        volume.failure = None;
         match (is_mounted, volume.mount) {
             (true, _) => {
                 volume.mount = MountState::Mounted;
                 volume.reconstructed = false;
             }
-            // Its supervisor has no mount of it any more.
+            // Its supervisor no longer has a mount of it.
             (false, MountState::Mounted) => {
                 volume.mount = MountState::NotMounted;
                 volume.remount_required = false;
             }
-            // It may be half mounted, and its supervisor continues with it: it is no leftover of an earlier daemon.
+            // It may be partly mounted, and its supervisor continues to mount it: it is no leftover of an earlier daemon.
             (false, _) => volume.reconstructed = false,
         }
     }
@@ -172,9 +184,9 @@ impl ActualWorld {
     /// Forgets volumes that are not mounted and that `is_wanted` does not name. Returns them.
     pub fn forget_unmounted(&mut self, is_wanted: impl Fn(&VolumeId) -> bool) -> Vec<VolumeId> {
         let unmounted = self.volumes.iter().filter(|(_, volume)| volume.mount == MountState::NotMounted);
-        let over: Vec<_> = unmounted.map(|(id, _)| id).filter(|id| !is_wanted(id)).cloned().collect();
-        over.iter().for_each(|id| drop(self.volumes.remove(id)));
-        over
+        let forgotten: Vec<_> = unmounted.map(|(id, _)| id).filter(|id| !is_wanted(id)).cloned().collect();
+        forgotten.iter().for_each(|id| drop(self.volumes.remove(id)));
+        forgotten
     }
 }
 

@@ -1,18 +1,21 @@
 //! The desired state of the world: the pods of the node and the volumes that their containers use.
 //!
 //! Invariants:
-//! 1. A pod is here while its containers run or may run: from the moment its source describes it until it is released.
-//! 2. A volume is here only if a container of its pod uses it (VM-03) and a plugin serves it.
-//! 3. A pod is processed when all its volumes are here or are used by no container; otherwise its errors say why not.
+//! 1. A pod is in this world while its containers run or may run: from the moment its source describes it until it is
+//!    released.
+//! 2. A volume is in this world only if a container of its pod uses it (VM-03) and a plugin serves it.
+//! 3. A pod is processed when each of its volumes is in this world or is used by no container; otherwise its errors say
+//!    why not.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use super::VolumeId;
 use super::errors::DistinctErrors;
 use crate::manifest::pod::{Pod, PodUid};
 use crate::node::plugin::PluginRegistry;
 use crate::node::pod::NodePod;
-use crate::volume::{ClaimUsage, Volume, VolumeSource};
+use crate::volume::{ClaimUsage, Volume, VolumeSource, keep_volume};
 
 /// The pods that want volumes.
 #[derive(Debug, Default)]
@@ -23,11 +26,11 @@ pub struct DesiredWorld {
 /// A pod that wants volumes.
 #[derive(Clone, Debug)]
 pub struct DesiredPod {
-    /// The pod, as its source described it last.
+    /// The pod, as its source described it last, but with the earlier definitions of the volumes that stay as they were.
     pub pod: NodePod,
     /// The volumes that its containers use, by their names.
     pub volumes: BTreeMap<String, DesiredVolume>,
-    /// Why volumes that containers use are not among them.
+    /// Why podfs does not serve volumes that containers use, or not as the pod describes them now.
     pub errors: DistinctErrors,
 }
 
@@ -43,23 +46,28 @@ pub struct DesiredVolume {
 }
 
 impl DesiredPod {
-    /// The volumes that this pod wants. A volume that podfs cannot serve does not affect the others (VM-10). A volume
-    /// whose definition differs from `before` stays as it was: containers of the pod use it. Only an emptyDir gets a
-    /// new size limit.
-    fn of(pod: NodePod, plugins: &PluginRegistry, before: Option<DesiredPod>) -> DesiredPod {
-        let before = before.map(|before| before.volumes).unwrap_or_default();
+    /// The volumes that this pod wants. A volume that podfs cannot serve does not affect the other volumes (VM-10). A
+    /// volume whose definition differs from `before` stays as it was: containers of the pod use it. Only an emptyDir
+    /// gets a new size limit.
+    fn of(mut pod: NodePod, plugins: &PluginRegistry, before: Option<DesiredPod>) -> DesiredPod {
         let (mut volumes, mut errors) = (BTreeMap::new(), DistinctErrors::default());
-        let uid = &pod.pod.identity.uid;
-        for volume in pod.pod.volumes.iter().filter(|volume| is_used(&pod.pod, volume)) {
-            if let Some(kept) =
-                before.get(volume.name.as_str()).filter(|before| !before.volume.source.can_become(&volume.source))
-            {
+        let described = Arc::clone(&pod.pod);
+        let uid = &described.identity.uid;
+        for volume in described.volumes.iter().filter(|volume| is_used(&described, volume)) {
+            let known = before.as_ref().and_then(|before| Some((before, before.volumes.get(volume.name.as_str())?)));
+            if let Some((before, kept)) = known.filter(|(_, known)| !known.volume.source.can_become(&volume.source)) {
                 errors.add(format!(
                     "volume {:?} is described otherwise than when it was mounted, and stays as it is; give the pod another \
                      uid, or delete it and make it anew",
                     volume.name.as_str()
                 ));
                 volumes.insert(volume.name.to_string(), kept.clone());
+                // The pod's supervisor refuses a manifest with another definition of a mounted volume.
+                let definitions = Arc::make_mut(&mut pod.pod).volumes.iter_mut();
+                definitions
+                    .filter(|other| other.name == volume.name)
+                    .for_each(|definition| definition.clone_from(&kept.volume));
+                keep_volume(Arc::make_mut(&mut pod.manifest), &before.pod.manifest, volume.name.as_str());
                 continue;
             }
             match plugins.find(volume) {

@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 
-/// The most errors that are kept.
+/// How many errors are kept.
 const MOST: usize = 10;
 
 /// Distinct errors, the oldest first.
@@ -19,11 +19,6 @@ impl DistinctErrors {
             }
             self.0.push_back(error);
         }
-    }
-
-    /// Forgets all of them.
-    pub fn clear(&mut self) {
-        self.0.clear();
     }
 
     /// Whether there are no errors.

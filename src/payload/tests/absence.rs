@@ -19,7 +19,7 @@ fn cm_06_mg_07_a_volume_waits_for_an_optional_object_until_it_is_known_to_be_abs
         assert_eq!(files(source, &unknown(kind, "shop", "later")), Err(REASON.to_owned()));
         assert_eq!(files(source, &foo_bar()), lines(&[]));
     }
-    // An object that is there is used, whatever was said of it before.
+    // An object that is there is used, even if its absence is recorded, too.
     assert!(files("configMap: {name: o}", &unknown(ObjectKind::ConfigMap, "shop", "o")).is_ok());
 }
 

@@ -3,7 +3,7 @@
 use super::*;
 use crate::volume::{CredentialKey, TokenKey};
 
-/// Tokens for these audiences, empty for the API server's own, with the default life.
+/// Tokens for these audiences, with the default lifetime. An empty audience is that of the API server.
 fn issued(tokens: &[(&str, Result<&str, &str>)]) -> Tokens {
     let issue = |(audience, token): &(&str, Result<&str, &str>)| {
         let audience = Some(audience.to_string()).filter(|audience| !audience.is_empty());
@@ -16,7 +16,7 @@ fn key(audience: Option<String>, expiration_seconds: i64) -> CredentialKey {
     CredentialKey::Token(TokenKey { audience, expiration_seconds })
 }
 
-/// The files of a projected volume with these sources, in a pod with the rest of this spec.
+/// The files of a projected volume with these sources, in a pod with these further fields in its spec.
 fn projected(sources: &str, spec: &str, objects: &Objects, tokens: &Tokens) -> Result<Vec<String>, String> {
     let pod = pod(&format!("projected: {{sources: [{sources}]}}"), spec);
     let view = view(&pod, objects, tokens);

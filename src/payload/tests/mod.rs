@@ -1,4 +1,4 @@
-//! Payloads as a pod's manifest asks for them: from YAML to files.
+//! Payloads of volumes in a pod's manifest: from YAML to files.
 
 mod absence;
 mod credential;
@@ -27,7 +27,7 @@ fn objects(yaml: &str) -> Objects {
     Objects::collect(parsed.flatten().map(Arc::new)).expect(yaml)
 }
 
-/// A pod with the given volume source and the rest of its spec, both as YAML.
+/// A pod with the given volume source and the other fields of its spec, both as YAML.
 fn pod(source: &str, spec: &str) -> Pod {
     let yaml = format!(
         "{{apiVersion: v1, kind: Pod, metadata: {{name: web, namespace: shop, labels: {{a: '1'}}}}, \

@@ -1,5 +1,5 @@
-//! ClusterTrustBundles of signers: podfs follows all bundles of a signer, and volumes select theirs by labels. So one watch
-//! for a signer suffices, however many volumes there are.
+//! ClusterTrustBundles of signers: podfs follows all bundles of a signer, and volumes select some of them by labels. So one
+//! watch for a signer suffices, however many volumes there are.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -8,7 +8,7 @@ use serde_json::Value;
 use tokio::sync::mpsc::{Receiver, Sender, channel};
 
 use super::contacts::Contacts;
-use super::question::ObjectRequest;
+use super::object_request::ObjectRequest;
 use super::single::{AbortOnDrop, ObjectUpdate, ServedObject, note};
 use crate::kube::address::Collection;
 use crate::kube::client::ApiClient;
@@ -33,7 +33,7 @@ pub(super) struct Signers {
 
 struct Signer {
     bundles: Option<Arc<Bundles>>,
-    question: ObjectRequest,
+    request: ObjectRequest,
     _task: AbortOnDrop,
 }
 
@@ -44,22 +44,32 @@ impl Signers {
         Signers { client, contacts, signers: BTreeMap::new(), sender, updates }
     }
 
-    /// Follows the bundles of these signers, and of no others.
-    pub(super) fn want(&mut self, signers: &BTreeSet<&str>) {
-        self.signers.retain(|signer, _| signers.contains(signer.as_str()));
+    /// Follows the bundles of these signers, and of no others. Returns the titles of signers that it followed until now.
+    pub(super) fn want(&mut self, signers: &BTreeSet<&str>) -> Vec<String> {
+        let is_unwanted = |signer: &&String| !signers.contains(signer.as_str());
+        let forgotten: Vec<String> =
+            self.signers.keys().filter(is_unwanted).map(|name| title_of_signer(name)).collect();
+        self.signers.retain(|signer, _| !is_unwanted(&signer));
+        forgotten.iter().for_each(|title| self.contacts.forget(title));
         for signer in signers {
             if self.signers.contains_key(*signer) {
                 continue;
             }
             let task = follow(self.client.clone(), (*signer).to_owned(), self.contacts.clone(), self.sender.clone());
-            let followed = Signer { bundles: None, question: ObjectRequest::new(), _task: AbortOnDrop::spawn(task) };
+            let followed = Signer { bundles: None, request: ObjectRequest::new(), _task: AbortOnDrop::spawn(task) };
             self.signers.insert((*signer).to_owned(), followed);
         }
+        forgotten
+    }
+
+    /// Whether podfs follows the bundles of this signer. A task that has ended may have sent an update before.
+    pub(super) fn is_wanted(&self, signer: &str) -> bool {
+        self.signers.contains_key(signer)
     }
 
     /// Waits for the next update. Cancel-safe.
     pub(super) async fn next(&mut self) -> (String, ObjectUpdate<Bundles>) {
-        self.updates.recv().await.expect("an end to tell is kept here, too")
+        self.updates.recv().await.expect("`self.sender` keeps the channel open")
     }
 
     /// Takes an update of a signer. Returns whether the bundles have changed.
@@ -68,17 +78,17 @@ impl Signers {
         let unknown = followed.bundles.is_none();
         match update {
             ObjectUpdate::Is(bundles) => {
-                followed.question.trouble = None;
+                followed.request.trouble = None;
                 let same = followed.bundles.as_ref() == Some(&bundles);
                 followed.bundles = Some(bundles);
                 !same
             }
             ObjectUpdate::Absent | ObjectUpdate::Alive => {
-                followed.question.trouble = None;
+                followed.request.trouble = None;
                 false
             }
             ObjectUpdate::Failure(error) => {
-                followed.question.trouble = Some(error);
+                followed.request.trouble = Some(error);
                 unknown
             }
         }
@@ -86,12 +96,12 @@ impl Signers {
 
     /// Whether there is an answer for each signer.
     pub(super) fn are_answered(&self) -> bool {
-        self.signers.values().all(|signer| signer.bundles.is_some() || signer.question.trouble.is_some())
+        self.signers.values().all(|signer| signer.bundles.is_some() || signer.request.trouble.is_some())
     }
 
     /// The requests for signers whose bundles are not known yet.
     pub(super) fn unanswered(&self) -> impl Iterator<Item = &ObjectRequest> {
-        self.signers.values().filter(|signer| signer.bundles.is_none()).map(|signer| &signer.question)
+        self.signers.values().filter(|signer| signer.bundles.is_none()).map(|signer| &signer.request)
     }
 
     /// The bundles of all signers.
@@ -102,7 +112,7 @@ impl Signers {
     /// For each signer whose bundles are unknown, the reason.
     pub(super) fn absences(&self) -> impl Iterator<Item = (Missing, String)> {
         let unknown = self.signers.iter().filter(|(_, signer)| signer.bundles.is_none());
-        unknown.map(|(name, signer)| (Missing::BundlesOf(name.clone()), signer.question.why(&title_of_signer(name))))
+        unknown.map(|(name, signer)| (Missing::BundlesOf(name.clone()), signer.request.why(&title_of_signer(name))))
     }
 }
 
@@ -152,7 +162,7 @@ impl<T: ServedObject> SignerWatcher<T> {
     }
 }
 
-/// Takes in a change of a signer's bundles. If one cannot be parsed, the known ones stay.
+/// Applies a change of a signer's bundles. If a bundle cannot be parsed, the known bundles stay.
 fn change<T: ServedObject>(
     bundles: &mut Bundles<T>,
     event: FollowerEvent,

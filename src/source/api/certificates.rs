@@ -1,12 +1,13 @@
 //! Certificates of the pod: podfs makes a private key, asks a signer of the cluster for a certificate with a PodCertificateRequest
 //! (KEP-4317), and asks for the next one, for another key, long before the certificate ends.
 //!
-//! 1. A key exists in the memory of this process and in volumes, and nowhere else. Another process asks for another certificate.
+//! 1. A key exists in the memory of this process and in volumes, and nowhere else. The next process of podfs for the pod requests
+//!    another certificate.
 //! 2. The task sends key and chain together, so a volume never shows one without the other (PC-01).
 //! 3. After a signer has denied or failed a request, podfs does not ask it again for this pod (PC-02). An earlier certificate stays
-//!    until it ends.
-//! 4. The task asks for the next certificate when the signer says, and up to five minutes later, so that not all pods ask at once
-//!    (PC-03). If a request was deleted without an answer, the task makes another one.
+//!    until it ends, also while a signer does not answer. Then the task withdraws it.
+//! 4. The task asks for the next certificate at the signer's `beginRefreshAt`, or up to five minutes later, so that not all pods
+//!    ask at once (PC-03). If a request was deleted without an answer, the task makes another one.
 
 use std::future::pending;
 use std::time::{Duration, Instant, SystemTime};
@@ -57,7 +58,11 @@ pub(super) async fn keep_certified(
     let mut retry = Retry::new(client);
     let mut life: Option<CredentialLifetime> = None;
     loop {
-        match request.certificate(&reporter).await {
+        let answer = tokio::select! {
+            answer = request.certificate(&reporter) => answer,
+            () = reporter.withdraw(life.as_ref()) => return,
+        };
+        match answer {
             Ok(IssuedCertificate { token, life: granted }) => {
                 retry.reset();
                 if !reporter.issued(token).await {
@@ -68,10 +73,10 @@ pub(super) async fn keep_certified(
             }
             Err(MissingCertificate::Unneeded) => return,
             Err(MissingCertificate::Refused(sentence)) => {
-                if !reporter.waits(ApiError::new(ErrorClass::Refused, sentence)).await {
-                    return;
+                if reporter.waits(ApiError::new(ErrorClass::Refused, sentence)).await {
+                    reporter.withdraw(life.as_ref()).await;
                 }
-                return pending().await;
+                return;
             }
             Err(MissingCertificate::Failed(mut error)) => {
                 let pause = retry.failed(&error);
@@ -79,7 +84,7 @@ pub(super) async fn keep_certified(
                 if is_over {
                     error.sentence = format!("the certificate has expired and refresh failed: {}", error.sentence);
                 }
-                // The reason first, so that a missing certificate always has one.
+                // The task sends the reason first, so that a missing certificate always has one.
                 if !reporter.waits(error).await || is_over && !reporter.send(ObjectUpdate::Absent).await {
                     return;
                 }
@@ -106,6 +111,17 @@ impl CertificateReporter {
     async fn waits(&self, error: ApiError) -> bool {
         self.contacts.trouble(&self.title, "waiting", &error);
         self.send(ObjectUpdate::Failure(error)).await
+    }
+
+    /// Withdraws the certificate when it ends. Returns if there is no receiver then.
+    async fn withdraw(&self, life: Option<&CredentialLifetime>) {
+        if let Some(life) = life {
+            life.until_over().await;
+            if !self.send(ObjectUpdate::Absent).await {
+                return;
+            }
+        }
+        pending().await
     }
 
     async fn send(&self, update: ObjectUpdate<Token>) -> bool {
@@ -153,7 +169,7 @@ impl CertificateRequest {
                     None if is_reported => {}
                     None => {
                         is_reported = true;
-                        // It may be a problem of the pod's own signer, so it is not one of the server.
+                        // The reason may be the pod's signer, so podfs does not report a problem of the server.
                         if !reporter.waits(ApiError::new(ErrorClass::Busy, NOT_ISSUED)).await {
                             return Err(MissingCertificate::Unneeded);
                         }
@@ -314,15 +330,16 @@ impl RequestStatus {
     }
 }
 
-/// The key in PEM, as PKCS #8 in version 1: OpenSSL 3.0 reads no Ed25519 keys in version 2 (RFC 5958), which has the public key behind
-/// the private one.
+/// The key in PEM, as PKCS #8 in version 1: OpenSSL 3.0 reads no Ed25519 keys in version 2 (RFC 5958), which has the public key
+/// after the private key.
 fn private_key(pair: &KeyPair) -> String {
     const IN_VERSION_2: [u8; 5] = [0x30, 0x51, 0x02, 0x01, 0x01];
     const IN_VERSION_1: [u8; 5] = [0x30, 0x2e, 0x02, 0x01, 0x00];
-    const REST: usize = 43;
+    /// The length of a key in version 1, without the prefix.
+    const FIELDS: usize = 43;
     let der = pair.serialized_der();
     let der = match der.strip_prefix(&IN_VERSION_2) {
-        Some(rest) => [&IN_VERSION_1, &rest[..REST.min(rest.len())]].concat(),
+        Some(fields) => [&IN_VERSION_1, &fields[..FIELDS.min(fields.len())]].concat(),
         None => der.to_vec(),
     };
     pem::encode_config(&Pem::new("PRIVATE KEY", der), EncodeConfig::new().set_line_ending(LineEnding::LF))

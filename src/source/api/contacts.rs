@@ -1,6 +1,6 @@
 //! Contacts: the state of the requests for each object, and what follows from all of them: since when the server cannot be
-//! reached, and whether the pod was deleted there. The tasks that follow objects write it, `podfs status` reads it; it is
-//! locked only briefly.
+//! reached, and whether the pod was deleted there. The tasks that follow objects write the table, and `podfs status` reads it;
+//! both hold its lock only for moments.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -41,7 +41,7 @@ pub struct Contact {
     pub connected: bool,
     /// When the server last answered.
     answered_at: Option<Instant>,
-    /// Since when it has not answered, if so.
+    /// Since when it has not answered; `None` if it answered the last request.
     lost: Option<(Instant, SystemTime)>,
 }
 
@@ -79,8 +79,8 @@ impl Contacts {
         table.objects.insert(object.to_owned(), Contact { version, doing, trouble, connected, answered_at, lost });
     }
 
-    /// Since when the server cannot be reached, if so. One answer about any object ends that, even if other objects
-    /// wait for their next attempt.
+    /// Since when the server cannot be reached; `None` if it can. One answer about any object ends the outage, even if podfs
+    /// has not yet repeated the requests for other objects.
     pub fn unreachable(&self) -> Option<Unreachable> {
         let table = self.lock();
         let answered_at = table.objects.values().filter_map(|contact| contact.answered_at).max();

@@ -1,10 +1,10 @@
 //! Events of the pod about its volumes, in the kubelet's form (ME-02), so that `kubectl describe pod` shows them.
 //!
-//! An event is a series: a repetition increments the `count` of the same object. Its name follows from the pod, the
-//! volume's message and the reason, so a podfs that was started again continues the series of the last one. The server
-//! deletes events after a time of its own, an hour usually; then podfs begins a new series.
+//! An event is a series: a repetition increments the `count` of the same object. The object's name follows from the
+//! pod, the volume's message and the reason, so a restarted podfs continues the series of the process before it. The
+//! server deletes events after a configured time, an hour usually; then podfs begins a new series.
 //!
-//! Nothing else depends on events. If the server is unreachable or busy, podfs posts an event later; if the server
+//! No volume depends on events. If the server is unreachable or busy, podfs posts an event later; if the server
 //! refuses it, podfs tries again with the next repetition.
 
 use std::collections::{BTreeMap, HashMap};
@@ -54,7 +54,7 @@ impl Conditions {
     }
 }
 
-/// Posts events about the conditions of a pod's volumes, which the caller sets in the first result.
+/// The conditions of a pod's volumes, which the caller sets, and a future that posts events about them.
 pub(crate) fn post(
     client: ApiClient,
     pod: PodIdentity,
@@ -96,7 +96,7 @@ impl EventPoster {
                 pause = self.post(&volume, &condition).await;
             }
             let due = self.notices.next_due(Instant::now());
-            let go_on = async {
+            let next_attempt = async {
                 match (&pause, due) {
                     (Some(pause), _) => self.retry.wait(pause).await,
                     (None, Some(due)) => sleep_until(due).await,
@@ -105,12 +105,12 @@ impl EventPoster {
             };
             tokio::select! {
                 () = conditions.0.changed.notified() => {}
-                () = go_on => pause = None,
+                () = next_attempt => pause = None,
             }
         }
     }
 
-    /// Posts the due event of a volume. If that has to be repeated, returns the pause before.
+    /// Posts the due event of a volume. If podfs has to try again, returns the pause before that.
     async fn post(&mut self, volume: &str, condition: &Condition) -> Option<Pause> {
         let event = KubeletEvent::of(volume, condition);
         let was_posted = match self.count(&event).await {
@@ -122,11 +122,11 @@ impl EventPoster {
             }
         };
         self.retry.reset();
-        self.notices.done(volume, was_posted, Instant::now());
+        self.notices.note_posted(volume, was_posted, Instant::now());
         None
     }
 
-    /// Begins the series of an event, or counts one more in it.
+    /// Begins the series of an event, or increments its count.
     async fn count(&mut self, event: &KubeletEvent) -> Result<(), ApiError> {
         if self.counts.len() > MAX_COUNTS {
             self.counts.clear();
@@ -136,25 +136,35 @@ impl EventPoster {
             match self.patch(&name, json!({"count": count + 1, "lastTimestamp": now()})).await {
                 // The server has deleted the event: another series begins.
                 Err(error) if error.class == ErrorClass::NotFound => drop(self.counts.remove(&name)),
-                // Without the right to patch, each event is an object of its own.
-                Err(error) if error.class == ErrorClass::Forbidden => name = nth_name(&self.pod, fastrand::u64(..)),
+                // Without the right to patch, podfs creates a separate object for each event.
+                Err(error) if error.class == ErrorClass::Forbidden => {
+                    name = nth_name(&self.pod.name, fastrand::u64(..))
+                }
                 outcome => return outcome.map(drop),
             }
         }
-        let object = event.object(&self.pod, &self.node, &name);
-        match self.client.create(Resource::EVENT, Some(&self.pod.namespace), &[], &object).await {
+        match self.create(event, &name).await {
             // An earlier podfs has begun the series.
             Err(error) if error.class == ErrorClass::Conflict => {
-                let known = self.patch(&name, json!({"lastTimestamp": now()})).await?;
+                let known = match self.patch(&name, json!({"lastTimestamp": now()})).await {
+                    Err(error) if error.class == ErrorClass::Forbidden => {
+                        return self.create(event, &nth_name(&self.pod.name, fastrand::u64(..))).await;
+                    }
+                    patched => patched?,
+                };
                 let count = known["count"].as_u64().unwrap_or(1) + 1;
                 self.patch(&name, json!({"count": count})).await.map(drop)
             }
-            Err(error) => Err(error),
-            Ok(_) => {
-                self.counts.insert(name, 1);
-                Ok(())
-            }
+            created => created,
         }
+    }
+
+    /// Begins a series.
+    async fn create(&mut self, event: &KubeletEvent, name: &str) -> Result<(), ApiError> {
+        let object = event.object(&self.pod, &self.node, name);
+        self.client.create(Resource::EVENT, Some(&self.pod.namespace), &[], &object).await?;
+        self.counts.insert(name.to_owned(), 1);
+        Ok(())
     }
 
     async fn patch(&mut self, name: &str, change: Value) -> Result<Value, ApiError> {
@@ -194,7 +204,7 @@ impl KubeletEvent {
     fn name(&self, pod: &PodIdentity) -> String {
         let text = format!("{}\0{}\0{}", pod.uid.as_str(), self.reason, self.message);
         let (number, _) = Uuid::new_v5(&Uuid::NAMESPACE_OID, text.as_bytes()).as_u64_pair();
-        nth_name(pod, number)
+        nth_name(&pod.name, number)
     }
 
     fn object(&self, pod: &PodIdentity, node: &str, name: &str) -> Value {
@@ -213,7 +223,7 @@ impl KubeletEvent {
             "apiVersion": "v1", "kind": "PersistentVolumeClaim",
             "namespace": field("namespace"), "name": name, "uid": field("uid"),
         });
-        self.about(&involved, node, &format!("{}.{number:016x}", &name[..name.len().min(236)]))
+        self.about(&involved, node, &nth_name(name, number))
     }
 
     /// The event about this object.
@@ -237,7 +247,7 @@ impl KubeletEvent {
     }
 }
 
-/// Posts once that the volume of a claim has grown. `volume` is its name in a pod.
+/// Posts once that the volume of a claim has grown. `volume` is the name of the volume in a pod.
 ///
 /// # Errors
 /// When the server refuses the event.
@@ -265,7 +275,7 @@ pub(crate) async fn post_read_only(
     // The name is the same after a restart.
     let text = format!("{}\0{}\0{bytes}", pod.uid.as_str(), event.message);
     let (number, _) = Uuid::new_v5(&Uuid::NAMESPACE_OID, text.as_bytes()).as_u64_pair();
-    let of_pod = event.object(pod, node, &nth_name(pod, number));
+    let of_pod = event.object(pod, node, &nth_name(&pod.name, number));
     // The pod may have the name of the claim.
     let of_claim = event.about_claim(claim, node, number.wrapping_add(1));
     for object in [of_pod, of_claim] {
@@ -282,9 +292,9 @@ pub(crate) fn grown(volume: &str) -> String {
     format!("MountVolume.NodeExpandVolume succeeded for volume {volume:?}")
 }
 
-/// A name from that of the pod, cut if necessary, and a number.
-fn nth_name(pod: &PodIdentity, number: u64) -> String {
-    let start = pod.name[..pod.name.len().min(236)].trim_end_matches(['.', '-']);
+/// The name of an event: the name of its object, cut if necessary, and a number.
+fn nth_name(object: &str, number: u64) -> String {
+    let start = object[..object.len().min(236)].trim_end_matches(['.', '-']);
     format!("{start}.{number:016x}")
 }
 
@@ -320,6 +330,14 @@ mod tests {
         assert!(name.starts_with("podfs.") && name.len() == 22, "{name}");
         assert_eq!(failing("a").name(&pod), name);
         assert_ne!(failing("b").name(&pod), name);
+    }
+
+    #[test]
+    fn an_event_about_a_claim_with_a_long_name_has_a_name_that_the_server_accepts() {
+        let claim = json!({"metadata": {"name": format!("{}-.{}", "a".repeat(234), "b".repeat(10)), "namespace": "n"}});
+        let object = failing("a").about_claim(&claim, "n1", 1);
+        let expected = format!("{}.0000000000000001", "a".repeat(234));
+        assert_eq!(object["metadata"]["name"].as_str(), Some(expected.as_str()));
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! Makes snapshots of the pod and of the objects that its volumes refer to. Each change leads to another snapshot at once.
 //!
-//! Files win: podfs does not ask the server for objects of manifest files. An object that is not known yet, or that
-//! podfs may not read, is absent with a reason; one that does not exist is absent without one.
+//! Files win: podfs does not request objects of manifest files from the server. An object that is not known yet, or that
+//! podfs may not read, is absent with a reason; an object that does not exist is absent without a reason.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::future::pending;
@@ -15,9 +15,9 @@ use tracing::{debug, info};
 
 use super::TokenPolicy;
 use super::bundles::{Bundles, Signers, title_of_signer};
-use super::complaints::ProblemLog;
 use super::contacts::Contacts;
-use super::question::ObjectRequest;
+use super::object_request::ObjectRequest;
+use super::problem_log::ProblemLog;
 use super::single::{AbortOnDrop, ObjectUpdate, follow_object, follow_pod};
 use super::tokens::IssuedCredentials;
 use crate::binding::{ExtraReferences, further};
@@ -30,7 +30,7 @@ use crate::source::Snapshot;
 use crate::source::files::FileSource;
 use crate::volume::{BundleKey, CredentialKey, Volume};
 
-/// How long the first snapshot waits for objects, so that volumes need not come up one by one. A server usually answers
+/// How long the first snapshot waits for objects, so that podfs need not mount volumes one by one. A server usually answers
 /// in much less.
 const GRACE: Duration = Duration::from_millis(300);
 const QUEUE: usize = 64;
@@ -49,18 +49,18 @@ pub(super) struct Follow {
     unissued: BTreeSet<CredentialKey>,
     token_policy: TokenPolicy,
     contacts: Contacts,
-    /// Where the tasks send their input.
+    /// The channel from the tasks that follow objects.
     sender: Sender<(ObjectKey, ObjectUpdate<NamedObject>)>,
     updates: Receiver<(ObjectKey, ObjectUpdate<NamedObject>)>,
     pods: Option<(Receiver<ObjectUpdate<Pod>>, AbortOnDrop)>,
-    /// Objects of which the log says that they come from files.
+    /// Objects of which podfs has logged that they come from files.
     of_files: BTreeSet<ObjectKey>,
-    journal: ProblemLog,
+    problem_log: ProblemLog,
 }
 
 struct Followed {
     known: KnownObject,
-    question: ObjectRequest,
+    request: ObjectRequest,
     _task: AbortOnDrop,
 }
 
@@ -79,12 +79,12 @@ enum FollowInput {
     Token(CredentialKey, ObjectUpdate<Token>),
     /// From now on, missing answers of the server are problems.
     Settled,
-    /// A line of the log is due.
-    Complaint,
+    /// A line of the problem log is due.
+    LogDue,
 }
 
 impl FollowInput {
-    /// When it arrived; for files, when another thread saw the change.
+    /// When the input arrived; for files, when the thread that watches them received the event of the change.
     fn noticed_at(&self) -> Option<std::time::Instant> {
         match self {
             FollowInput::Files(snapshot) => snapshot.noticed_at,
@@ -118,7 +118,7 @@ impl Follow {
             updates,
             pods: None,
             of_files: BTreeSet::new(),
-            journal: ProblemLog::default(),
+            problem_log: ProblemLog::default(),
         }
     }
 
@@ -135,7 +135,7 @@ impl Follow {
 
     /// The first snapshot, after a short wait for answers.
     pub(super) async fn first(&mut self) -> Snapshot {
-        self.ask_for_what_is_missing();
+        self.follow_missing_objects();
         let deadline = Instant::now() + GRACE;
         while !self.is_answered() {
             let Ok(input) = timeout_at(deadline, self.next()).await else { break };
@@ -146,7 +146,7 @@ impl Follow {
 
     fn is_answered(&self) -> bool {
         let is_answered =
-            |object: &Followed| !matches!(object.known, KnownObject::NotYet) || object.question.trouble.is_some();
+            |object: &Followed| !matches!(object.known, KnownObject::NotYet) || object.request.trouble.is_some();
         self.objects.values().all(is_answered) && self.signers.are_answered() && self.tokens.are_answered()
     }
 
@@ -172,7 +172,7 @@ impl Follow {
     /// Until when missing answers to recent requests are no problem.
     fn settles(&self) -> Option<Instant> {
         let unknown = self.objects.values().filter(|object| matches!(object.known, KnownObject::NotYet));
-        let unknown = unknown.map(|object| &object.question);
+        let unknown = unknown.map(|object| &object.request);
         let unknown = unknown.chain(self.signers.unanswered()).chain(self.tokens.unanswered());
         let now = Instant::now();
         unknown.filter_map(ObjectRequest::settles).filter(|settles| *settles > now).max()
@@ -180,7 +180,7 @@ impl Follow {
 
     /// Cancel-safe.
     async fn next(&mut self) -> FollowInput {
-        let (settled, complaint) = (until(self.settles()), until(self.journal.due()));
+        let (settled, log_due) = (until(self.settles()), until(self.problem_log.due()));
         let files = async {
             match &mut self.files {
                 Some((files, _)) => files.changed().await,
@@ -200,7 +200,7 @@ impl Follow {
             (signer, update) = self.signers.next() => FollowInput::Signer(signer, update),
             (key, update) = self.tokens.next() => FollowInput::Token(key, update),
             () = settled => FollowInput::Settled,
-            () = complaint => FollowInput::Complaint,
+            () = log_due => FollowInput::LogDue,
         }
     }
 
@@ -211,21 +211,25 @@ impl Follow {
             FollowInput::Pod(update) => self.take_pod(update),
             FollowInput::Object(key, update) => self.take_object(&key, update),
             FollowInput::Signer(signer, update) => {
-                self.journal.note(&title_of_signer(&signer), &update);
+                if self.signers.is_wanted(&signer) {
+                    self.problem_log.note(&title_of_signer(&signer), &update);
+                }
                 self.signers.take(&signer, update)
             }
             FollowInput::Token(key, update) => {
-                self.journal.note_token(&self.tokens.title(&key), &update);
+                if self.tokens.is_wanted(&key) {
+                    self.problem_log.note_token(&self.tokens.title(&key), &update);
+                }
                 self.tokens.take(&key, update)
             }
             FollowInput::Settled => true,
-            FollowInput::Complaint => {
-                self.journal.log(Instant::now());
+            FollowInput::LogDue => {
+                self.problem_log.log(Instant::now());
                 false
             }
         };
         if differs {
-            self.ask_for_what_is_missing();
+            self.follow_missing_objects();
         }
         differs
     }
@@ -242,7 +246,7 @@ impl Follow {
 
     fn take_pod(&mut self, update: ObjectUpdate<Pod>) -> bool {
         let title = self.pod.as_ref().map_or_else(String::new, |pod| format!("Pod {}", pod.identity));
-        self.journal.note(&title, &update);
+        self.problem_log.note(&title, &update);
         match update {
             ObjectUpdate::Is(pod) => {
                 self.contacts.pod_is_there(true);
@@ -264,9 +268,9 @@ impl Follow {
         if !self.objects.contains_key(key) {
             return false;
         }
-        self.journal.note(&key.to_string(), &update);
+        self.problem_log.note(&key.to_string(), &update);
         let Some(followed) = self.objects.get_mut(key) else { return false };
-        let had_trouble = followed.question.trouble.take().is_some();
+        let had_trouble = followed.request.trouble.take().is_some();
         let unknown = matches!(followed.known, KnownObject::NotYet);
         match update {
             ObjectUpdate::Is(object) => {
@@ -284,21 +288,21 @@ impl Follow {
             }
             ObjectUpdate::Alive => unknown && had_trouble,
             ObjectUpdate::Failure(error) => {
-                followed.question.trouble = Some(error);
+                followed.request.trouble = Some(error);
                 unknown
             }
         }
     }
 
     /// Follows exactly the referenced objects that files do not have.
-    fn ask_for_what_is_missing(&mut self) {
+    fn follow_missing_objects(&mut self) {
         let wanted = self.wanted();
-        let (contacts, journal) = (&self.contacts, &mut self.journal);
+        let (contacts, problem_log) = (&self.contacts, &mut self.problem_log);
         self.objects.retain(|key, _| {
             let keep = wanted.contains(key);
             if !keep {
                 contacts.forget(&key.to_string());
-                journal.forget(&key.to_string());
+                problem_log.forget(&key.to_string());
             }
             keep
         });
@@ -306,18 +310,18 @@ impl Follow {
             if self.objects.contains_key(&key) {
                 continue;
             }
-            debug!("{key} is asked for");
+            debug!("podfs requests {key}");
             let follow = follow_object(self.client.clone(), key.clone(), self.contacts.clone(), self.sender.clone());
             let followed = Followed {
                 known: KnownObject::NotYet,
-                question: ObjectRequest::new(),
+                request: ObjectRequest::new(),
                 _task: AbortOnDrop::spawn(follow),
             };
             self.objects.insert(key, followed);
         }
     }
 
-    /// The referenced objects that files do not have. Requests tokens and the bundles of signers itself.
+    /// The referenced objects that files do not have. Begins to request the referenced tokens and bundles of signers.
     fn wanted(&mut self) -> BTreeSet<ObjectKey> {
         let (identity, facts) = match &self.pod {
             Some(pod) => (pod.identity.clone(), pod.facts.clone()),
@@ -326,13 +330,14 @@ impl Follow {
         let of_pod = || self.pod.as_ref().map_or(&[][..], |pod| &pod.volumes);
         let volumes = self.volumes.as_deref().unwrap_or_else(of_pod);
         let references = references(volumes, &identity, &facts);
-        self.signers.want(&signers(&references));
+        let mut forgotten = self.signers.want(&signers(&references));
         let ExtraReferences { objects, tokens } = further(volumes, &identity, &facts, &self.known());
         let tokens: BTreeSet<CredentialKey> = references.tokens.iter().cloned().chain(tokens).collect();
         match self.token_policy {
-            TokenPolicy::Issued => self.tokens.want(&tokens, &identity, &facts),
+            TokenPolicy::Issued => forgotten.extend(self.tokens.want(&tokens, &identity, &facts)),
             TokenPolicy::Empty => self.unissued = tokens,
         }
+        forgotten.iter().for_each(|title| self.problem_log.forget(title));
         let mut wanted = keys(&references, &identity.namespace);
         wanted.extend(objects);
         if references.node {
@@ -359,7 +364,7 @@ impl Follow {
 
     fn snapshot(&self) -> Snapshot {
         let absences = self.objects.iter().filter_map(|(key, object)| match object.known {
-            KnownObject::NotYet => Some((Missing::Object(key.clone()), object.question.why(&key.to_string()))),
+            KnownObject::NotYet => Some((Missing::Object(key.clone()), object.request.why(&key.to_string()))),
             KnownObject::Absent | KnownObject::Is(_) => None,
         });
         let absences = absences.chain(self.signers.absences());

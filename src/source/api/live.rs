@@ -1,4 +1,4 @@
-//! The pod, or the template of the workload, that the server has at this moment, for the comparison with a manifest.
+//! The pod, or the pod template of a workload, as the server has it at this moment, for the comparison with a manifest.
 
 use super::single::origin;
 use super::start::StartError;
@@ -10,7 +10,7 @@ use crate::manifest::Document;
 use crate::manifest::pod::{Pod, from_template};
 use crate::types::PodName;
 
-/// The pod, or the pod of the workload's template, of this `apiVersion`, kind and name; none if the server does not have it.
+/// The pod, or the pod of the workload's template, with this `apiVersion`, kind and name; none if the server does not have it.
 ///
 /// # Errors
 /// When the settings cannot be used, or the server refuses.
@@ -23,12 +23,12 @@ pub async fn live_pod(
     let Some(resource) = Resource::of_pods(api_version, kind) else { return Ok(None) };
     let client = ApiClient::open(access).await?;
     let collection = Collection::only(resource, Some(&name.namespace), &name.name);
-    let found = client.get(&collection).await.map_err(|error| StartError::Refused {
+    let object = client.get(&collection).await.map_err(|error| StartError::Refused {
         pod: name.clone(),
         is_final: matches!(error.class, ErrorClass::Unauthorized | ErrorClass::Forbidden),
         sentence: error.sentence,
     })?;
-    let Some(found) = found else { return Ok(None) };
-    let document = Document::of_server(origin(&format!("{kind} {name}")), found)?;
+    let Some(object) = object else { return Ok(None) };
+    let document = Document::of_server(origin(&format!("{kind} {name}")), object)?;
     Ok(Some(Pod::parse(from_template(document)?)?))
 }

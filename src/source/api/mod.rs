@@ -6,12 +6,12 @@
 //! | `single` | one object, followed and parsed |
 //! | `bundles` | the ClusterTrustBundles of signers |
 //! | `tokens` | tokens, issued and replaced in time |
-//! | `certificates` | certificates of the pod, likewise |
-//! | `start` | the pod, before anything is served |
+//! | `certificates` | certificates of the pod, requested and replaced in time |
+//! | `start` | the pod, which podfs reads before it serves a volume |
 //! | `live` | the pod, or the template of the workload, that the server has at this moment |
 //! | `follow` | snapshots of the pod and all followed objects |
-//! | `question` | requests that the server has not answered |
-//! | `complaints` | problems with objects, in the log |
+//! | `object_request` | requests that the server has not answered |
+//! | `problem_log` | problems with objects, in the log |
 //! | `events` | problems with volumes, as events of the pod |
 //! | `notices` | which events are due |
 //! | [`contacts`] | the state of the requests to the server, for `podfs status` |
@@ -21,13 +21,13 @@
 
 mod bundles;
 mod certificates;
-mod complaints;
 mod contacts;
 mod events;
 mod follow;
 mod live;
 mod notices;
-mod question;
+mod object_request;
+mod problem_log;
 mod single;
 mod start;
 mod tokens;
@@ -47,12 +47,12 @@ use follow::Follow;
 
 pub use crate::kube::settings::SettingsSource;
 pub(crate) use bundles::{SignerWatcher, title_of_signer};
-pub(crate) use complaints::{ProblemLog, SETTLE};
 pub use contacts::{Contact, Contacts, Unreachable};
 pub(crate) use events::{Conditions, grown, post, post_growth, post_read_only};
 pub use live::live_pod;
 pub use notices::Condition;
-pub(crate) use question::ObjectRequest;
+pub(crate) use object_request::ObjectRequest;
+pub(crate) use problem_log::{ProblemLog, SETTLE};
 pub(crate) use single::{AbortOnDrop, ObjectUpdate, ObjectWatcher, ServedObject, origin};
 pub use start::StartError;
 pub(crate) use tokens::IssuedCredentials;
@@ -67,7 +67,7 @@ pub struct ApiPlan {
     pub node: Option<String>,
     /// The volumes, if they are not all those of the pod.
     pub volumes: Option<Vec<Volume>>,
-    /// Manifest files and their objects; they win.
+    /// Manifest files and their objects, which take precedence over those of the server.
     pub files: Option<(FileSource, Snapshot)>,
     /// How podfs gets the tokens of volumes.
     pub tokens: TokenPolicy,
@@ -78,7 +78,7 @@ pub struct ApiPlan {
 pub enum TokenPolicy {
     /// The server issues them.
     Issued,
-    /// podfs does not request them, and each is empty: nothing shows them.
+    /// podfs does not request them, and each is empty, because the output of the command shows no tokens.
     Empty,
 }
 
@@ -98,8 +98,8 @@ struct StartedTasks {
 }
 
 impl ApiSource {
-    /// Begins to follow the pod and its objects. If only the pod's name is known, waits for an unreachable server; for
-    /// objects it waits only a moment.
+    /// Begins to follow the pod and its objects. If only the pod's name is known, waits until the server can be reached; for
+    /// objects it waits only for a moment.
     ///
     /// # Errors
     /// When the settings cannot be used, or the pod cannot be read.
@@ -111,23 +111,23 @@ impl ApiSource {
             .build()
             .map_err(StartError::Thread)?;
         let contacts = Contacts::default();
-        let (begun, beginning) = mpsc::channel();
-        let of_thread = contacts.clone();
+        let (send_start, start) = mpsc::channel();
+        let contacts_of_thread = contacts.clone();
         let serve = move || {
             runtime.block_on(async {
                 // `open` waits for this.
-                let StartedTasks { follow, snapshot, conditions } = match begin(plan, of_thread).await {
-                    Ok(it) => it,
-                    Err(error) => return drop(begun.send(Err(error))),
+                let StartedTasks { follow, snapshot, conditions } = match begin(plan, contacts_of_thread).await {
+                    Ok(tasks) => tasks,
+                    Err(error) => return drop(send_start.send(Err(error))),
                 };
                 let (publish, updates) = watch::channel(snapshot.clone());
-                drop(begun.send(Ok((updates, snapshot, conditions))));
+                drop(send_start.send(Ok((updates, snapshot, conditions))));
                 follow.publish(publish).await;
             });
         };
         thread::Builder::new().name("api".into()).spawn(serve).map_err(StartError::Thread)?;
         let gone = || StartError::Thread(io::Error::other("it has ended"));
-        let (updates, snapshot, conditions) = beginning.recv().map_err(|_| gone())??;
+        let (updates, snapshot, conditions) = start.recv().map_err(|_| gone())??;
         Ok((ApiSource { updates, contacts, conditions }, snapshot))
     }
 
@@ -135,7 +135,7 @@ impl ApiSource {
     ///
     /// Trouble with the server is logged, and the last snapshot stays in use; it never ends the wait.
     pub async fn changed(&mut self) -> Snapshot {
-        // The publishing thread outlives `self`, unless it panics; then nothing ever changes again.
+        // The publishing thread outlives `self`, unless it panics; then there is never another snapshot.
         if self.updates.changed().await.is_err() {
             std::future::pending::<()>().await;
         }

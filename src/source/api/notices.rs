@@ -2,8 +2,8 @@
 //!
 //! 1. A failure is due when it has lasted for a second, and again every ten minutes for as long as it lasts.
 //! 2. A success is due only after a failure that was posted.
-//! 3. There are at most as many events as the kubelet would allow itself: a burst, and then one every few minutes. The
-//!    repetitions of 1. do not count: there is one for each volume at most.
+//! 3. The limit on events is the kubelet's: a burst, and then one every few minutes. The repetitions of 1. do not count
+//!    towards it: in ten minutes, each volume has at most one.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -14,6 +14,7 @@ use tokio::time::Instant;
 const SETTLE: Duration = Duration::from_secs(1);
 /// How often a failure that lasts is posted again.
 const REPEAT: Duration = Duration::from_secs(600);
+/// How many events podfs may post at once, and how long it takes until it may post one more.
 const BURST: u32 = 25;
 const REFILL: Duration = Duration::from_secs(300);
 
@@ -24,11 +25,11 @@ pub enum Condition {
     Mounted,
     /// It could not be mounted or refreshed, for this reason.
     Failing(String),
-    /// A container has the kubelet's volume in its place: the event with this sentence is posted once.
+    /// A container has the kubelet's volume in its place. podfs posts the event with this sentence once.
     Kept(String),
-    /// A volume has grown: likewise.
+    /// The volume has grown. podfs posts the event with this sentence once.
     Resized(String),
-    /// A volume has not grown: likewise.
+    /// The volume could not grow. podfs posts the event with this sentence once.
     NotResized(String),
 }
 
@@ -51,7 +52,7 @@ struct Notice {
 
 impl Notices {
     pub(super) fn new(now: Instant) -> Notices {
-        Notices { volumes: BTreeMap::new(), budget: Budget { left: BURST, refilled: now } }
+        Notices { volumes: BTreeMap::new(), budget: Budget { remaining: BURST, refilled: now } }
     }
 
     /// Sets the condition of a volume.
@@ -76,7 +77,7 @@ impl Notices {
 
     /// A condition to post now, with its volume.
     pub(super) fn due(&mut self, now: Instant) -> Option<(String, Condition)> {
-        let is_affordable = self.budget.left_at(now) > 0;
+        let is_affordable = self.budget.remaining_at(now) > 0;
         let is_due = |(volume, notice): (&String, &Notice)| match &notice.due {
             Some((condition, due)) if *due <= now && (is_affordable || notice.is_repetition) => {
                 Some((volume.clone(), condition.clone()))
@@ -88,7 +89,7 @@ impl Notices {
 
     /// When the next condition is due.
     pub(super) fn next_due(&self, now: Instant) -> Option<Instant> {
-        let affordable = if self.budget.left > 0 { now } else { self.budget.refilled + REFILL };
+        let affordable = if self.budget.remaining > 0 { now } else { self.budget.refilled + REFILL };
         let due = |notice: &Notice| {
             let (_, due) = notice.due.as_ref()?;
             Some(if notice.is_repetition { *due } else { (*due).max(affordable) })
@@ -97,12 +98,12 @@ impl Notices {
     }
 
     /// Notes that the due event of a volume was posted, or will not be.
-    pub(super) fn done(&mut self, volume: &str, was_posted: bool, now: Instant) {
+    pub(super) fn note_posted(&mut self, volume: &str, was_posted: bool, now: Instant) {
         let Some(notice) = self.volumes.get_mut(volume) else { return };
         match notice.due.take() {
             Some((condition @ Condition::Failing(_), _)) => {
                 if was_posted && !notice.is_repetition {
-                    self.budget.left = self.budget.left.saturating_sub(1);
+                    self.budget.remaining = self.budget.remaining.saturating_sub(1);
                 }
                 notice.has_failed |= was_posted;
                 notice.due = Some((condition, now + REPEAT));
@@ -110,7 +111,7 @@ impl Notices {
             }
             Some((Condition::Mounted | Condition::Kept(_) | Condition::Resized(_) | Condition::NotResized(_), _)) => {
                 if was_posted {
-                    self.budget.left = self.budget.left.saturating_sub(1);
+                    self.budget.remaining = self.budget.remaining.saturating_sub(1);
                 }
                 *notice = Notice::default();
             }
@@ -121,20 +122,20 @@ impl Notices {
 
 /// How many events may be posted.
 struct Budget {
-    left: u32,
+    remaining: u32,
     refilled: Instant,
 }
 
 impl Budget {
-    fn left_at(&mut self, now: Instant) -> u32 {
-        while self.left < BURST && now.duration_since(self.refilled) >= REFILL {
-            self.left += 1;
+    fn remaining_at(&mut self, now: Instant) -> u32 {
+        while self.remaining < BURST && now.duration_since(self.refilled) >= REFILL {
+            self.remaining += 1;
             self.refilled += REFILL;
         }
-        if self.left == BURST {
+        if self.remaining == BURST {
             self.refilled = now;
         }
-        self.left
+        self.remaining
     }
 }
 
@@ -150,7 +151,7 @@ mod tests {
     fn post(notices: &mut Notices, now: Instant) -> Vec<Condition> {
         let mut posted = Vec::new();
         while let Some((volume, condition)) = notices.due(now) {
-            notices.done(&volume, true, now);
+            notices.note_posted(&volume, true, now);
             posted.push(condition);
         }
         posted
@@ -198,7 +199,7 @@ mod tests {
         notices.set("v".to_owned(), failing("a"), start);
         let now = start + SETTLE;
         assert_eq!(notices.due(now), notices.due(now), "it is due until it is posted");
-        notices.done("v", false, now);
+        notices.note_posted("v", false, now);
         assert_eq!((notices.due(now), notices.next_due(now)), (None, Some(now + REPEAT)));
         notices.set("v".to_owned(), Condition::Mounted, now);
         assert_eq!(notices.next_due(now), None, "no failure was posted");

@@ -35,7 +35,7 @@ pub(crate) enum ObjectUpdate<T> {
     Failure(ApiError),
 }
 
-/// A task, until this is dropped.
+/// A task that ends when this value is dropped.
 pub(crate) struct AbortOnDrop(AbortHandle);
 
 impl Drop for AbortOnDrop {
@@ -70,7 +70,7 @@ pub(crate) trait ServedObject: Sized + Send + Sync + 'static {
 impl ServedObject for NamedObject {
     fn parse(object: Value, title: &str) -> Result<NamedObject, ManifestError> {
         let origin = origin(title);
-        let unknown = || ManifestError::invalid(&origin, "kind", "is not what was asked for");
+        let unknown = || ManifestError::invalid(&origin, "kind", "is not the kind that podfs requested");
         parse_object(Document::of_server(origin.clone(), object)?)?.ok_or_else(unknown)
     }
 
@@ -83,8 +83,8 @@ impl ServedObject for NamedObject {
 const GROWTH: std::ops::Range<u64> = 60..90;
 
 /// Follows an object until it cannot change any more: a claim or an attachment that is bound, and a PersistentVolume
-/// that is bound and cannot grow. Gets one that can grow now and then.
-/// Reads the content of an immutable object once (MG-02); its metadata shows when it was deleted and made again.
+/// that is bound and cannot grow. From time to time, the watcher gets a bound PersistentVolume that can grow.
+/// It reads the content of an immutable object once (MG-02); the object's metadata shows when it was deleted and made again.
 pub(crate) struct ObjectWatcher<T> {
     feed: ObjectFeed,
     title: String,
@@ -116,8 +116,8 @@ impl<T: ServedObject> ObjectWatcher<T> {
         }
         self.is_settled = matches!(&update, ObjectUpdate::Is(object) if is_bound(object.named()));
         self.may_grow = matches!(&update, ObjectUpdate::Is(object) if may_grow(object.named()));
-        let doing = if self.is_settled { "settled" } else { self.feed.doing() };
-        note(&self.contacts, &self.title, doing, self.feed.version(), &update);
+        let state = if self.is_settled { "settled" } else { self.feed.state_name() };
+        note(&self.contacts, &self.title, state, self.feed.version(), &update);
         Some(update)
     }
 }
@@ -128,7 +128,8 @@ impl<T: ServedObject> ObjectWatcher<T> {
         self.is_settled
     }
 
-    /// Waits until the object has another size. What is mounted depends neither on its other fields nor on the server.
+    /// Waits for another version of the bound object, which may have another size. The mounted volume depends neither on the
+    /// object's other fields nor on the server, so this function reports no failure.
     async fn next_size(&mut self) -> ObjectUpdate<T> {
         loop {
             sleep(Duration::from_secs(fastrand::u64(GROWTH))).await;
@@ -215,7 +216,7 @@ impl ObjectFeed {
         }
     }
 
-    fn doing(&self) -> &'static str {
+    fn state_name(&self) -> &'static str {
         match self {
             ObjectFeed::Follower { follower, .. } => follower.doing(),
             ObjectFeed::Poller(_) => "polling",
@@ -301,17 +302,17 @@ fn may_grow(object: &NamedObject) -> bool {
     matches!(source, Some(PersistentSource::Csi(_) | PersistentSource::Local { .. }))
 }
 
-/// Records the state of the requests for it.
+/// Records the state of the requests for the object with this title.
 pub(super) fn note<T>(
     contacts: &Contacts,
     title: &str,
-    doing: &'static str,
+    state: &'static str,
     version: Option<&str>,
     update: &ObjectUpdate<T>,
 ) {
     match update {
-        ObjectUpdate::Failure(error) => contacts.trouble(title, doing, error),
-        ObjectUpdate::Is(_) | ObjectUpdate::Absent | ObjectUpdate::Alive => contacts.answered(title, doing, version),
+        ObjectUpdate::Failure(error) => contacts.trouble(title, state, error),
+        ObjectUpdate::Is(_) | ObjectUpdate::Absent | ObjectUpdate::Alive => contacts.answered(title, state, version),
     }
 }
 

@@ -1,5 +1,5 @@
-//! The start: reads the pod when no manifest file describes it. podfs cannot serve anything before that, so this
-//! waits for an unreachable server, and fails where waiting does not help.
+//! The start: reads the pod when no manifest file describes it. podfs cannot serve a volume before that, so this module
+//! waits until the server can be reached, and fails where waiting does not help.
 
 use std::io;
 use std::time::Duration;
@@ -7,7 +7,7 @@ use std::time::Duration;
 use tokio::time::{Instant, timeout_at};
 use tracing::{info, warn};
 
-use super::complaints::SETTLE;
+use super::problem_log::SETTLE;
 use super::single::{parse_pod, pods};
 use crate::kube::client::ApiClient;
 use crate::kube::error::{ApiError, ErrorClass};
@@ -19,8 +19,8 @@ use crate::types::PodName;
 
 /// How long a server may refuse before podfs gives up.
 const TIMEOUT: Duration = Duration::from_secs(5);
-/// How long it may answer that podfs has no right to the pod: its authorizer knows a pod that was bound a moment ago,
-/// or any pod after a restart of the server, only after some seconds.
+/// How long the server may answer that podfs has no right to the pod: the server's authorizer knows a pod that was
+/// bound a moment ago, or any pod after a restart of the server, only after some seconds.
 const TIMEOUT_FOR_RIGHTS: Duration = Duration::from_secs(30);
 
 /// Why the server cannot be a source. Its text is one sentence for the user.
@@ -60,7 +60,7 @@ pub enum StartError {
     Thread(#[source] io::Error),
 }
 
-/// Gets the pod of that name, and the follower of its changes.
+/// Gets the pod with this name, and the follower of its changes.
 pub(super) async fn pod(client: &ApiClient, name: &PodName, node: Option<&str>) -> Result<(Pod, Follower), StartError> {
     let mut follower = Follower::new(client.clone(), pods(&name.namespace, &name.name));
     let started = Instant::now();
@@ -72,8 +72,8 @@ pub(super) async fn pod(client: &ApiClient, name: &PodName, node: Option<&str>) 
             None => Ok(follower.next().await),
         };
         match (event, refusal.take()) {
-            (Ok(FollowerEvent::Listed(mut found)), _) => {
-                let pod = found.pop().ok_or_else(|| StartError::NoSuchPod(name.clone()))?;
+            (Ok(FollowerEvent::Listed(mut pods)), _) => {
+                let pod = pods.pop().ok_or_else(|| StartError::NoSuchPod(name.clone()))?;
                 let pod = parse_pod(pod, &format!("Pod {name}"))?;
                 check_node(&pod, name, node)?;
                 return Ok((pod, follower));
@@ -101,7 +101,8 @@ struct RefusingServer {
 }
 
 impl RefusingServer {
-    /// The state after an error. Another reason has its own time; an error that may pass ends the refusal.
+    /// The state after an error. An error of another class starts the time anew; an error that may pass ends the
+    /// refusal.
     fn after(before: Option<RefusingServer>, error: ApiError) -> Option<RefusingServer> {
         let same = before.filter(|before| before.error.class == error.class);
         let since = same.map_or_else(Instant::now, |before| before.since);

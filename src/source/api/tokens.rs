@@ -17,7 +17,7 @@ use tracing::{Instrument, debug, warn};
 
 use super::certificates::keep_certified;
 use super::contacts::Contacts;
-use super::question::ObjectRequest;
+use super::object_request::ObjectRequest;
 use super::single::{AbortOnDrop, ObjectUpdate};
 use crate::kube::address::Resource;
 use crate::kube::client::ApiClient;
@@ -38,7 +38,7 @@ const SPREAD: Duration = Duration::from_secs(10);
 const SHORTEST_USE: Duration = Duration::from_secs(60);
 /// How often podfs checks the age of a token: clocks can be set, and time passes while a machine sleeps.
 const LOOK: Duration = Duration::from_secs(600);
-/// The longest time of an answer on its way, and the largest difference of correct clocks.
+/// How late an answer may arrive, and how much correct clocks may differ, at most.
 const TOLERANCE: Duration = Duration::from_secs(60);
 const QUEUE: usize = 16;
 
@@ -52,7 +52,7 @@ pub(crate) struct IssuedCredentials {
     updates: Receiver<(CredentialKey, ObjectUpdate<Token>)>,
 }
 
-/// The pod and service account of tokens. Those of another pod or another service account are of no use (TK-07).
+/// The pod and service account of tokens. Tokens of another pod or another service account are of no use (TK-07).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct TokenOwner {
     pub(super) pod: PodIdentity,
@@ -62,7 +62,7 @@ pub(super) struct TokenOwner {
 
 struct WantedCredentials {
     token: Option<Arc<Token>>,
-    question: ObjectRequest,
+    request: ObjectRequest,
     _task: AbortOnDrop,
 }
 
@@ -73,19 +73,24 @@ impl IssuedCredentials {
         IssuedCredentials { client, contacts, owner: None, tokens: BTreeMap::new(), sender, updates }
     }
 
-    /// Makes the server issue these tokens for this pod, and no others.
-    pub(crate) fn want(&mut self, keys: &BTreeSet<CredentialKey>, pod: &PodIdentity, facts: &PodFacts) {
+    /// Requests these tokens for this pod from the server, and forgets all others. Returns the titles of the others.
+    pub(crate) fn want(&mut self, keys: &BTreeSet<CredentialKey>, pod: &PodIdentity, facts: &PodFacts) -> Vec<String> {
         let (service_account, node) = (facts.service_account.clone(), facts.node_name.clone());
         let owner = TokenOwner { pod: pod.clone(), service_account, node };
-        if self.owner.as_ref() != Some(&owner) {
-            self.tokens.clear();
+        let is_same_owner = self.owner.as_ref() == Some(&owner);
+        let is_unwanted = |key: &&CredentialKey| !is_same_owner || !keys.contains(*key);
+        let forgotten: Vec<String> = self.tokens.keys().filter(is_unwanted).map(|key| self.title(key)).collect();
+        self.tokens.retain(|key, _| !is_unwanted(&key));
+        forgotten.iter().for_each(|title| self.contacts.forget(title));
+        if !is_same_owner {
+            // The channel may have tokens of the other owner.
+            (self.sender, self.updates) = channel(QUEUE);
         }
-        self.tokens.retain(|key, _| keys.contains(key));
         for key in keys {
             if self.tokens.contains_key(key) {
                 continue;
             }
-            debug!("{} is asked for", owner.title(key));
+            debug!("podfs requests {}", owner.title(key));
             let (client, contacts, sender) = (self.client.clone(), self.contacts.clone(), self.sender.clone());
             let task = match key.clone() {
                 CredentialKey::Token(key) => {
@@ -95,15 +100,21 @@ impl IssuedCredentials {
                     AbortOnDrop::spawn(keep_certified(client, owner.clone(), key, contacts, sender).in_current_span())
                 }
             };
-            let question = ObjectRequest::new();
-            self.tokens.insert(key.clone(), WantedCredentials { token: None, question, _task: task });
+            let request = ObjectRequest::new();
+            self.tokens.insert(key.clone(), WantedCredentials { token: None, request, _task: task });
         }
         self.owner = Some(owner);
+        forgotten
+    }
+
+    /// Whether podfs requests this token. A task that has ended may have sent an update of another one before.
+    pub(crate) fn is_wanted(&self, key: &CredentialKey) -> bool {
+        self.tokens.contains_key(key)
     }
 
     /// Waits for the next update. Cancel-safe.
     pub(crate) async fn next(&mut self) -> (CredentialKey, ObjectUpdate<Token>) {
-        self.updates.recv().await.expect("an end to tell is kept here, too")
+        self.updates.recv().await.expect("`self.sender` keeps the channel open")
     }
 
     /// Takes an update of a token. Returns whether the tokens have changed.
@@ -112,13 +123,13 @@ impl IssuedCredentials {
         match update {
             ObjectUpdate::Is(token) => {
                 wanted.token = Some(token);
-                wanted.question.trouble = None;
+                wanted.request.trouble = None;
                 true
             }
             ObjectUpdate::Absent => wanted.token.take().is_some(),
             ObjectUpdate::Alive => false,
             ObjectUpdate::Failure(error) => {
-                wanted.question.trouble = Some(error);
+                wanted.request.trouble = Some(error);
                 wanted.token.is_none()
             }
         }
@@ -131,12 +142,12 @@ impl IssuedCredentials {
 
     /// Requests for tokens that podfs does not have yet.
     pub(crate) fn unanswered(&self) -> impl Iterator<Item = &ObjectRequest> {
-        self.tokens.values().filter(|wanted| wanted.token.is_none()).map(|wanted| &wanted.question)
+        self.tokens.values().filter(|wanted| wanted.token.is_none()).map(|wanted| &wanted.request)
     }
 
     /// Whether there is an answer for each token.
     pub(crate) fn are_answered(&self) -> bool {
-        self.tokens.values().all(|wanted| wanted.token.is_some() || wanted.question.trouble.is_some())
+        self.tokens.values().all(|wanted| wanted.token.is_some() || wanted.request.trouble.is_some())
     }
 
     /// The present tokens.
@@ -147,8 +158,8 @@ impl IssuedCredentials {
     /// Each wanted token, or the reason why it is missing.
     pub(crate) fn each(&self) -> impl Iterator<Item = (&CredentialKey, Result<&Arc<Token>, String>)> {
         let token = |(key, wanted)| {
-            let WantedCredentials { token, question, .. }: &WantedCredentials = wanted;
-            (key, token.as_ref().ok_or_else(|| question.why(&self.title(key))))
+            let WantedCredentials { token, request, .. }: &WantedCredentials = wanted;
+            (key, token.as_ref().ok_or_else(|| request.why(&self.title(key))))
         };
         self.tokens.iter().map(token)
     }
@@ -227,7 +238,7 @@ async fn keep_issued(
                 if sender.send((key.clone(), ObjectUpdate::Failure(error))).await.is_err() {
                     return;
                 }
-                // The reason first, so that a missing token always has one.
+                // The task sends the reason first, so that a missing token always has one.
                 if is_over && sender.send((key.clone(), ObjectUpdate::Absent)).await.is_err() {
                     return;
                 }
@@ -245,8 +256,8 @@ struct IssuedToken {
     clocks_differ: bool,
 }
 
-/// When to replace a token or a certificate, and when it ends: by the clock, which may be set, and by the time that has
-/// passed.
+/// When to replace a token or a certificate, and when it ends: by the wall clock, which may be set, or by the monotonic
+/// clock, whichever comes first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct CredentialLifetime {
     issued: (SystemTime, Instant),
@@ -298,8 +309,8 @@ impl IssuedToken {
 }
 
 impl CredentialLifetime {
-    /// The life of a token that is valid for `left` of its `whole` life. `early` is the part of the spread by which it
-    /// is replaced earlier.
+    /// The life of a token that is valid for `left` of its `whole` life. `early` is the part of the spread by which podfs
+    /// replaces it earlier.
     fn new(now: SystemTime, whole: Duration, left: Duration, early: f64) -> CredentialLifetime {
         let age = whole.saturating_sub(left);
         let spread = SPREAD.min(whole.mul_f64(REST / 2.0)).mul_f64(early);
@@ -316,8 +327,17 @@ impl CredentialLifetime {
 
     /// Waits until the credential has to be replaced (TK-05).
     pub(super) async fn until_due(&self) {
+        self.until(self.due).await;
+    }
+
+    /// Waits until the credential has ended.
+    pub(super) async fn until_over(&self) {
+        self.until(self.end).await;
+    }
+
+    async fn until(&self, age: Duration) {
         loop {
-            let left = self.due.saturating_sub(self.passed());
+            let left = age.saturating_sub(self.passed());
             if left.is_zero() {
                 return;
             }
@@ -337,9 +357,12 @@ impl CredentialLifetime {
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+
     use k8s_openapi::jiff::Timestamp;
 
     use super::*;
+    use crate::kube::settings::SettingsSource;
 
     const MINUTE: u64 = 60;
     const HOUR: u64 = 60 * MINUTE;
@@ -392,6 +415,37 @@ mod tests {
         assert_eq!(grant(101), (HOUR, false));
         assert_eq!(grant(77), (HOUR, true), "the clock of the node is a day ahead");
         assert_eq!(grant(125), (HOUR, true), "the clock of the node is a day behind");
+    }
+
+    #[tokio::test]
+    async fn a_token_that_no_volume_wants_any_more_is_forgotten() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let kubeconfig = directory.path().join("config");
+        // No server listens there.
+        let text = "{current-context: c, contexts: [{name: c, context: {cluster: k}}], \
+            clusters: [{name: k, cluster: {server: 'http://127.0.0.1:1'}}]}";
+        fs::write(&kubeconfig, text).expect("written");
+        let client = ApiClient::open(SettingsSource::Kubeconfig(kubeconfig)).await.expect("settings");
+        let contacts = Contacts::default();
+        let mut tokens = IssuedCredentials::new(client, contacts.clone());
+        let (pod, facts) = (PodIdentity::placeholder(), PodFacts::placeholder());
+        let key = |audience: &str| CredentialKey::Token(TokenKey::new(Some(audience.to_owned()), None));
+        let (first, other) = (key("first"), key("other"));
+        let objects = || contacts.all().into_iter().map(|(object, _)| object).collect::<Vec<_>>();
+        assert!(tokens.want(&BTreeSet::from([first.clone()]), &pod, &facts).is_empty());
+        let (failed, update) = tokens.next().await;
+        tokens.take(&failed, update);
+        let title = tokens.title(&first);
+        assert_eq!(objects(), std::slice::from_ref(&title));
+        assert_eq!(tokens.want(&BTreeSet::from([other.clone()]), &pod, &facts), [title]);
+        assert!(objects().is_empty() && !tokens.is_wanted(&first));
+        // Another service account needs another token.
+        let (_, update) = tokens.next().await;
+        tokens.take(&other, update);
+        let title = tokens.title(&other);
+        let facts = PodFacts { service_account: "other".to_owned(), ..facts };
+        assert_eq!(tokens.want(&BTreeSet::from([other.clone()]), &pod, &facts), [title]);
+        assert!(objects().is_empty() && tokens.is_wanted(&other));
     }
 
     #[test]

@@ -1,8 +1,8 @@
 //! The last good documents of each file, and their combination.
 //!
-//! One scan finds the files, reads those that have changed, waits for the events that were queued meanwhile, and takes
-//! over every settled file. A file that cannot be read or parsed keeps its last good documents. A [`FileCombiner`] parses the
-//! documents, and combines those of all files.
+//! One scan finds the files, reads those that have changed, waits for the events that the kernel has queued meanwhile, and
+//! uses the new content of every settled file. A file that cannot be read or parsed keeps its last good documents. A
+//! [`FileCombiner`] parses the documents, and combines those of all files.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::hash::{BuildHasher, RandomState};
@@ -25,7 +25,7 @@ pub(crate) trait FileCombiner: Send + 'static {
     type Contents: Send;
     /// The documents of all files, combined.
     type Combined: Send;
-    /// Whether the file of a document matters.
+    /// Whether the combination depends on the paths of the files, and not only on their documents.
     const NAMES_COUNT: bool;
 
     /// Parses one file.
@@ -65,7 +65,7 @@ struct StoredFile<C> {
     /// Index of the configured path that it belongs to.
     root: usize,
     stamp: Stamp,
-    /// Whether the contents belong to the stamp, and are not older.
+    /// Whether the contents are those of the file with this stamp. If not, they are older: the file is invalid now.
     current: bool,
     contents: Option<Fingerprinted<C>>,
 }
@@ -127,7 +127,7 @@ impl<S: FileCombiner> DocumentStore<S> {
         self.combiner.combine(&documents)
     }
 
-    /// Reads everything, and waits for files that are being written.
+    /// Reads all files, and waits for files that are being written.
     ///
     /// # Errors
     ///
@@ -150,7 +150,7 @@ impl<S: FileCombiner> DocumentStore<S> {
         }
     }
 
-    /// Reads everything that can be read, and waits for a while for files that are being written.
+    /// Reads all files that can be read, and waits for a while for files that are being written.
     pub(super) fn first_scan_of_good_files(&mut self, watcher: &mut Watcher) -> ScanResult<S::Combined> {
         let deadline = Instant::now() + START_TIMEOUT;
         let mut latest = None;
@@ -167,7 +167,7 @@ impl<S: FileCombiner> DocumentStore<S> {
         }
     }
 
-    /// Reads what changed.
+    /// Reads the files that have changed.
     pub(super) fn next_scan(&mut self, watcher: &mut Watcher) -> ScanResult<S::Combined> {
         let scan = self.scan(watcher);
         self.report(&scan.problems);
@@ -207,9 +207,9 @@ impl<S: FileCombiner> DocumentStore<S> {
                 (target, reading)
             })
             .collect();
-        watcher.catch_up();
+        let is_certain = watcher.catch_up();
 
-        let mut check = ReadCheck::new(settled, &mut watcher.activity);
+        let mut check = ReadCheck::new(settled, &mut watcher.activity, is_certain);
         let mut before = std::mem::take(&mut self.files);
         let mut unread = BTreeSet::new();
         for (target, reading) in readings {

@@ -35,6 +35,15 @@ pub enum SourceError {
         found: &'static str,
     },
 
+    /// The same in place of the pod's manifest.
+    #[error("{}: is {found}; give a regular file, or - for standard input", path.display())]
+    PodOfWrongType {
+        /// The path, as the user named it.
+        path: PathBuf,
+        /// The type of the file.
+        found: &'static str,
+    },
+
     /// A file larger than any set of manifests.
     #[error("{}: is larger than {} MiB; split it", path.display(), limit >> 20)]
     TooLarge {
@@ -87,7 +96,11 @@ impl SourceError {
     /// The sentence for a problem that comes up while the pod runs: it adds which content podfs uses.
     pub(super) fn while_running(&self) -> String {
         match self {
-            Self::Unreadable { .. } | Self::WrongType { .. } | Self::TooLarge { .. } | Self::Manifest(_) => {
+            Self::Unreadable { .. }
+            | Self::WrongType { .. }
+            | Self::PodOfWrongType { .. }
+            | Self::TooLarge { .. }
+            | Self::Manifest(_) => {
                 format!("{self}; until then, podfs uses the earlier content")
             }
             _ => self.to_string(),

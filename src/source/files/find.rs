@@ -1,4 +1,4 @@
-//! Finds the manifest files below the configured paths, and makes the watcher watch everything on the way.
+//! Finds the manifest files below the configured paths, and makes the watcher watch all directories on the way.
 
 use std::collections::HashSet;
 use std::ffi::OsString;
@@ -11,8 +11,8 @@ use super::read::FileId;
 use super::route::{Route, is_manifest};
 use super::watch::Watcher;
 
-/// How often the search repeats when the path has changed between looking and watching. It does not wait for links that are
-/// switched all the time: each switch causes another scan.
+/// How often the search repeats when a path has changed before the watcher watched it. The search does not wait for links that
+/// are switched all the time: each switch causes another scan.
 const ATTEMPTS: usize = 4;
 
 /// The purpose of a configured path.
@@ -45,7 +45,7 @@ impl ConfiguredPath {
         &self.path
     }
 
-    /// Whether it was a directory that could be listed.
+    /// Whether a search has listed the path as a directory.
     pub(super) fn was_listed(&self) -> bool {
         self.directory.is_some()
     }
@@ -55,7 +55,7 @@ impl ConfiguredPath {
 pub(super) struct FileToRead {
     /// The path as configured; for an entry of a configured directory, with the entry's name.
     pub(super) path: PathBuf,
-    /// The real path, which events have.
+    /// The real path, which inotify events have.
     pub(super) real: PathBuf,
     /// Index of the configured path.
     pub(super) root: usize,
@@ -118,7 +118,7 @@ impl FoundFiles {
                 self.problems.push(SourceError::DirectoryGone(root.path.clone()));
                 self.kept.insert(number);
             }
-            // Reading it shows whether it can be read.
+            // If the path cannot be read, the scan's reading reports why.
             _ => self.targets.push(FileToRead {
                 path: root.path.clone(),
                 real,
@@ -142,7 +142,7 @@ impl FoundFiles {
             manifests_in(&root.path).map_err(|reason| SourceError::Unreadable { path: root.path.clone(), reason })?;
         let directory = FileId::of(metadata);
         if names.is_empty() && root.directory.is_some_and(|earlier| earlier != directory) {
-            // The mount point below an unmounted file system, or a directory about to be filled.
+            // The mount point below an unmounted file system, or a new directory that a process is about to fill.
             return Err(SourceError::DirectoryGone(root.path.clone()));
         }
         root.directory = Some(directory);

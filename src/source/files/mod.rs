@@ -10,9 +10,11 @@
 //! 1. The thread watches every directory of a configured path before it reads a file ([`route`]), so a change after the reading
 //!    raises an event that causes another scan.
 //! 2. The kernel queues events in order. After reading, the scan waits until it has received all events queued
-//!    meanwhile ([`watch::Watcher::catch_up`]), and leaves out every file that was written to ([`settle`], [`read_check`]).
-//! 3. A file that changed in place counts only after its writer has closed it, or after a second without a write.
-//! 4. A file that is left out keeps its last good documents. The thread reads it again by 1 or after the second.
+//!    meanwhile ([`watch::Watcher::catch_up`]), and leaves out every file that was written to ([`settle`], [`read_check`]). If the
+//!    events do not come in time, or are lost, it leaves out every file that it has read anew.
+//! 3. podfs uses a file that changed in place only after its writer has closed it, or after a second without a write.
+//! 4. A file that a scan leaves out keeps its last good documents. The thread reads it again at its next event (1), or after that
+//!    second.
 
 mod documents;
 mod error;
@@ -63,6 +65,8 @@ pub enum AcceptedDocuments {
     Pods,
     /// Pods, and the pod templates of workloads such as Deployments.
     Templates,
+    /// Pods that podfs has accepted before. Nothing is said about the spelling of their fields.
+    KnownPods,
 }
 
 /// A pod manifest and object manifests in files, read at the start and again whenever they change.
@@ -128,7 +132,7 @@ impl FileSource {
     ///
     /// Trouble with a file is logged once and leaves its last good documents in use; it never ends the wait.
     pub async fn changed(&mut self) -> Snapshot {
-        // The publishing thread outlives `self`, unless it panics; then nothing ever changes again, as without one.
+        // The publishing thread outlives `self`, unless it panics; then, as without a thread, there is never another snapshot.
         if self.updates.changed().await.is_err() {
             std::future::pending::<()>().await;
         }
@@ -151,7 +155,7 @@ fn read_once(path: PathBuf) -> Result<(PathBuf, Vec<u8>), SourceError> {
     }
 }
 
-/// Files that another [`FileCombiner`] combines. A thread of their own reads them until this is dropped.
+/// Files that another [`FileCombiner`] combines. A thread reads them until this value is dropped.
 pub(crate) struct CombinedFiles {
     stop: Sender<WatchMessage>,
 }

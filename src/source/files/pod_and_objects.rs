@@ -8,7 +8,7 @@ use super::documents::{FileCombiner, Files};
 use super::find::PathRole;
 use crate::manifest::objects::{NamedObject, Objects, parse_object};
 use crate::manifest::pod::{Pod, from_template, only_pod};
-use crate::manifest::{KnownObjects, ManifestError, Origin, parse_documents};
+use crate::manifest::{KnownObjects, ManifestError, Origin, check_spelling, parse_documents};
 use crate::source::Snapshot;
 
 /// The API server's error for new content of an immutable object, and the advice.
@@ -43,16 +43,20 @@ impl FileCombiner for PodAndObjects {
 
     fn parse(&self, role: PathRole, file: &Path, bytes: &[u8]) -> Result<FileDocuments, ManifestError> {
         let mut documents = parse_documents(file, bytes)?;
+        if role == PathRole::Pod && self.accepted == AcceptedDocuments::Templates {
+            documents = documents.into_iter().map(from_template).collect::<Result<_, _>>()?;
+        }
+        if self.accepted != AcceptedDocuments::KnownPods {
+            documents.iter().try_for_each(check_spelling)?;
+        }
         let (pod, others) = match role {
             PathRole::Pod => {
-                if self.accepted == AcceptedDocuments::Templates {
-                    documents = documents.into_iter().map(from_template).collect::<Result<_, _>>()?;
-                }
                 let (pod, others) = only_pod(file, documents)?;
-                (Some(Arc::new(Pod::parse(pod)?)), others)
+                (Some(pod), others)
             }
             PathRole::Objects => (None, documents),
         };
+        let pod = pod.map(Pod::parse).transpose()?.map(Arc::new);
         let objects = others.into_iter().filter_map(|document| parse_object(document).transpose());
         let objects = objects.map(|object| object.map(Arc::new)).collect::<Result<_, _>>()?;
         Ok(FileDocuments { pod, objects })

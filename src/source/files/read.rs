@@ -7,7 +7,8 @@ use std::path::Path;
 
 use super::SourceError;
 
-/// Objects end at 1 MiB each, see the Kubernetes documentation of ConfigMap and Secret; this holds many of them.
+/// Most bytes of a file. An object has at most 1 MiB, see the Kubernetes documentation of ConfigMap and Secret; so a
+/// file may hold many of them.
 const MAX_LEN: u64 = 256 << 20;
 
 /// Identifies a file and its state, as far as the kernel shows them without reading.

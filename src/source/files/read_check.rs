@@ -29,14 +29,17 @@ pub(super) struct UnreadableFile {
 pub(super) struct ReadCheck<'a> {
     settled: SettledFiles,
     activity: &'a mut Activity,
+    /// Whether the watcher has received all events until the end of the reading.
+    is_certain: bool,
     seen: HashSet<FileId>,
     being_written: Option<PathBuf>,
 }
 
 impl<'a> ReadCheck<'a> {
-    /// For a watcher that has received the events of the time in which the files were read.
-    pub(super) fn new(settled: SettledFiles, activity: &'a mut Activity) -> Self {
-        Self { settled, activity, seen: HashSet::new(), being_written: None }
+    /// A check with the activity of a watcher. `is_certain` is whether the watcher has received all events until the end of the
+    /// reading. If not, any file may be half written.
+    pub(super) fn new(settled: SettledFiles, activity: &'a mut Activity, is_certain: bool) -> Self {
+        Self { settled, activity, is_certain, seen: HashSet::new(), being_written: None }
     }
 
     /// Checks one file. `before` is the stamp of the last reading.
@@ -60,7 +63,9 @@ impl<'a> ReadCheck<'a> {
         match reading {
             _ if self.activity.is_being_written(&target.real, &self.settled) => {}
             FileReading::Same(_) => return Ok(DocumentUpdate::Keep),
-            FileReading::Bytes(..) if !self.is_settled(target, stamp, before) => self.activity.write(&target.real),
+            FileReading::Bytes(..) if !self.is_certain || !self.is_settled(target, stamp, before) => {
+                self.activity.write(&target.real)
+            }
             FileReading::Torn(_) => self.activity.write(&target.real),
             FileReading::Bytes(stamp, bytes) => return Ok(DocumentUpdate::Take(stamp, bytes)),
         }
@@ -73,8 +78,9 @@ impl<'a> ReadCheck<'a> {
         self.being_written
     }
 
-    /// The event of a write comes after the write. So a file changed in place is settled only after an event or a time that
-    /// shows it; and one that has become empty is about to be filled, unless it stays so for a while.
+    /// The kernel queues the event of a write after the write. So a file that changed in place is settled only after the event of
+    /// its writer's close, or after a time without a write. A file that has become empty is about to be filled, unless it stays
+    /// empty for that time.
     fn is_settled(&self, target: &FileToRead, stamp: Stamp, before: Option<Stamp>) -> bool {
         let settled_by = self.settled.get(&target.real);
         let Some(before) = before else { return true };
@@ -96,11 +102,14 @@ fn check_failure(target: &FileToRead, problem: SourceError, known: bool) -> Resu
         SourceError::Missing(_) | SourceError::Dangling(_) if known && target.role == PathRole::Pod => {
             Err(UnreadableFile { problem: SourceError::PodGone(path()), keeps: true })
         }
-        // The file was not deleted: its directory has gone, perhaps with a file system.
+        // The file was not deleted: its directory is gone, perhaps because a file system was unmounted.
         SourceError::Missing(_) if known && !target.directory().exists() => {
             Err(UnreadableFile { problem: SourceError::DirectoryGone(target.directory().to_owned()), keeps: true })
         }
         problem @ (SourceError::Missing(_) | SourceError::Dangling(_)) => Err(UnreadableFile { problem, keeps: false }),
+        SourceError::WrongType { path, found } if target.role == PathRole::Pod => {
+            Err(UnreadableFile { problem: SourceError::PodOfWrongType { path, found }, keeps: true })
+        }
         problem => Err(UnreadableFile { problem, keeps: true }),
     }
 }

@@ -14,7 +14,7 @@ use std::path::{Path, PathBuf};
 /// As many links as the kernel follows, see path_resolution(7).
 const MAX_LINKS: usize = 40;
 
-/// The relevant entries, by the real path of their directory.
+/// The directory entries that decide to which files the configured paths lead, by the real path of their directory.
 #[derive(Default)]
 pub(super) struct Route {
     directories: BTreeMap<PathBuf, Names>,

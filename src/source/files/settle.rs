@@ -25,7 +25,7 @@ pub(super) type SettledFiles = HashMap<PathBuf, SettledBy>;
 /// The events since the last scan began. Paths are real paths.
 #[derive(Default)]
 pub(super) struct Activity {
-    /// When a file was last written to, or a directory was made: a new directory is about to be filled.
+    /// When a process last wrote to a file, or made a directory, which it may be about to fill.
     writing: HashMap<PathBuf, Instant>,
     settled: SettledFiles,
     /// Whether a change needs a scan.
@@ -69,7 +69,7 @@ impl Activity {
         std::mem::take(&mut self.settled)
     }
 
-    /// Whether the file is being written, or was written to since the scan began with `settled`.
+    /// Whether a process is writing the file, or has written to it since the scan began with `settled`.
     pub(super) fn is_being_written(&self, path: &Path, settled: &SettledFiles) -> bool {
         let being_filled = || path.ancestors().skip(1).any(|directory| self.writing.contains_key(directory));
         self.writing.contains_key(path)

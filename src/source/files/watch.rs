@@ -1,7 +1,7 @@
 //! Watches for changes, by inotify.
 //!
-//! The watcher watches only directories: a file is replaced through its entry there, and the kernel reports writes to a file
-//! there, too. It drops events of reading at once; the scan's own reading raises them.
+//! The watcher watches only directories: a process replaces a file through its entry there, and the kernel reports writes to a
+//! file there, too. The watcher drops events of reading at once, because the scan's reading raises such events.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -28,6 +28,9 @@ const TIMEOUT: Duration = Duration::from_millis(20);
 /// How long the kernel may take to report the marker. It takes microseconds.
 const MARKER_TIMEOUT: Duration = Duration::from_millis(100);
 
+/// Most markers whose events are late: each has two descriptors.
+const MOST_LATE_MARKERS: usize = 16;
+
 /// A message for the watching thread.
 pub(super) enum WatchMessage {
     /// Something happened to a file.
@@ -39,12 +42,16 @@ pub(super) enum WatchMessage {
 /// The watches, and the events received.
 pub(super) struct Watcher {
     inotify: INotifyWatcher,
-    signals: Receiver<WatchMessage>,
+    messages: Receiver<WatchMessage>,
     marker: MarkerPipe,
+    /// Markers whose events came too late. They stay open, so that no other marker gets their paths while their events may come.
+    late_markers: Vec<MarkerPipe>,
+    /// How long the kernel may take to report a marker.
+    pub(super) marker_timeout: Duration,
     route: Route,
     /// Directories with a watch, or without permission for one.
     watched: BTreeSet<PathBuf>,
-    /// Whether events were lost, so that nothing known about files is certain.
+    /// Whether events were lost, so that podfs has to read all files again.
     lost_track: bool,
     stopped: bool,
     /// When the last wait received an event.
@@ -55,7 +62,7 @@ pub(super) struct Watcher {
 impl Watcher {
     /// A watcher of nothing, and a sender that can stop it.
     pub(super) fn new() -> Result<(Self, Sender<WatchMessage>), SourceError> {
-        let (sender, signals) = mpsc::channel();
+        let (sender, messages) = mpsc::channel();
         let events = sender.clone();
         let forward = move |event: notify::Result<Event>| {
             if !is_of_reading(&event) {
@@ -67,8 +74,10 @@ impl Watcher {
         let marker = MarkerPipe::new(&mut inotify)?;
         let watcher = Self {
             inotify,
-            signals,
+            messages,
             marker,
+            late_markers: Vec::new(),
+            marker_timeout: MARKER_TIMEOUT,
             route: Route::default(),
             watched: BTreeSet::new(),
             lost_track: false,
@@ -79,8 +88,8 @@ impl Watcher {
         Ok((watcher, sender))
     }
 
-    /// Watches the directories of `route` and no others. Returns whether there are new ones: then what led to the route
-    /// may have changed unseen.
+    /// Watches the directories of `route` and no others. Returns whether some of them are new: they may have changed, without
+    /// an event, between the search and the watch.
     pub(super) fn adopt(&mut self, route: Route) -> Result<bool, SourceError> {
         self.route = route;
         let wanted: BTreeSet<PathBuf> = self.route.directories().map(Path::to_owned).collect();
@@ -134,12 +143,45 @@ impl Watcher {
         self.noticed_at
     }
 
-    /// Receives every event that the kernel has queued so far.
-    pub(super) fn catch_up(&mut self) {
-        let deadline = Instant::now() + MARKER_TIMEOUT;
+    /// Receives every event that the kernel has queued so far. Returns whether there is none that was lost or is late.
+    pub(super) fn catch_up(&mut self) -> bool {
+        let deadline = Instant::now() + self.marker_timeout;
         self.marker.put();
-        while let WatchEvent::Event = self.receive(Some(deadline)) {}
+        let last = loop {
+            match self.receive(Some(deadline)) {
+                WatchEvent::Event => {}
+                last => break last,
+            }
+        };
         self.marker.take();
+        match last {
+            // The events of earlier markers came before.
+            WatchEvent::Marker => self.drop_late_markers(),
+            WatchEvent::Nothing => {
+                self.lose_track();
+                self.renew_marker();
+            }
+            WatchEvent::Event | WatchEvent::Stop => {}
+        }
+        !self.lost_track
+    }
+
+    /// Takes another marker in place of one whose event is late: that event must not end the next [catch-up](Self::catch_up).
+    fn renew_marker(&mut self) {
+        if self.late_markers.len() >= MOST_LATE_MARKERS {
+            return;
+        }
+        // Without another marker, the late event may end the next catch-up, and the one after that loses track.
+        if let Ok(marker) = MarkerPipe::new(&mut self.inotify) {
+            self.late_markers.push(std::mem::replace(&mut self.marker, marker));
+        }
+    }
+
+    fn drop_late_markers(&mut self) {
+        for marker in self.late_markers.drain(..) {
+            // Fails only if the kernel has removed the watch.
+            let _ = self.inotify.unwatch(&marker.path);
+        }
     }
 
     /// Whether events were lost since the last call.
@@ -147,16 +189,16 @@ impl Watcher {
         std::mem::take(&mut self.lost_track)
     }
 
-    /// Waits for one relevant signal, at most until `until`.
+    /// Waits for one relevant message, at most until `until`.
     fn receive(&mut self, until: Option<Instant>) -> WatchEvent {
         while !self.stopped {
             // The deadline counts even if events never stop.
-            let signal = match until.map(|until| until.checked_duration_since(Instant::now())) {
-                None => self.signals.recv().map_err(RecvTimeoutError::from),
+            let message = match until.map(|until| until.checked_duration_since(Instant::now())) {
+                None => self.messages.recv().map_err(RecvTimeoutError::from),
                 Some(None) => return WatchEvent::Nothing,
-                Some(Some(left)) => self.signals.recv_timeout(left),
+                Some(Some(timeout)) => self.messages.recv_timeout(timeout),
             };
-            match signal {
+            match message {
                 Ok(WatchMessage::Event(Ok(event))) if event.paths.first() == Some(&self.marker.path) => {
                     return WatchEvent::Marker;
                 }
@@ -191,7 +233,7 @@ impl Watcher {
             }
             EventKind::Create(_) if awaits_its_writer(path) => self.activity.write(path),
             EventKind::Remove(_) | EventKind::Modify(ModifyKind::Name(RenameMode::From)) => {
-                // The watches of a directory that has left its place are gone.
+                // notify removes the watches of a directory that was deleted or renamed.
                 self.watched.retain(|directory| !directory.starts_with(path));
                 self.activity.replace(path);
             }
@@ -216,8 +258,8 @@ enum WatchEvent {
     Stop,
 }
 
-/// A pipe among the watched files. The kernel queues the event of a write to it behind all earlier events: when it
-/// arrives, they have arrived.
+/// A pipe among the watched files. The kernel queues the event of a write to the pipe behind all earlier events: when that
+/// event arrives, the earlier ones have arrived.
 struct MarkerPipe {
     reader: PipeReader,
     writer: PipeWriter,
@@ -244,7 +286,7 @@ impl MarkerPipe {
 fn is_of_reading(event: &notify::Result<Event>) -> bool {
     event.as_ref().is_ok_and(|event| match event.kind {
         EventKind::Access(kind) => kind != AccessKind::Close(AccessMode::Write),
-        // Its two halves are events of their own.
+        // notify reports the two halves of a renaming as separate events, too.
         EventKind::Modify(ModifyKind::Name(RenameMode::Both)) => true,
         _ => false,
     })

@@ -1,4 +1,4 @@
-//! Certificates of a pod in pushes: the API has no object with a private key, so this one is podfs's own.
+//! Certificates of a pod in pushes. The Kubernetes API has no object with a private key, so podfs defines this one.
 
 use std::collections::BTreeMap;
 use std::fmt;

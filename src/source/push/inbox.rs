@@ -49,7 +49,7 @@ impl PushReceiver {
     /// Takes all of a push, or nothing.
     ///
     /// # Errors
-    /// The first error in it.
+    /// The first error in the push.
     pub fn take(&self, push: Push) -> Result<PushCounts, PushError> {
         let noticed_at = Some(Instant::now());
         let parsed = ParsedPush::parse(push, &self.pod)?;
@@ -63,7 +63,7 @@ impl PushReceiver {
             }));
             is_taken
         });
-        outcome.expect("it was modified or not, just now")
+        outcome.expect("`send_if_modified` has called the closure")
     }
 }
 
@@ -75,10 +75,10 @@ impl PushedObjects {
         after.began = true;
         after.pod = pod.or(after.pod);
         deleted.iter().for_each(|key| drop(after.objects.remove(key)));
-        let came: Vec<_> = objects.iter().map(Arc::clone).collect();
+        let pushed: Vec<_> = objects.iter().map(Arc::clone).collect();
         after.objects.extend(objects.into_iter().map(|object| (object.key.clone(), object)));
         after.drop_secrets_of_other_pods(of);
-        if let Some(object) = came.into_iter().find(|object| !after.objects.contains_key(&object.key)) {
+        if let Some(object) = pushed.into_iter().find(|object| !after.objects.contains_key(&object.key)) {
             let (origin, key) = (object.origin.clone(), object.key.clone());
             return Err(PushError::Namespace { origin, object: key, namespace: of.namespace.clone() });
         }

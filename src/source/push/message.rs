@@ -29,8 +29,8 @@ pub struct Push {
     /// Whether podfs forgets everything that was pushed before.
     #[serde(default)]
     pub replace: bool,
-    /// All references of volumes that the agent does not know at present. A pushed object stays; podfs no longer uses a
-    /// token. Everything else that was not pushed does not exist.
+    /// All references of volumes whose objects the agent does not know at present. podfs keeps such an object if the
+    /// agent has pushed it before, and drops such a token. All other objects that were not pushed do not exist.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub unknown: Vec<UnknownObject>,
     /// Whether the agent requested the object only seconds ago, so that its absence is no problem yet.
@@ -38,7 +38,7 @@ pub struct Push {
     pub settling: bool,
 }
 
-/// Shows only how much it is; the objects may be secret.
+/// Shows only the number of objects, because they may be secret.
 impl fmt::Debug for Push {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Push { objects, delete, replace, unknown, settling } = self;
@@ -173,12 +173,24 @@ pub enum PushError {
         "no volume shows a {0}, so there is nothing to delete; a kind is written as in manifests, such as ConfigMap"
     )]
     DeletedKind(String),
-    /// An unknown reference that is neither an object nor a token.
+    /// An unknown reference of a kind that volumes do not show.
     #[error(
-        "what is unknown is an object with its kind and name, a ClusterTrustBundle with its signer, or a TokenRequest; the \
-         push has a {0} without a name"
+        "no volume shows a {0}, so it cannot be unknown; a kind is written as in manifests, such as ConfigMap, TokenRequest or \
+         PodCertificate"
     )]
+    UnknownKind(String),
+    /// An unknown object without a name.
+    #[error("an unknown {0} has no name; give its name, or the signer of ClusterTrustBundles")]
     Nameless(String),
+    /// An unknown object with a signer that it cannot have.
+    #[error("an unknown {0} has a signer; only ClusterTrustBundles without a name have one")]
+    Signer(String),
+    /// An unknown token or certificate with a name or a signer.
+    #[error("an unknown {0} has a name or a signer; podfs knows it by what the volume asks for, so remove them")]
+    NamedCredential(String),
+    /// An unknown certificate without the requirements of a volume.
+    #[error("an unknown PodCertificate has no certificate; give the signerName and keyType that the volume asks for")]
+    NoCertificate,
     /// More objects than podfs keeps.
     #[error(
         "there would be {objects} objects, and podfs keeps at most {limit} for a pod; push only what its volumes show"
@@ -234,14 +246,17 @@ impl ParsedPush {
                 self.missing_tokens.push((CredentialKey::Token(TokenKey::new(audience, expiration_seconds)), reason));
             }
             (None, None, None) if kind == CERTIFICATE => {
-                let certificate = certificate.ok_or(PushError::Nameless(kind))?;
+                let certificate = certificate.ok_or(PushError::NoCertificate)?;
                 let key = certificate.key().map_err(|error| {
                     let error = error.under("unknown.certificate");
                     ManifestError::invalid(&Origin::file(Path::new("the push")), &error.field, error.sentence)
                 })?;
                 self.missing_tokens.push((CredentialKey::Certificate(key), reason));
             }
-            _ => return Err(PushError::Nameless(kind)),
+            (Some(_), None, None) => return Err(PushError::Nameless(kind)),
+            (Some(_), _, Some(_)) => return Err(PushError::Signer(kind)),
+            (None, ..) if kind == TOKEN || kind == CERTIFICATE => return Err(PushError::NamedCredential(kind)),
+            (None, ..) => return Err(PushError::UnknownKind(kind)),
         }
         Ok(())
     }

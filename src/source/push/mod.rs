@@ -1,15 +1,14 @@
 //! Objects that an agent of the node pushes: it reads them from the API server for all pods, so that no pod needs a
 //! connection of its own.
 //!
-//! [`FileSource`] reads the pod manifest and objects in files, which win over pushed ones. Everything else comes through the
-//! [`PushReceiver`], which the control socket fills.
+//! [`FileSource`] reads the pod manifest and objects in files, which take precedence over pushed objects. All other objects come
+//! through the [`PushReceiver`], to which the control socket passes each push.
 //!
-//! 1. A push is taken as a whole or not at all: the inbox parses and checks all of it, and then publishes it in one step.
-//! 2. Before the first push it is unknown which objects exist: volumes wait, also for optional ones. After it, objects that were
-//!    not pushed do not exist.
-//!    For the first two seconds, a missing push is not reported as a problem.
-//! 3. Pushed objects are only in this process. When another one takes the pod over, volumes keep what they show
-//!    and wait for the next push.
+//! 1. podfs takes a push as a whole or not at all: the receiver parses and checks all of it, and then publishes it in one step.
+//! 2. Before the first push it is unknown which objects exist: volumes wait, also for optional objects. After it, objects that
+//!    were not pushed do not exist. For the first two seconds, podfs does not report a missing push as a problem.
+//! 3. Pushed objects are only in the memory of this supervisor. When another supervisor adopts the pod, volumes keep the content
+//!    that they show, and wait for the next push.
 //! 4. The agent knows the API server's state: an immutable object that it pushes with other content was deleted and created
 //!    again meanwhile.
 
@@ -47,8 +46,8 @@ const FIRST_PUSH: Duration = Duration::from_secs(2);
 /// A pod and objects in files, and the objects that an agent pushes.
 pub struct PushSource {
     files: FileSource,
-    /// The snapshot of the files.
-    read: Snapshot,
+    /// The last snapshot of the files.
+    of_files: Snapshot,
     pod: Arc<Pod>,
     volumes: Vec<Volume>,
     /// A manifest that is newer than the files.
@@ -61,11 +60,11 @@ pub struct PushSource {
 
 impl PushSource {
     /// Starts with the files' snapshot of this pod. Nothing is pushed yet.
-    pub fn new(files: FileSource, read: Snapshot, pod: Arc<Pod>) -> (PushSource, Snapshot) {
+    pub fn new(files: FileSource, of_files: Snapshot, pod: Arc<Pod>) -> (PushSource, Snapshot) {
         let (inbox, pushed) = PushReceiver::new(pod.identity.clone());
         let volumes = pod.volumes.clone();
         let settles = Some(Instant::now() + FIRST_PUSH);
-        let source = PushSource { files, read, pod, volumes, published: None, pushed, inbox, settles };
+        let source = PushSource { files, of_files, pod, volumes, published: None, pushed, inbox, settles };
         let snapshot = source.snapshot();
         (source, snapshot)
     }
@@ -89,13 +88,13 @@ impl PushSource {
     /// Waits for the next snapshot, after files have changed or something was pushed. Cancel-safe.
     pub async fn changed(&mut self) -> Snapshot {
         tokio::select! {
-            read = self.files.changed() => {
-                self.read = read;
+            of_files = self.files.changed() => {
+                self.of_files = of_files;
                 self.published = None;
-                Snapshot { noticed_at: self.read.noticed_at, ..self.snapshot() }
+                Snapshot { noticed_at: self.of_files.noticed_at, ..self.snapshot() }
             }
             pushed = self.pushed.changed() => {
-                pushed.expect("the inbox is kept here, too");
+                pushed.expect("`self.inbox` keeps the channel open");
                 self.settles = None;
                 Snapshot { noticed_at: self.pushed.borrow().noticed_at, ..self.snapshot() }
             }
@@ -108,13 +107,13 @@ impl PushSource {
 
     fn snapshot(&self) -> Snapshot {
         let known = self.pushed.borrow();
-        let manifest = self.published.as_ref().or(self.read.pod.as_ref());
+        let manifest = self.published.as_ref().or(self.of_files.pod.as_ref());
         let mut pod = Arc::clone(manifest.unwrap_or(&self.pod));
         if let Some(pushed) = &known.pod {
             Arc::make_mut(&mut pod).facts = pushed.facts.clone();
         }
         let references = references(&self.volumes, &self.pod.identity, &pod.facts);
-        let objects = self.read.known.objects.clone().with(known.objects.values().cloned());
+        let objects = self.of_files.known.objects.clone().with(known.objects.values().cloned());
         let objects = match known.began {
             true => objects.with_absences(known.missing.iter().cloned()),
             false => objects.with_absences(unknown(&references, &pod.identity, pod.facts.node_name.as_deref())),

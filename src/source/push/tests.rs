@@ -127,9 +127,47 @@ fn cm_06_a_volume_waits_for_objects_of_unknown_state() {
     assert_eq!((pushed.value("app").as_deref(), snapshot.known.is_settling), (Some("one"), false));
     assert_eq!(snapshot.known.objects.why_absent(ObjectKind::ConfigMap, "default", "app"), None);
     assert_eq!(snapshot.known.objects.why_no_bundles_of("x/y"), None, "it has none");
-    let nameless = UnknownObject { name: None, ..unknown[0].clone() };
-    let error = pushed.push(Push { unknown: vec![nameless], ..Push::default() }).expect_err("without a name");
-    assert!(error.ends_with("the push has a ConfigMap without a name"), "{error}");
+}
+
+#[test]
+fn an_unknown_reference_that_is_none_is_refused_with_the_reason() {
+    let pushed = start("");
+    let unknown = |kind: &str, name: Option<&str>, signer: Option<&str>| UnknownObject {
+        kind: kind.to_owned(),
+        name: name.map(str::to_owned),
+        signer: signer.map(str::to_owned),
+        audience: None,
+        expiration_seconds: None,
+        certificate: None,
+        reason: "no answer".to_owned(),
+    };
+    let rows = [
+        (
+            unknown("ConfigMap", None, None),
+            "an unknown ConfigMap has no name; give its name, or the signer of ClusterTrustBundles",
+        ),
+        (
+            unknown("Secret", Some("s"), Some("x/y")),
+            "an unknown Secret has a signer; only ClusterTrustBundles without a name have one",
+        ),
+        (
+            unknown("Deployment", Some("web"), None),
+            "no volume shows a Deployment, so it cannot be unknown; a kind is written as in manifests, such as ConfigMap, \
+             TokenRequest or PodCertificate",
+        ),
+        (
+            unknown("TokenRequest", Some("t"), None),
+            "an unknown TokenRequest has a name or a signer; podfs knows it by what the volume asks for, so remove them",
+        ),
+        (
+            unknown("PodCertificate", None, None),
+            "an unknown PodCertificate has no certificate; give the signerName and keyType that the volume asks for",
+        ),
+    ];
+    for (unknown, expected) in rows {
+        let error = pushed.push(Push { unknown: vec![unknown], ..Push::default() }).expect_err("it is refused");
+        assert_eq!(error, expected);
+    }
 }
 
 #[test]

@@ -10,6 +10,7 @@ use nix::sys::socket::sockopt::{PeerCredentials, ReceiveTimeout, SendTimeout};
 use nix::sys::socket::{getsockopt, setsockopt};
 use nix::sys::time::TimeVal;
 use podfs_fuse::protocol::receive_at_most;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use serde_json::Value;
 
 use super::protocol::{ControlAnswer, ControlQuestion, Envelope, LONGEST_ANSWER, PROTOCOL, TIMEOUT, Upgrade, put};
@@ -35,7 +36,7 @@ pub enum AskError {
     InvalidAnswer {
         /// The process that listens.
         pid: u32,
-        /// The problem.
+        /// The problem with the answer.
         reason: String,
     },
     /// The listening process belongs to another user.
@@ -80,8 +81,8 @@ pub fn ask(
     SupervisorConnection::ask(directory, question, pipe)?.answer(TIMEOUT)
 }
 
-/// Asks the supervisor of the pod with this run directory, with a limit of the caller's: to unpublish a large emptyDir,
-/// for example, takes long.
+/// Asks the supervisor of the pod with this run directory, and waits at most `limit`. Some answers take long, for
+/// example when the supervisor has to delete the content of a large emptyDir.
 ///
 /// # Errors
 /// When there is no answer within `limit`.
@@ -89,16 +90,27 @@ pub fn ask_within(directory: &Path, question: &ControlQuestion, limit: Duration)
     SupervisorConnection::ask(directory, question, None)?.answer(limit)
 }
 
-/// Asks the supervisor of the pod with this run directory for an upgrade. Calls `started` when the upgrade begins.
-/// Returns the outcome, which is never [`Upgrade::Started`].
+/// Asks the supervisor of the pod with this run directory for an upgrade. Calls `started` when the upgrade begins, and once `waits`
+/// with its process id if it is silent for a while. Returns the outcome, which is never [`Upgrade::Started`].
 ///
 /// # Errors
 /// When the supervisor gives no outcome within `limit`.
-pub fn ask_for_upgrade(directory: &Path, limit: Duration, mut started: impl FnMut()) -> Result<Upgrade, AskError> {
+pub fn ask_for_upgrade(
+    directory: &Path,
+    limit: Duration,
+    mut started: impl FnMut(),
+    waits: impl FnOnce(u32),
+) -> Result<Upgrade, AskError> {
     let until = Instant::now() + limit;
     let connection = SupervisorConnection::ask(directory, &ControlQuestion::Upgrade, None)?;
+    let mut waits = Some(waits);
     loop {
-        match connection.answer(until.saturating_duration_since(Instant::now()))? {
+        if !connection.has_answer_within(TIMEOUT)
+            && let Some(waits) = waits.take()
+        {
+            waits(connection.pid);
+        }
+        match connection.answer_until(until, limit)? {
             ControlAnswer::Upgrade(Upgrade::Started) => started(),
             ControlAnswer::Upgrade(outcome) => return Ok(outcome),
             ControlAnswer::Refused(reason) | ControlAnswer::Busy(reason) => return Ok(Upgrade::Refused { reason }),
@@ -115,6 +127,8 @@ pub(super) struct SupervisorConnection {
 }
 
 impl SupervisorConnection {
+    /// Connects to the supervisor of the pod with this run directory, and sends it a question, with `pipe` if there is
+    /// one.
     pub(super) fn ask(
         directory: &Path,
         question: &ControlQuestion,
@@ -142,11 +156,24 @@ impl SupervisorConnection {
         Ok(SupervisorConnection { pid: peer(&stream).unwrap_or_default(), stream })
     }
 
-    /// The next answer.
+    /// Waits at most this long for the beginning of an answer, or the end of the connection.
+    fn has_answer_within(&self, limit: Duration) -> bool {
+        let mut readable = [PollFd::new(&self.stream, PollFlags::IN)];
+        let limit = Timespec { tv_sec: limit.as_secs() as i64, tv_nsec: limit.subsec_nanos().into() };
+        poll(&mut readable, Some(&limit)) != Ok(0)
+    }
+
+    /// Waits at most `limit` for the next answer.
     fn answer(&self, limit: Duration) -> Result<ControlAnswer, AskError> {
+        self.answer_until(Instant::now() + limit, limit)
+    }
+
+    /// Waits for the next answer until `until`, which is `limit` after the question.
+    fn answer_until(&self, until: Instant, limit: Duration) -> Result<ControlAnswer, AskError> {
         let silent = |cause| self.silent(&cause, limit);
-        // No time at all would mean that there is no limit.
-        self.stream.set_read_timeout(Some(limit.max(Duration::from_millis(1)))).map_err(silent)?;
+        let remaining = until.saturating_duration_since(Instant::now());
+        // The kernel takes a timeout of zero as no timeout at all (`SO_RCVTIMEO`).
+        self.stream.set_read_timeout(Some(remaining.max(Duration::from_millis(1)))).map_err(silent)?;
         let answer = receive_at_most::<Envelope<Value>>(&self.stream, LONGEST_ANSWER).map_err(silent)?;
         let Some((Envelope { version, message, .. }, _)) = answer else {
             let reason = "it closed the connection; it may be busy, try again".to_owned();
@@ -155,6 +182,7 @@ impl SupervisorConnection {
         understand(self.pid, version, message)
     }
 
+    /// The error about an answer that did not come.
     fn silent(&self, cause: &io::Error, limit: Duration) -> AskError {
         let pid = self.pid;
         match cause.kind() {
@@ -183,13 +211,14 @@ pub(super) fn understand(pid: u32, version: u32, message: Value) -> Result<Contr
     serde_json::from_value(message).map_err(|error| AskError::InvalidAnswer { pid, reason: error.to_string() })
 }
 
-/// Connects to a socket in this directory. Calls on the connection fail after two seconds.
+/// Connects to a socket in this directory. System calls on the connection fail after two seconds (`TIMEOUT`).
 ///
 /// # Errors
 /// When no process listens, or the socket cannot be used.
 pub fn call(directory: &Path, name: &str) -> io::Result<UnixStream> {
     let stream = socket::stream()?;
-    // Connecting waits for room in the queue of a listener that does not accept.
+    // If the listening process does not accept, connect(2) waits for room in the listener's queue. This limits the
+    // wait.
     let limit = TimeVal::new(TIMEOUT.as_secs() as i64, 0);
     setsockopt(&stream, SendTimeout, &limit)?;
     setsockopt(&stream, ReceiveTimeout, &limit)?;
@@ -197,7 +226,8 @@ pub fn call(directory: &Path, name: &str) -> io::Result<UnixStream> {
     Ok(UnixStream::from(stream))
 }
 
-/// The pid of the process that called listen(2) at the other end (`SO_PEERCRED`), independent of the socket's file.
+/// The pid of the process that called listen(2) at the other end (`SO_PEERCRED`), whichever process has made the
+/// socket's file.
 pub fn peer(stream: &UnixStream) -> Option<u32> {
     getsockopt(stream, PeerCredentials).ok().and_then(|peer| u32::try_from(peer.pid()).ok())
 }

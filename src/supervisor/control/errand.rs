@@ -1,5 +1,6 @@
-//! Questions whose answer needs work on volumes. The supervisor's task does the work and sends the answer to the
-//! client's thread. That thread waits at most 1.5 s, so a volume that hangs delays only its own client.
+//! Questions whose answer needs work on volumes. The supervisor's task starts the work, and sends the answer to the
+//! client's thread, the thread that serves the client. That thread waits at most 1.5 s for it, so a volume that hangs
+//! delays only the client that asked for it.
 
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
 use std::time::{Duration, Instant};
@@ -36,7 +37,8 @@ impl Errand {
         (Errand { task, answer, until: Instant::now() + TIMEOUT }, answered)
     }
 
-    /// Whether the client no longer waits. What the task has prepared stays: the client finds it when it asks again.
+    /// Whether the client's thread no longer waits. What the supervisor has prepared stays, and serves the client when
+    /// it asks again.
     pub(in crate::supervisor) fn is_late(&self) -> bool {
         self.until <= Instant::now()
     }
@@ -47,7 +49,7 @@ impl Errand {
     }
 }
 
-/// Sends `task` to the supervisor's task, and waits for its answer.
+/// Sends `task` to the supervisor's task, and waits for the answer.
 pub(super) fn ask(queue: &Sender<Errand>, task: ErrandTask) -> ControlAnswer {
     let (errand, answered) = Errand::new(task);
     match queue.try_send(errand) {

@@ -1,12 +1,14 @@
 //! Sends a pod's status to the programs that follow the pod.
 //!
-//! 1. A follower costs a small task on the supervisor's runtime and no thread. It is not among the few clients that are served at
-//!    once; most followers have a limit of their own.
+//! 1. A follower is a program that follows the pod. It costs a small task on the supervisor's runtime and no thread. It does
+//!    not count as one of the few clients that the supervisor serves at once (`MAX_CLIENTS`): followers have a limit of their
+//!    own, [`MAX_FOLLOWERS`].
 //! 2. The task never blocks: it reads the status store, as all clients do, and writes to a socket that does not block.
-//! 3. A follower that does not read is dropped after two seconds; one that hung up, or sends something, at once.
-//! 4. A status is sent when it differs from the last one in more than ages and counts of requests. After each status of
+//! 3. The task drops a follower that does not read for two seconds. It drops a follower that disconnects or sends anything as
+//!    soon as it waits for the next change.
+//! 4. The task sends a status when it differs from the last one in more than ages and counts of requests. After each status of
 //!    a burst, the pause doubles from 1 ms to 50 ms, and the next status has all changes of that pause. So a follower
-//!    learns at once that the volumes of a new pod are mounted, and a pod of a thousand volumes does not send its
+//!    learns at once that the volumes of a new pod are mounted, and a supervisor of a thousand volumes does not send the
 //!    status a thousand times.
 
 use std::io::{self, ErrorKind};
@@ -27,10 +29,10 @@ use crate::supervisor::status::store::StatusStore;
 
 /// Most programs that follow the pod at once.
 const MAX_FOLLOWERS: usize = 8;
-/// From one status of a burst to the next.
+/// The pause from one status of a burst to the next.
 const PAUSE: DoublingPause = DoublingPause::new(Duration::from_millis(1), Duration::from_millis(50));
-/// How often a follower's task reads the status of a pod with a problem: some problems end without a change in the
-/// store.
+/// How often a follower's task reads the status of a pod that has a problem, or has objects from an API server. Such a status
+/// may change without a notice from the supervisor's task.
 const REREAD_INTERVAL: Duration = Duration::from_secs(1);
 
 /// The programs that follow the pod.
@@ -41,7 +43,7 @@ pub(super) struct Followers {
 }
 
 impl Followers {
-    /// No followers yet. To be called on the supervisor's runtime.
+    /// No followers yet. Call it on the supervisor's runtime.
     pub(super) fn new() -> Followers {
         Followers { runtime: Handle::current(), free: Arc::new(Semaphore::new(MAX_FOLLOWERS)), gone: Arc::default() }
     }
@@ -51,8 +53,8 @@ impl Followers {
         self.gone.notified().await;
     }
 
-    /// From now on sends each change of the pod's status to the program at the other end. Returns an answer for that
-    /// program instead if too many programs follow the pod already.
+    /// Starts a task that sends each change of the pod's status to the program at the other end of `stream`. If too many
+    /// programs follow the pod already, starts none, and returns an answer for that program.
     ///
     /// # Errors
     /// When the socket does not work.

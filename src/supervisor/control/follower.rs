@@ -1,4 +1,4 @@
-//! Following a pod: its supervisor sends the status after each change.
+//! The client's side of following a pod: receives the status that the pod's supervisor sends after each change.
 
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
@@ -16,11 +16,11 @@ use crate::supervisor::status::PodStatus;
 pub struct StatusFollower {
     frames: Frames,
     path: PathBuf,
-    /// The supervisor.
+    /// The process id of the supervisor.
     pid: u32,
 }
 
-/// Follows the pod with this run directory. The first status comes at once.
+/// Follows the pod with this run directory. The supervisor sends the first status at once.
 ///
 /// # Errors
 /// When no supervisor listens.
@@ -33,13 +33,13 @@ pub async fn follow(directory: &Path) -> Result<StatusFollower, AskError> {
 }
 
 impl StatusFollower {
-    /// The supervisor.
+    /// The process id of the supervisor.
     pub fn pid(&self) -> u32 {
         self.pid
     }
 
-    /// The pod's status after its next change. `None` when the supervisor has ended, or executes another version of
-    /// podfs: then follow the pod again. Cancel-safe.
+    /// Waits for the pod's status after its next change. `None` when the supervisor has ended, or has executed another
+    /// version of podfs: then follow the pod again. Cancel-safe.
     ///
     /// # Errors
     /// When the supervisor refuses, or podfs does not understand its message.

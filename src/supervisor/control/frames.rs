@@ -1,4 +1,4 @@
-//! The messages of a connection that stays open, read one after another without a thread.
+//! The messages of a connection that stays open, read one after another by an asynchronous task.
 
 use std::io::{self, ErrorKind};
 use std::os::unix::net;
@@ -13,7 +13,7 @@ pub(super) struct Frames {
 }
 
 impl Frames {
-    /// Reads from `stream` from now on. To be called on a runtime.
+    /// Reads from `stream` from now on. Call it on a tokio runtime.
     ///
     /// # Errors
     /// When the runtime cannot wait for the socket.
@@ -22,10 +22,11 @@ impl Frames {
         Ok(Frames { stream: UnixStream::from_std(stream)?, received: Vec::new() })
     }
 
-    /// The bytes of the next message, at most `longest`; `None` when the other end has closed the connection. Cancel-safe.
+    /// Waits for the next message, and returns its bytes, at most `longest`; `None` when the other process has closed the
+    /// connection. Cancel-safe.
     ///
     /// # Errors
-    /// When a message is longer (`InvalidData`), or the socket fails.
+    /// When the message is longer (`InvalidData`), or the socket fails.
     pub(super) async fn next(&mut self, longest: usize) -> io::Result<Option<Vec<u8>>> {
         loop {
             if let Some(message) = self.take(longest)? {
@@ -39,7 +40,7 @@ impl Frames {
         }
     }
 
-    /// The next message, once it is complete.
+    /// The next message, if all of its bytes have arrived.
     fn take(&mut self, longest: usize) -> io::Result<Option<Vec<u8>>> {
         let Some((length, rest)) = self.received.split_first_chunk::<4>() else { return Ok(None) };
         let length = u32::from_ne_bytes(*length) as usize;
@@ -49,7 +50,7 @@ impl Frames {
         let Some(message) = rest.get(..length).map(<[u8]>::to_vec) else { return Ok(None) };
         self.received.drain(..4 + length);
         if self.received.is_empty() {
-            // The next message may be hours away.
+            // The next message may come in hours: this frees the memory of the last one.
             self.received = Vec::new();
         }
         Ok(Some(message))

@@ -1,19 +1,19 @@
 //! The control socket: `control.sock` in the pod's run directory, on which commands and agents ask the supervisor.
 //!
 //! A connection carries one question and its answer, or the statuses for a program that follows the pod, or the pushes
-//! of a program that keeps the connection open. Messages are framed like those to the server
-//! ([`podfs_fuse::protocol`]), each in an `Envelope` with the version of this protocol.
+//! of a program that keeps the connection open. Messages are framed like those between supervisor and server
+//! ([`podfs_fuse::protocol`]). Each message is in an `Envelope` with the version of the control protocol.
 //!
 //! | module | owns |
 //! |---|---|
 //! | `protocol` | questions and answers, and their bytes |
-//! | `client` | asking a supervisor |
+//! | `client` | a client that asks a supervisor |
 //! | `errand` | questions that take work on volumes, which the supervisor's task does |
-//! | `server` | answering, without the supervisor's task |
+//! | `server` | the supervisor's threads that answer, without the supervisor's task |
 //! | `follow`, `follower` | sending the status after each change, and receiving it |
-//! | `pushes`, `pusher` | taking pushes on a connection that stays, and pushing |
-//! | `frames` | the messages of a connection that stays |
-//! | `questions` | asking a server that may not answer |
+//! | `pushes`, `pusher` | receiving pushes on a connection that stays open, and sending them |
+//! | `frames` | the messages of a connection that stays open |
+//! | `questions` | the thread that asks a server which may not answer |
 
 mod client;
 mod errand;

@@ -15,14 +15,14 @@ use crate::mounts::{AgentFacts, ContainerMount};
 use crate::source::{Push, PushCounts};
 use crate::supervisor::status::PodStatus;
 
-/// The version of this protocol. A message of another version is refused, with an answer that says so.
+/// The version of this protocol. The supervisor refuses a question of another version, with an answer that says so.
 pub(super) const PROTOCOL: u32 = 1;
 /// How long the supervisor waits for a question, and for a client that does not read its answer.
 pub(super) const TIMEOUT: Duration = Duration::from_secs(2);
-/// Most bytes of a question: the manifest of a pod, of which an API server takes 1.5 MiB, or the environment of a container, which
-/// may be as long as Linux takes.
+/// Most bytes of a question without pushed objects. The longest such questions have the manifest of a pod, of which an API
+/// server accepts 1.5 MiB, or the environment of a container, which may be as long as Linux allows.
 pub(super) const LONGEST_QUESTION: usize = 4 << 20;
-/// Most bytes of a question with objects.
+/// Most bytes of a question with pushed objects.
 pub const LONGEST_PUSH: usize = 16 << 20;
 /// Most bytes of an answer: a few hundred for each volume.
 pub(super) const LONGEST_ANSWER: usize = 16 << 20;
@@ -33,7 +33,8 @@ pub(super) const LONGEST_ANSWER: usize = 16 << 20;
 pub enum ControlQuestion {
     /// The pod's status.
     Status,
-    /// A line per FUSE request on the pipe that comes with this question, until the reader closes it.
+    /// Write a line for each FUSE request of a volume to the pipe that comes with this question, until the reader closes the
+    /// pipe.
     Trace {
         /// The volume's name.
         volume: String,
@@ -48,7 +49,7 @@ pub enum ControlQuestion {
     PrepareContainer(ContainerRequest),
     /// Remove the files that podfs made for a container that has ended.
     ReleaseContainer {
-        /// The container; without one, all of the pod.
+        /// The name of the container; `None` for all containers of the pod.
         #[serde(default)]
         container: Option<String>,
     },
@@ -56,7 +57,7 @@ pub enum ControlQuestion {
     Follow,
     /// Mount more volumes.
     Publish(Publish),
-    /// Unmount volumes, and delete the content of those that end with the pod.
+    /// Unmount volumes, and delete the content of emptyDirs among them.
     Unpublish(VolumeNames),
     /// Refresh volumes now. The supervisor mounts a volume again if another process has unmounted it.
     Remount(VolumeNames),
@@ -66,12 +67,12 @@ pub enum ControlQuestion {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ContainerRequest {
-    /// Its name.
+    /// The name of the container.
     pub container: String,
-    /// The part of its environment that only the agent that starts it knows.
+    /// The facts about the container that only the agent that starts it knows.
     #[serde(default)]
     pub environment: AgentFacts,
-    /// Whether its runtime can make mounts read-only with everything below them (KEP-3857).
+    /// Whether the container runtime can make mounts read-only with everything below them (KEP-3857).
     #[serde(default)]
     pub recursive_read_only: bool,
     /// Whether the container needs only volumes: another program provides the pod's `/etc/hosts` and the termination
@@ -80,7 +81,7 @@ pub struct ContainerRequest {
     pub only_volumes: bool,
 }
 
-/// A manifest of the pod, with volumes to mount besides those that are mounted already.
+/// A manifest of the pod. The supervisor mounts the volumes in it that are not mounted yet.
 #[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Publish {
@@ -109,11 +110,11 @@ pub struct VolumeNames {
 pub enum ControlAnswer {
     /// The pod's status.
     Status(Box<PodStatus>),
-    /// The supervisor writes to the pipe from now on.
+    /// The server writes to the pipe from now on.
     Tracing,
     /// How far an upgrade is.
     Upgrade(Upgrade),
-    /// The supervisor has accepted all objects, and knows these now.
+    /// The supervisor has accepted all objects. The counts are of the objects that it has now.
     Pushed(PushCounts),
     /// The pod's metrics at this moment.
     Metrics(Box<PodReading>),
@@ -123,13 +124,13 @@ pub enum ControlAnswer {
     Released,
     /// These volumes are new; the supervisor is about to mount them.
     Published(VolumeNames),
-    /// The supervisor has unmounted these volumes, and deleted the content of those that end with the pod.
+    /// The supervisor has unmounted these volumes, and deleted the content of emptyDirs among them.
     Unpublished(VolumeNames),
     /// These volumes are being refreshed.
     Remounting(VolumeNames),
-    /// The supervisor cannot do it, for this reason.
+    /// The supervisor refuses the question, for this reason.
     Refused(String),
-    /// The supervisor cannot do it at this moment, for this reason.
+    /// The supervisor cannot do this at this moment, for this reason. The client may ask again.
     Busy(String),
 }
 
@@ -139,19 +140,19 @@ pub enum ControlAnswer {
 pub enum Upgrade {
     /// The new processes are starting; another answer follows.
     Started,
-    /// This version serves the pod.
+    /// The new podfs serves the pod.
     Done {
-        /// Its version.
+        /// The version of the new podfs.
         version: String,
     },
-    /// The supervisor changed nothing.
+    /// The supervisor has changed nothing.
     Refused {
-        /// Why.
+        /// Why the supervisor refused the upgrade.
         reason: String,
     },
-    /// The new podfs did not start; the previous one goes on.
+    /// The new podfs did not start, and the previous podfs goes on.
     RolledBack {
-        /// What went wrong.
+        /// Why the new podfs did not start.
         reason: String,
     },
 }
@@ -161,7 +162,7 @@ pub enum Upgrade {
 pub(super) struct Envelope<T> {
     pub(super) version: u32,
     pub(super) message: T,
-    /// Whether the program sends more pushes on this connection. Any other question is the only one on its connection.
+    /// Whether the client sends more pushes on this connection. Any other question is the only one on its connection.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub(super) stays: bool,
 }

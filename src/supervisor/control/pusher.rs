@@ -1,4 +1,4 @@
-//! Pushing objects to a supervisor, on one connection.
+//! The client's side of pushes: sends objects to a supervisor, on one connection.
 
 use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
@@ -16,11 +16,11 @@ use super::protocol::{ControlAnswer, ControlQuestion, Envelope, LONGEST_ANSWER, 
 use crate::source::{Push, PushCounts};
 use crate::supervisor::run_dir::claim::CONTROL;
 
-/// A connection on which a supervisor takes objects.
+/// A connection on which this process sends objects to a supervisor.
 pub struct PushConnection {
     frames: Frames,
     path: PathBuf,
-    /// The supervisor.
+    /// The process id of the supervisor.
     pid: u32,
 }
 
@@ -41,8 +41,8 @@ impl PushConnection {
     /// Sends objects to the supervisor. After an error, open another connection.
     ///
     /// # Errors
-    /// When the supervisor refuses them, does not answer within `limit`, or has closed the connection: an older podfs
-    /// closes it after one push, and an upgraded one starts without connections.
+    /// When the supervisor refuses the objects, does not answer within `limit`, or has closed the connection. A
+    /// supervisor of an older podfs closes the connection after one push, and an upgrade closes all connections.
     pub async fn push(&mut self, push: Push, limit: Duration) -> Result<PushCounts, AskError> {
         let pid = self.pid;
         let silent = |reason: &str| AskError::Silent { pid, reason: reason.to_owned() };

@@ -1,9 +1,10 @@
-//! Takes the pushes of a program that keeps its connection open, as `podfs node` does.
+//! Receives the pushes of a program that keeps its connection open, as `podfs node` does.
 //!
-//! 1. The first push on a connection is read like any other question. The connection then costs a small task on the
-//!    supervisor's runtime, but no thread, and is not among the few clients that are served at once.
-//! 2. The task parses a push, which takes milliseconds for a megabyte, and hands it to the inbox. It never waits for volumes.
-//! 3. A program that sends anything but pushes, or does not read the answer within two seconds, is disconnected.
+//! 1. A client's thread reads the first push on a connection, like any other question. The connection then costs a small task
+//!    on the supervisor's runtime, but no thread, and does not count as one of the few clients that the supervisor serves at
+//!    once (`MAX_CLIENTS`).
+//! 2. The task parses a push, which takes milliseconds for a megabyte, and puts it into the inbox. It never waits for volumes.
+//! 3. The task disconnects a program that sends anything but pushes, or does not read the answer within two seconds.
 
 use std::os::unix::net;
 use std::sync::Arc;
@@ -19,7 +20,7 @@ use super::frames::Frames;
 use super::protocol::{ControlAnswer, ControlQuestion, Envelope, LONGEST_PUSH, PROTOCOL, TIMEOUT};
 use crate::source::PushReceiver;
 
-/// Most programs that keep a connection.
+/// Most programs that keep a connection open at once.
 const MAX_PUSHERS: usize = 4;
 
 /// The programs that push.
@@ -29,12 +30,13 @@ pub(super) struct PushTasks {
 }
 
 impl PushTasks {
-    /// No programs yet. To be called on the supervisor's runtime.
+    /// No programs yet. Call it on the supervisor's runtime.
     pub(super) fn new() -> PushTasks {
         PushTasks { runtime: Handle::current(), free: Arc::new(Semaphore::new(MAX_PUSHERS)) }
     }
 
-    /// Takes more pushes from this connection. Returns false if too many programs push already.
+    /// Starts a task that receives more pushes from this connection. If too many programs push already, starts none, and
+    /// returns false.
     pub(super) fn add(&self, stream: net::UnixStream, inbox: &PushReceiver) -> bool {
         let Ok(permit) = Arc::clone(&self.free).try_acquire_owned() else { return false };
         self.runtime.spawn(take_all(stream, inbox.clone(), permit));
@@ -42,6 +44,7 @@ impl PushTasks {
     }
 }
 
+/// Receives pushes, and answers each, until the connection ends.
 async fn take_all(stream: net::UnixStream, inbox: PushReceiver, _permit: OwnedSemaphorePermit) -> Option<()> {
     let mut frames = Frames::new(stream).ok()?;
     loop {

@@ -1,5 +1,5 @@
 //! Questions to a server that may not answer. One thread asks them, one after another, so that only this thread waits for the
-//! server: neither the supervisor's task does, nor the threads that commit.
+//! server without a limit: neither the supervisor's task does, nor the threads that commit, nor those of clients.
 
 use std::sync::OnceLock;
 use std::sync::mpsc::{SyncSender, channel, sync_channel};
@@ -16,7 +16,8 @@ type QueuedQuestion = Box<dyn FnOnce() + Send>;
 pub(super) struct Questions(OnceLock<SyncSender<QueuedQuestion>>);
 
 impl Questions {
-    /// The result of `question`, or none if it takes longer than `limit`.
+    /// Lets the thread call `question`, and returns the result. `None` if that takes longer than `limit`, or if too many
+    /// questions wait already.
     pub(super) fn ask<T: Send + 'static>(
         &self,
         limit: Duration,
@@ -24,7 +25,7 @@ impl Questions {
     ) -> Option<T> {
         let (answer, answered) = channel();
         let queue = self.0.get_or_init(start);
-        // The asking thread may have given up by then.
+        // The caller may have stopped waiting by then, and dropped its end of the channel.
         queue.try_send(Box::new(move || drop(answer.send(question())))).ok()?;
         answered.recv_timeout(limit).ok()
     }
@@ -33,7 +34,7 @@ impl Questions {
 fn start() -> SyncSender<QueuedQuestion> {
     let (queue, questions) = sync_channel::<QueuedQuestion>(MAX_WAITING);
     let thread = thread::Builder::new().name("questions".to_owned());
-    // Without the thread, the channel is closed and no question is answered.
+    // If the kernel starts no thread, the channel closes, and each question fails at once.
     let _none = thread.spawn(move || questions.into_iter().for_each(|question| question()));
     queue
 }

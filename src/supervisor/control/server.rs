@@ -1,14 +1,15 @@
-//! Answering on the control socket. Clients cannot disturb the supervisor:
+//! The supervisor's side of the control socket. Clients cannot disturb the supervisor:
 //!
-//! 1. podfs listens only to processes of the user it runs as: by the mode of the socket, and by the peer's uid
-//!    (`SO_PEERCRED`).
-//! 2. The supervisor's task takes no part. One thread accepts; each client has a thread of its own, which reads the status store.
-//! 3. A few clients are served at once. When others come, a client that is there longer than a question takes is disconnected.
-//!    Programs that follow the pod, or keep a connection to push objects, become tasks on the supervisor's runtime.
-//! 4. Only requests that change something go to the supervisor's task. The task itself answers an upgrade, one at a
-//!    time, and changes of the volumes, a few at a time. For an errand, the client's thread waits a moment for the
-//!    task's answer.
-//! 5. `Questions` asks the server, and `capacity` the sources of the host, because either may not answer.
+//! 1. The supervisor serves only processes of the user that it runs as. The mode of the socket keeps other users out, and the
+//!    supervisor checks the uid of each client (`SO_PEERCRED`).
+//! 2. The supervisor's task does not read questions. One thread accepts connections. Each client has a thread of its own, which
+//!    reads the status store.
+//! 3. The supervisor serves a few clients at once. When another client comes, the supervisor disconnects the clients that have
+//!    been connected for longer than a question takes. A connection of a program that follows the pod, or that keeps the
+//!    connection open to push objects, moves from its thread to a task on the supervisor's runtime.
+//! 4. Only requests that change something go to the supervisor's task. The task itself answers upgrades, one at a time, and
+//!    changes of the volumes, a few at a time. For an errand, the client's thread waits a moment for the task's answer.
+//! 5. `Questions` asks the server, and `capacity` asks the sources of the node, on other threads, because either may not answer.
 
 use std::io::{self, ErrorKind};
 use std::net::Shutdown;
@@ -45,9 +46,9 @@ use crate::supervisor::run_dir::socket;
 use crate::supervisor::status::metrics;
 use crate::supervisor::status::store::{StatusStore, VERSION};
 
-/// How long the server may take to answer. A client that asks for a status waits two seconds.
+/// How long the server may take to answer a client's thread. The client itself waits two seconds.
 const SERVER_TIMEOUT: Duration = Duration::from_millis(500);
-/// Why the supervisor's task accepts nothing more.
+/// The refusal while the supervisor ends, when its task accepts nothing more.
 const ENDING: &str = "podfs ends and unmounts the volumes";
 /// Most clients at once.
 const MAX_CLIENTS: usize = 8;
@@ -70,16 +71,16 @@ pub(in crate::supervisor) enum RequestedChange {
 }
 
 impl PendingClient {
-    /// The connection of a client that waits for an upgrade. The program before this one left it open under this
-    /// number.
+    /// The connection of a client that waits for an upgrade. The program that has executed this one left it open, with this
+    /// descriptor number.
     ///
     /// # Errors
-    /// When no socket is open there.
+    /// When the number is not that of an open socket.
     ///
     /// # Safety
-    /// Nothing else in this process may own the descriptor.
+    /// No other code in this process may own the descriptor.
     pub unsafe fn inherited(number: RawFd) -> io::Result<PendingClient> {
-        // SAFETY: the caller says that nothing else owns it.
+        // SAFETY: the caller promises that no other code owns the descriptor.
         let connection = UnixStream::from(unsafe { exec_state::inherited(number) }?);
         getsockopt(&connection, PeerCredentials)?;
         Ok(PendingClient { connection })
@@ -91,7 +92,7 @@ impl PendingClient {
     }
 }
 
-/// Lets an upgrade leave the connection open for the next program.
+/// For an upgrade, which leaves the connection open for the next program.
 impl AsFd for PendingClient {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.connection.as_fd()
@@ -116,7 +117,7 @@ pub struct Control {
 impl Control {
     /// Answers on a socket in this directory, which the caller has claimed, with the status in `store`. Sends the work
     /// for the supervisor's task to `task_queues`. Accepts pushed objects if there is an `inbox`. Replaces the socket of a
-    /// supervisor that was killed. To be called on the supervisor's runtime.
+    /// supervisor that was killed. Call it on the supervisor's runtime.
     ///
     /// # Errors
     /// When the socket cannot be made, or no thread can be started.
@@ -139,7 +140,7 @@ impl Control {
         Ok(Control { listener, context })
     }
 
-    /// Answers on a new socket, after another process has deleted the old one.
+    /// Answers on a new socket, after another process has deleted the file of the old one.
     ///
     /// # Errors
     /// When the socket cannot be made, or no thread can be started.
@@ -156,7 +157,7 @@ impl Control {
     }
 }
 
-/// Starts the thread that accepts, at a new socket.
+/// Makes the socket, and starts the thread that accepts connections on it.
 fn answer(directory: &Path, context: &Arc<ClientContext>) -> io::Result<UnixListener> {
     let listener = socket::make(directory, CONTROL)?;
     listen(&listener, Backlog::new(MAX_CLIENTS as i32)?)?;
@@ -180,7 +181,7 @@ struct Acceptor {
     clients: Vec<ControlClient>,
 }
 
-/// What the threads of all clients share.
+/// The data that the threads of all clients share.
 struct ClientContext {
     store: StatusStore,
     questions: Questions,
@@ -190,7 +191,7 @@ struct ClientContext {
     push_tasks: PushTasks,
 }
 
-/// A client that is being answered. Its thread holds the connection, too, until the answer is sent.
+/// A client whose thread has not ended. The thread holds another reference to the connection until it has sent the answer.
 struct ControlClient {
     since: Instant,
     connection: Arc<ControlConnection>,
@@ -199,6 +200,7 @@ struct ControlClient {
 /// The connection of a client.
 struct ControlConnection {
     stream: UnixStream,
+    /// Whether a task uses the connection, too.
     is_handed_over: AtomicBool,
 }
 
@@ -208,7 +210,7 @@ impl ControlConnection {
         since.elapsed() > TIMEOUT + SERVER_TIMEOUT && !self.is_handed_over.load(Ordering::Acquire)
     }
 
-    /// The stream for a task. From now on the connection is never late, however long the client's thread takes to end.
+    /// The stream, for a task. From now on the connection is never late, however long the client's thread takes to end.
     fn hand_over(&self) -> io::Result<UnixStream> {
         self.is_handed_over.store(true, Ordering::Release);
         self.stream.try_clone()
@@ -220,9 +222,9 @@ impl Acceptor {
         loop {
             match listener.accept() {
                 Ok((stream, _)) => self.receive(stream),
-                // The listener was shut down.
+                // `Control` has shut the listener down.
                 Err(error) if error.kind() == ErrorKind::InvalidInput => return,
-                // Too many open files, perhaps: the client waits in the queue.
+                // Perhaps this process has too many open files: the client waits in the listener's queue.
                 Err(_) => thread::sleep(Duration::from_millis(100)),
             }
         }
@@ -241,7 +243,7 @@ impl Acceptor {
         let context = Arc::clone(&self.context);
         let thread = thread::Builder::new().name("control-client".to_owned());
         let started = thread.spawn(move || {
-            // A client that is gone, or that sent no valid question, gets no answer.
+            // A client that has disconnected, or has sent no valid question, gets no answer.
             if serve(&connection, &context).unwrap_or(ClientOutcome::Done) == ClientOutcome::Done {
                 let _ = connection.stream.shutdown(Shutdown::Both);
             }
@@ -254,6 +256,7 @@ impl Acceptor {
     }
 }
 
+/// Whether the client runs as the user of this process.
 fn is_of_this_user(stream: &UnixStream) -> bool {
     getsockopt(stream, PeerCredentials).is_ok_and(|peer| peer.uid() == rustix::process::geteuid().as_raw())
 }
@@ -263,22 +266,27 @@ fn is_of_this_user(stream: &UnixStream) -> bool {
 enum ClientOutcome {
     /// The client has its answer.
     Done,
-    /// A task goes on with the connection.
+    /// A task has the connection, and closes it.
     HandedOver,
 }
 
+/// Reads the question of a client, and answers it or hands it over to a task.
 fn serve(connection: &ControlConnection, context: &ClientContext) -> io::Result<ClientOutcome> {
     let stream = &connection.stream;
     stream.set_read_timeout(Some(TIMEOUT))?;
     stream.set_write_timeout(Some(TIMEOUT))?;
-    let asked = receive_at_most::<Envelope<Value>>(stream, context.longest_question())?;
-    let Some((Envelope { version, message, stays }, mut descriptors)) = asked else { return Ok(ClientOutcome::Done) };
+    let received = receive_at_most::<Envelope<Value>>(stream, context.longest_question())?;
+    let Some((Envelope { version, message, stays }, mut descriptors)) = received else {
+        return Ok(ClientOutcome::Done);
+    };
     let answer = match serde_json::from_value(message) {
         Ok(question) if version == PROTOCOL => match question {
             ControlQuestion::Status => ControlAnswer::Status(Box::new(context.store.status())),
             ControlQuestion::Trace { volume } => context.trace(&volume, descriptors.pop()),
             ControlQuestion::Push(push) => match context.push(push) {
-                taken @ ControlAnswer::Pushed(_) if stays => return context.hand_over_pushes(connection, &taken),
+                accepted @ ControlAnswer::Pushed(_) if stays => {
+                    return context.hand_over_pushes(connection, &accepted);
+                }
                 answer => answer,
             },
             ControlQuestion::Metrics => ControlAnswer::Metrics(Box::new(metrics::read(&context.store))),
@@ -341,14 +349,15 @@ impl ClientContext {
         inbox.take(push).map_or_else(|error| ControlAnswer::Refused(error.to_string()), ControlAnswer::Pushed)
     }
 
-    /// Answers a push, and gives the connection to a task, which takes the next pushes.
-    fn hand_over_pushes(&self, connection: &ControlConnection, taken: &ControlAnswer) -> io::Result<ClientOutcome> {
-        put(&connection.stream, taken, None)?;
+    /// Sends the answer to a push, and gives the connection to a task, which receives the next pushes.
+    fn hand_over_pushes(&self, connection: &ControlConnection, answer: &ControlAnswer) -> io::Result<ClientOutcome> {
+        put(&connection.stream, answer, None)?;
         let Some(inbox) = &self.inbox else { return Ok(ClientOutcome::Done) };
-        let stays = self.push_tasks.add(connection.hand_over()?, inbox);
-        Ok(if stays { ClientOutcome::HandedOver } else { ClientOutcome::Done })
+        let is_handed_over = self.push_tasks.add(connection.hand_over()?, inbox);
+        Ok(if is_handed_over { ClientOutcome::HandedOver } else { ClientOutcome::Done })
     }
 
+    /// Makes the server write a line for each request of this volume to the pipe.
     fn trace(&self, volume: &str, pipe: Option<OwnedFd>) -> ControlAnswer {
         let Some(pipe) = pipe else { return ControlAnswer::Refused("the question came without a pipe".to_owned()) };
         let watch = match self.store.watch(volume) {

@@ -1,4 +1,4 @@
-//! The command line of podfs-supervisor. `podfs node` makes it, and the next version of the program reads it after an upgrade.
+//! The command line of podfs-supervisor. `podfs node` writes it, and after an upgrade the next version of the program reads it.
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -8,8 +8,8 @@ use clap::Parser;
 use super::log::{LogFormat, LogOptions};
 use super::options::{DriverOptions, GenerationOptions, MemoryOptions, SubPathOptions, TransportOptions};
 
-/// Words that an earlier `podfs node` gave its supervisors, which it started as `podfs run`. This program always
-/// behaves so.
+/// Words on the command line of a supervisor that an earlier `podfs node` has started as `podfs run`. podfs-supervisor ignores
+/// them: it always behaves as they ask.
 const OF_PODFS_RUN: [&str; 5] = ["run", "--push", "--pod-once", "--agent-watches-mounts", "--keep-empty-dirs"];
 
 /// The supervisor of a pod of podfs node, which starts it. Not for people: podfs run serves a single pod.
@@ -46,8 +46,8 @@ pub(super) struct Arguments {
 }
 
 /// The arguments without the words of `podfs run`.
-pub(super) fn of_this_program(all: impl Iterator<Item = OsString>) -> impl Iterator<Item = OsString> {
-    all.filter(|word| !OF_PODFS_RUN.iter().any(|other| word == *other))
+pub(super) fn of_this_program(words: impl Iterator<Item = OsString>) -> impl Iterator<Item = OsString> {
+    words.filter(|word| !OF_PODFS_RUN.iter().any(|of_run| word == *of_run))
 }
 
 #[cfg(test)]

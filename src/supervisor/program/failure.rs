@@ -20,23 +20,24 @@ pub(crate) struct Failure {
 }
 
 impl Failure {
-    /// Exit code 1.
+    /// A failure with exit code 1.
     pub(crate) fn general(error: impl Into<anyhow::Error>) -> Self {
         Self { code: 1, error: error.into() }
     }
 
-    /// Exit code 2: bad arguments or a bad manifest.
+    /// A failure with exit code 2: bad arguments or a bad manifest.
     pub(crate) fn input(error: impl Into<anyhow::Error>) -> Self {
         Self { code: 2, error: error.into() }
     }
 
-    /// Exit code 3: a privilege, a kernel feature or a program of podfs is missing.
+    /// A failure with exit code 3: a privilege, a kernel feature or a program of podfs is missing.
     pub(crate) fn machine(error: impl Into<anyhow::Error>) -> Self {
         Self { code: 3, error: error.into() }
     }
 
+    /// Prints the sentence on standard error, and returns the exit code.
     pub(crate) fn report(self) -> ExitCode {
-        // In one piece: a server may write to the same place.
+        // One write(2) for the whole line, because a server may write to the same standard error.
         let line = format!("podfs: {}\n", printable(&self.to_string()));
         let _no_reader = io::stderr().write_all(line.as_bytes());
         ExitCode::from(self.code)

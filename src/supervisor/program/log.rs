@@ -1,6 +1,6 @@
-//! Logging, to standard error, with the crate tracing. The pod and the volume of an event are in spans around it, and a
-//! JSON line has the spans' fields, too. A supervisor serves one pod, so each of its lines names that pod
-//! ([`set_pod`](podfs_fuse::log::set_pod)), also those of threads without a span.
+//! Logging to standard error, with the crate tracing. Spans around an event have the pod and the volume of the event as
+//! fields, and a JSON line has the spans' fields, too. A supervisor serves one pod, so each of its JSON lines names that pod
+//! ([`set_pod`](podfs_fuse::log::set_pod)), also the lines of threads without a span.
 
 use std::env;
 use std::ffi::OsString;
@@ -19,9 +19,9 @@ use tracing_subscriber::registry::{LookupSpan, Scope};
 pub(crate) use crate::supervisor::log_format::LogFormat;
 use crate::supervisor::status::progress::LogOutput;
 
-/// The variable from which the server of a pod, and the next version of podfs after an upgrade, take the filter.
+/// The environment variable from which the pod's server, and the next version of podfs after an upgrade, take the filter.
 const FILTER: &str = "RUST_LOG";
-/// The filter without an option, a variable or a setting.
+/// The filter if neither an option, nor the environment variable, nor a setting gives one.
 const DEFAULT: &str = "info";
 
 /// The messages to log.
@@ -34,11 +34,11 @@ pub(crate) struct LogOptions {
 }
 
 impl LogOptions {
-    /// Starts logging, in this process and in those that it starts. No other thread may run yet.
+    /// Starts logging, in this process and in the processes that it starts. No other thread may run yet.
     pub(crate) fn start(&self, format: LogFormat) {
-        // The default filter stays out of the environment of programs that podfs runs.
+        // Programs that podfs runs may read this variable, too. So podfs does not set it to the default.
         if self.log != DEFAULT || env::var_os(FILTER).is_some() {
-            // SAFETY: the command has just begun, and starts its threads after its log.
+            // SAFETY: the process has no other thread yet: each command starts its log before its threads.
             unsafe { env::set_var(FILTER, &self.log) };
         }
         format.start();
@@ -46,7 +46,7 @@ impl LogOptions {
 }
 
 impl LogOptions {
-    /// The option as arguments for another podfs.
+    /// The option as arguments for another process of podfs.
     pub(crate) fn arguments(&self) -> Vec<OsString> {
         vec!["--log".into(), self.log.as_str().into()]
     }
@@ -68,7 +68,7 @@ impl LogFormat {
     }
 }
 
-/// Lines for people, whose sentences name the pod or volume themselves.
+/// Lines for people. They have no fields, because their sentences name the pod or the volume.
 struct TextLine {
     coloured: bool,
 }

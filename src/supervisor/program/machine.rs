@@ -1,19 +1,26 @@
-//! Checks of the machine, and the runtime of a supervisor.
+//! Checks of the machine, and the tokio runtime of a supervisor.
 
 use anyhow::anyhow;
+use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use podfs_fuse::memory_lock;
 use podfs_fuse::mount::private::open_device;
+use podfs_fuse::server::fd_keeper::FIRST_FREE;
 use tracing::warn;
 
 use super::failure::Failure;
 use crate::supervisor::server::program::ServerProgram;
 use crate::volume::{Volume, VolumeSource};
 
-/// Checks what every command that mounts needs, before it makes anything. Returns the program of its servers.
+/// The lowest limit of open files: the numbers that a server reserves, and as many for a few volumes.
+const LEAST_FILES: u64 = 2 * FIRST_FREE.unsigned_abs() as u64;
+
+/// Checks the machine for a command that mounts, before the command changes anything: the user is root, `/dev/fuse` can
+/// be opened, the process may open enough files, and podfs-fuse is installed. Returns podfs-fuse.
 pub(crate) fn check_machine() -> Result<ServerProgram, Failure> {
     if !rustix::process::geteuid().is_root() {
         return Err(Failure::machine(anyhow!("podfs mounts file systems, so it must run as root")));
     }
+    raise_file_limit()?;
     open_device()?;
     let server_program = ServerProgram::find().map_err(Failure::machine)?;
     if let Err(error) = memory_lock::protect_memory() {
@@ -21,20 +28,26 @@ pub(crate) fn check_machine() -> Result<ServerProgram, Failure> {
             "the kernel may swap secrets out, because podfs cannot lock its memory ({error}); give podfs CAP_IPC_LOCK"
         );
     }
-    raise_descriptor_limit();
     Ok(server_program)
 }
 
-/// Each volume takes a few descriptors; the soft limit is often 1024.
-fn raise_descriptor_limit() {
-    use nix::sys::resource::{Resource, getrlimit, setrlimit};
-    if let Ok((_, hard)) = getrlimit(Resource::RLIMIT_NOFILE) {
-        let _as_it_was = setrlimit(Resource::RLIMIT_NOFILE, hard, hard);
+/// Raises the soft limit of open files to the hard limit. Each volume takes a few descriptors, and the soft limit is
+/// often 1024.
+fn raise_file_limit() -> Result<(), Failure> {
+    let Ok((_, hard)) = getrlimit(Resource::RLIMIT_NOFILE) else { return Ok(()) };
+    let _as_it_was = setrlimit(Resource::RLIMIT_NOFILE, hard, hard);
+    if hard < LEAST_FILES {
+        return Err(Failure::machine(anyhow!(
+            "podfs may have no more than {hard} files open, and needs at least {LEAST_FILES}; raise the limit with ulimit -n, or with \
+             LimitNOFILE= of its unit"
+        )));
     }
+    Ok(())
 }
 
-/// Runs `future` on one thread. Threads for system calls that may block are apart: a few dozen, and one for each volume
-/// that shows something of the host, because its source may not answer. More volumes may be published later.
+/// Runs `future` on one thread. System calls that may block have blocking threads: a few dozen, and one more for each
+/// volume that shows a source of the node, because that source may not answer. The few dozen are also for volumes that
+/// are published later.
 pub(crate) fn block_on<T>(volumes: &[Volume], future: impl Future<Output = Result<T, Failure>>) -> Result<T, Failure> {
     const BLOCKING_THREADS: usize = 64;
     let of_host =

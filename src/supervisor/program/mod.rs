@@ -4,14 +4,14 @@
 //! |---|---|
 //! | `arguments` | the command line of the program |
 //! | `options` | options that `podfs run` and `podfs node` have, too |
-//! | `service` | how both programs serve a pod, once they know it |
+//! | `service` | how `podfs run` and podfs-supervisor serve a pod, once they have read its manifest |
 //! | `machine` | what the machine has to have; the runtime of a supervisor |
 //! | `failure` | exit codes, and the sentence of a failure |
 //! | `log` | logging, to standard error |
 //!
-//! A node has one supervisor for each pod, and what a program relocates at its start is memory that no two processes share. So
-//! this program has only what such a supervisor needs: no client of the Kubernetes API, no commands, no server of gRPC. `podfs node`
-//! follows the objects, and pushes them.
+//! A node has one supervisor for each pod. The dynamic linker relocates parts of a program at its start, and processes do not
+//! share the memory of these parts. So this program has only what such a supervisor needs: no client of the Kubernetes API, no
+//! commands, no server of gRPC. `podfs node` watches the objects, and pushes them to the supervisors.
 
 mod arguments;
 pub(crate) mod failure;
@@ -37,7 +37,9 @@ use self::failure::Failure;
 use self::machine::check_machine;
 use self::service::PodService;
 use super::installed::{SUPERVISOR, supervisor_program};
+use super::run::upgrade::roll_back;
 use super::server::program::{ServerProgram, this_podfs};
+use crate::host::kernel_nfs::{self, mounter};
 use crate::source::{AcceptedDocuments, FileSource, PodInput, PushSource, Source};
 
 /// Runs the program with the arguments of this process.
@@ -46,7 +48,8 @@ pub fn main() -> ExitCode {
     let mut words = env::args_os().skip(1);
     let outcome = match words.next() {
         Some(first) if first == "server" => Err(become_server(words)),
-        _ => serve(Arguments::parse_from(of_this_program(env::args_os()))),
+        Some(first) if first == kernel_nfs::SUBCOMMAND => mount_nfs(),
+        _ => Arguments::try_parse_from(of_this_program(env::args_os())).map_or_else(refuse, serve),
     };
     match outcome {
         Ok(()) => ExitCode::SUCCESS,
@@ -54,13 +57,24 @@ pub fn main() -> ExitCode {
     }
 }
 
-/// Serves the pod until a signal or `podfs node` ends the supervisor.
+/// Prints why the arguments are refused, and ends the process. In an upgrade, the program before the upgrade goes on.
+fn refuse(error: clap::Error) -> Result<(), Failure> {
+    roll_back(&error.to_string());
+    error.exit()
+}
+
+/// Serves the pod until a signal ends the supervisor. In an upgrade, the program before the upgrade goes on if this one fails
+/// before it serves the pod.
 fn serve(arguments: Arguments) -> Result<(), Failure> {
+    serve_pod(arguments).inspect_err(|failure| roll_back(&failure.to_string()))
+}
+
+fn serve_pod(arguments: Arguments) -> Result<(), Failure> {
     arguments.log.start(arguments.log_format);
     let server_program = check_machine()?;
-    // Later versions of the pod are published.
+    // podfs node publishes later versions of the pod on the control socket.
     let input = PodInput::Once(arguments.pod);
-    let (files, snapshot) = FileSource::open_accepting(AcceptedDocuments::Pods, Some(input), &[])?;
+    let (files, snapshot) = FileSource::open_accepting(AcceptedDocuments::KnownPods, Some(input), &[])?;
     let pod = snapshot.pod.clone().ok_or_else(|| Failure::input(anyhow!("there is no pod")))?;
     if arguments.uid != pod.identity.uid.as_str() {
         let (wanted, uid) = (arguments.uid, &pod.identity.uid);
@@ -84,8 +98,8 @@ fn serve(arguments: Arguments) -> Result<(), Failure> {
     service.run(&pod, Source::Push(source), snapshot)
 }
 
-/// Executes podfs-fuse. In an upgrade, a supervisor of another version starts the server of this version through this
-/// program, which knows the path of its podfs-fuse.
+/// Executes podfs-fuse. In an upgrade, a supervisor of another version starts a server of this version through this program,
+/// which finds the podfs-fuse of its own version. Returns only if that fails.
 pub(crate) fn become_server(arguments: impl Iterator<Item = OsString>) -> Failure {
     let program = match ServerProgram::find() {
         Ok(program) => program,
@@ -99,9 +113,17 @@ pub(crate) fn become_server(arguments: impl Iterator<Item = OsString>) -> Failur
     Failure::machine(anyhow!("{SERVER} cannot be executed: {}", command.exec()))
 }
 
-/// Executes podfs-supervisor if these are the arguments of a supervisor that an earlier `podfs node` started as `podfs
-/// run`. The arguments stay as they are: if the upgrade fails, the earlier podfs gets them back. Returns `None` if they
-/// are not, and a failure if podfs-supervisor cannot be executed.
+/// Mounts the NFS export that a supervisor, at the other end of standard input, asks for. A supervisor executes its own program
+/// for this.
+pub(crate) fn mount_nfs() -> Result<(), Failure> {
+    let socket = rustix::io::dup(rustix::stdio::stdin()).map_err(anyhow::Error::new);
+    let answered = socket.and_then(|socket| mounter::answer(socket).map_err(anyhow::Error::new));
+    answered.map_err(|error| Failure::general(anyhow!("cannot report the outcome of the mount: {error}")))
+}
+
+/// Executes podfs-supervisor if these are the arguments of a supervisor that an earlier `podfs node` has started as `podfs
+/// run`. Does not change the arguments: if the upgrade fails, podfs-supervisor executes the earlier podfs with them. Returns
+/// `None` if they are other arguments, and a failure if podfs-supervisor cannot be executed.
 pub(crate) fn become_supervisor(arguments: impl Iterator<Item = OsString>) -> Option<Failure> {
     let words: Vec<OsString> = arguments.collect();
     let is_of_daemon = words.get(1).is_some_and(|word| word == "run") && words.iter().any(|word| word == "--pod-once");
@@ -116,7 +138,7 @@ pub(crate) fn become_supervisor(arguments: impl Iterator<Item = OsString>) -> Op
     Some(Failure::machine(anyhow!("{} cannot be executed: {cause}", path.display())))
 }
 
-/// Whether these words are the command line of a supervisor that a daemon has started with this manifest.
+/// Whether these words are the command line of a supervisor that `podfs node` has started with this manifest.
 pub(crate) fn is_started_with(words: &[&OsStr], manifest: &OsStr) -> bool {
     words.windows(2).any(|pair| pair[0] == "--pod" && pair[1] == manifest)
 }

@@ -1,4 +1,4 @@
-//! Options of the processes that serve pods, which `podfs run`, `podfs node` and the supervisor's program have in common.
+//! The options that `podfs run`, `podfs node` and podfs-supervisor have in common.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -8,19 +8,19 @@ use clap::{Args, ValueEnum, ValueHint};
 use crate::types::Quantity;
 use crate::volume::SubPathMode;
 
-/// Least limit that podfs accepts: with less memory, a server would not live long enough to serve anything.
+/// The lowest memory limit that podfs accepts: with less memory, the kernel would kill each server before it serves anything.
 const LEAST_MEMORY: u64 = 16 << 20;
-/// Where volumes appear, unless another place is given.
+/// The default of the root directory, below which volumes appear.
 pub(crate) const ROOT_DIRECTORY: &str = "/var/lib/podfs";
-/// Where the kubelet looks for FlexVolume drivers, and so does podfs.
+/// The default directory of FlexVolume drivers, that of the kubelet.
 pub(crate) const FLEX_VOLUMES: &str = "/usr/libexec/kubernetes/kubelet-plugins/volume/exec";
-/// State that a reboot may erase, likewise.
+/// The default of the run directory, whose content a reboot may erase.
 pub(crate) const RUN_DIRECTORY: &str = "/run/podfs";
 
 /// The longest time for which old generations may be kept.
 const LONGEST_KEPT: Duration = Duration::from_secs(60);
 
-/// What servers may take.
+/// The memory that servers may take.
 #[derive(Args)]
 pub(crate) struct MemoryOptions {
     /// Most memory that the server process may take, as a Kubernetes quantity such as 256Mi; beyond it the kernel kills the
@@ -29,7 +29,7 @@ pub(crate) struct MemoryOptions {
     pub(crate) server_memory_max: Option<u64>,
 }
 
-/// Where drivers of other vendors are.
+/// The directories of other vendors' drivers.
 #[derive(Args)]
 pub(crate) struct DriverOptions {
     /// FlexVolume drivers are programs VENDOR~DRIVER/DRIVER in this directory. A driver may be installed at any time.
@@ -47,7 +47,7 @@ pub(crate) struct GenerationOptions {
     pub(crate) keep_old_generations: Duration,
 }
 
-/// How requests travel.
+/// How FUSE requests reach the server.
 #[derive(Args)]
 pub(crate) struct TransportOptions {
     /// Whether requests for directories of the node go over io_uring, which is faster where several callers work at once. Needs
@@ -70,7 +70,7 @@ pub(crate) enum IoUring {
 }
 
 impl IoUring {
-    /// Its word on the command line.
+    /// The value as a word of the command line.
     pub(crate) fn word(self) -> &'static str {
         match self {
             Self::Auto => "auto",
@@ -79,7 +79,8 @@ impl IoUring {
         }
     }
 
-    /// Whether new volumes are to use it. Some kernels lose requests when a server is killed, so by itself podfs does not.
+    /// Whether new volumes use io_uring. Some kernels lose requests over io_uring when a server is killed, so podfs uses it only
+    /// if the operator asks for it.
     pub(crate) fn is_chosen(self) -> bool {
         self == Self::On
     }
@@ -104,7 +105,7 @@ pub(crate) enum SubPathArgument {
 }
 
 impl SubPathArgument {
-    /// Its word on the command line.
+    /// The value as a word of the command line.
     pub(crate) fn word(self) -> &'static str {
         match self {
             SubPathArgument::Pinned => "pinned",

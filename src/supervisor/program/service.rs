@@ -1,4 +1,4 @@
-//! One pod, served by this process: what `podfs run` and `podfs-supervisor` do once they know the pod and its source.
+//! Serving one pod: what `podfs run` and podfs-supervisor do once they have the pod and the source of its objects.
 
 use std::net::TcpListener;
 use std::os::fd::OwnedFd;
@@ -21,9 +21,9 @@ use crate::supervisor::{self, Assignment};
 
 /// The pod's settings, from the command line.
 pub(crate) struct PodService {
-    /// Volumes appear below it.
+    /// The directory below which volumes appear.
     pub(crate) root_dir: PathBuf,
-    /// The pod's lock and sockets are below it.
+    /// The directory of the lock and the sockets of each pod.
     pub(crate) run_dir: PathBuf,
     /// The program of the servers.
     pub(crate) server_program: ServerProgram,
@@ -32,19 +32,19 @@ pub(crate) struct PodService {
     pub(crate) generations: GenerationOptions,
     pub(crate) sub_paths: SubPathOptions,
     pub(crate) transport: TransportOptions,
-    /// The form of what the process prints.
+    /// The format of the lines that the process prints.
     pub(crate) log_format: LogFormat,
-    /// Whether `podfs node` has started the supervisor. It watches the mount table for all of its pods, and it deletes the
-    /// content of emptyDirs when the pod is removed from the node, not when a signal ends the supervisor.
+    /// Whether `podfs node` has started this process. Then `podfs node` watches the mount table for all of its pods, and
+    /// deletes the content of emptyDirs when the pod is removed from the node; a supervisor that a signal ends keeps it.
     pub(crate) is_of_node: bool,
-    /// Where metrics are served over HTTP, besides the control socket.
+    /// The listener for metrics over HTTP. The control socket has the metrics, too.
     pub(crate) metrics: Option<TcpListener>,
-    /// Where the pod's readiness is written.
+    /// The descriptor to which the supervisor writes when the pod is ready (`--ready-fd`).
     pub(crate) ready_fd: Option<OwnedFd>,
 }
 
 impl PodService {
-    /// Serves the pod until a signal, or the source, ends it.
+    /// Serves the pod until a signal ends the process.
     pub(crate) fn run(self, pod: &Arc<Pod>, source: Source, snapshot: Snapshot) -> Result<(), Failure> {
         trust::check(&self.root_dir).map_err(Failure::input)?;
         let step = format!("lock the pod below {}", self.run_dir.display());

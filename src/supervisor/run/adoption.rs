@@ -1,7 +1,9 @@
-//! Taking over from a supervisor that was killed: its server still serves, and nothing is unmounted.
+//! Adoption: taking over from an earlier supervisor that was killed, or that left its volumes. Its server still serves, and
+//! nothing was unmounted.
 
 use std::collections::HashMap;
 use std::io;
+use std::mem::ManuallyDrop;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::sync::Arc;
@@ -30,27 +32,31 @@ use crate::volume::{Volume, VolumeSource};
 pub(in crate::supervisor) struct Adoption(HashMap<String, (VolumeRecord, AdoptedVolume)>);
 
 impl Adoption {
-    /// Gives the served volumes that are in `volumes`, with the same kind and below `site`, by their places in the
-    /// manifest. Unmounts the others.
+    /// Returns the served volumes that the pod still has, by place: those that are in `volumes`, of the same kind, and mounted
+    /// below `site`. Unmounts the other served volumes. If it fails, all volumes stay mounted.
     ///
     /// # Errors
     /// When the mount table cannot be read.
     pub(in crate::supervisor) fn keep(
         self,
         volumes: &[(usize, Volume)],
+        pod: &PodIdentity,
         site: &Site,
         mount_points: &mut MountPoints,
     ) -> Result<HashMap<usize, KeptVolume>, MountError> {
-        let Adoption(mut served) = self;
+        // To drop a volume unmounts it, also on an error.
+        let (mut adoption, mut kept) = (ManuallyDrop::new(self), ManuallyDrop::new(HashMap::new()));
         let site = MountPoint::of_mount(site.path())?;
-        let mut kept = HashMap::new();
         for (place, volume) in volumes {
-            let Some((about, served)) = served.remove(volume.name.as_str()) else { continue };
+            let Some(name) = adoption.name_of(volume, pod) else { continue };
+            let Some((record, served)) = adoption.0.get(&name) else { continue };
             let same_kind =
                 matches!(volume.source, VolumeSource::Projection(_)) == (served.kind() == VolumeKind::Projection);
-            let there = about.path.starts_with(site.path()) && same_kind;
+            if !record.path.starts_with(site.path()) || !same_kind {
+                continue;
+            }
             let audited = served.is_audited();
-            if there && audited != volume.preferences.audit {
+            if audited != volume.preferences.audit {
                 warn!(
                     volume = volume.name.as_str(),
                     "volume {:?} is {} audited, as it was mounted; its annotation takes effect when the pod is started anew",
@@ -58,37 +64,59 @@ impl Adoption {
                     if audited { "still" } else { "not" }
                 );
             }
-            let place_of = |device: String| mount_points.keep_served(&about.path, &device).transpose();
-            match served.device().filter(|_| there).and_then(place_of).transpose()? {
-                Some((point, visible)) => drop(kept.insert(*place, KeptVolume { about, served, point, visible })),
-                None => discard(volume.name.as_str(), &about, served, &site),
+            let Some(device) = served.device() else { continue };
+            let Some((point, visible)) = mount_points.keep_served(&record.path, &device)? else { continue };
+            if let Some((record, served)) = adoption.0.remove(&name) {
+                kept.insert(*place, KeptVolume { record, served, point, visible });
             }
         }
-        for (name, (about, served)) in served {
-            discard(&name, &about, served, &site);
-            if about.path.starts_with(site.path()) {
-                mount_points.forget(&about.path, None, site.path()).unwrap_or_else(|error| warn!("{error}"));
-            }
+        let Adoption(mut unwanted) = ManuallyDrop::into_inner(adoption);
+        leave_elsewhere(&mut unwanted, &site);
+        for (name, (record, served)) in unwanted {
+            discard(&name, &record, served);
+            mount_points.forget(&record.path, None, site.path()).unwrap_or_else(|error| warn!("{error}"));
         }
-        Ok(kept)
+        Ok(ManuallyDrop::into_inner(kept))
+    }
+
+    /// The name under which the server serves this volume of the pod, if it does. Volumes of one claim share a mount, which has the
+    /// name of the volume that was their leader when podfs mounted them.
+    fn name_of(&self, volume: &Volume, pod: &PodIdentity) -> Option<String> {
+        let claim = volume.claim_name(&pod.name);
+        let of_claim = || self.0.iter().find(|(_, (record, _))| claim.is_some() && record.claim == claim);
+        let named = || {
+            let named = self.0.get_key_value(volume.name.as_str());
+            // Earlier versions of podfs recorded no claims.
+            named.filter(|(_, (record, _))| record.claim.is_none())
+        };
+        of_claim().or_else(named).map(|(name, _)| name.clone())
     }
 }
 
-/// Unmounts a volume, but only below the pod's directory: the server chose the path.
-fn discard(volume: &str, about: &VolumeRecord, served: AdoptedVolume, site: &MountPoint) {
+/// Removes the volumes that are not below the pod's directory, and leaves their mounts: the paths come from the server, which a
+/// container may control.
+fn leave_elsewhere(served: &mut HashMap<String, (VolumeRecord, AdoptedVolume)>, site: &MountPoint) {
+    let elsewhere: Vec<_> = served.extract_if(|_, (record, _)| !record.path.starts_with(site.path())).collect();
+    if let Some((_, (first, _))) = elsewhere.first() {
+        let (mounts, first, site) = (elsewhere.len(), first.path.display(), site.path().display());
+        warn!(
+            "podfs no longer serves {mounts} mounts of the podfs before, such as {first}, which are not below {site}; it leaves them"
+        );
+    }
+}
+
+/// Unmounts a volume.
+fn discard(volume: &str, record: &VolumeRecord, served: AdoptedVolume) {
     warn!(volume, "the pod no longer has volume {volume:?} of the podfs before; podfs unmounts it");
-    let taken_away = match about.path.starts_with(site.path()) {
-        true => take_away(&about.path).map_err(|error| error.to_string()),
-        false => Err(format!("{} is not below {}", about.path.display(), site.path().display())),
-    };
-    if let Err(reason) = taken_away {
+    if let Err(reason) = take_away(&record.path) {
         warn!(volume, "podfs cannot remove a mount of an earlier podfs: {reason}");
     }
     drop(served);
 }
 
-/// Looks for a server in the pod's run directory, and takes it over with its volumes. If that fails, calls `refused` with the
-/// reason and kills the server: its volumes are mounted anew.
+/// Connects to the server that listens in the pod's run directory, and adopts it with its volumes. `None` if no server listens.
+/// If podfs cannot adopt the server, calls `refused` with the reason, kills the server, and returns `None`: podfs mounts the
+/// volumes anew.
 pub(in crate::supervisor) fn find(
     directory: &Path,
     program: &Arc<ServerProgram>,
@@ -126,9 +154,9 @@ fn adopt(
     let (server, volumes) = PodServer::adopt(control, pid, program, pod, profile, log_format)?;
     let mut adoption = HashMap::new();
     for served in volumes {
-        let about = VolumeRecord::deserialize(served.about())?;
+        let record = VolumeRecord::deserialize(served.about())?;
         let name = served.name().ok_or_else(|| io::Error::other("the server has a volume without a name"))?.to_owned();
-        adoption.insert(name, (about, served));
+        adoption.insert(name, (record, served));
     }
     Ok((server, Adoption(adoption)))
 }

@@ -13,25 +13,25 @@ use crate::supervisor::run_dir::site::Site;
 use crate::supervisor::server::program::ServerProgram;
 use crate::volume::{SubPathMode, Volume};
 
-/// The pod that a supervisor serves, and how.
+/// The pod that a supervisor serves, and the settings for it.
 pub struct Assignment {
-    /// The pod the volumes belong to.
+    /// The pod to which the volumes belong.
     pub identity: PodIdentity,
     /// The pod's labels and other facts, until the source sends newer ones.
     pub facts: PodFacts,
-    /// The volumes.
+    /// The volumes to serve.
     pub volumes: Vec<Volume>,
-    /// Where they appear.
+    /// Where the volumes appear.
     pub site: Site,
-    /// The exclusive right to serve them, if other supervisors could serve the pod, too.
+    /// The exclusive right to serve the pod; `None` if no other supervisor can serve these volumes.
     pub claim: Option<PodLock>,
-    /// Leftovers of a podfs that served the pod before.
+    /// The leftovers of a podfs that served the pod before.
     pub inheritance: PodLeftovers,
-    /// The program of its servers.
+    /// The program of the pod's servers.
     pub server_program: ServerProgram,
     /// The directory of FlexVolume drivers.
     pub flex_volumes: PathBuf,
-    /// Report every FUSE request on standard output.
+    /// Whether the server reports every FUSE request on standard output.
     pub trace: bool,
     /// How long a projection keeps a generation after the switch to the next one.
     pub keep_old_generations: Duration,
@@ -39,13 +39,14 @@ pub struct Assignment {
     pub sub_path: SubPathMode,
     /// Whether requests for directories of the node go over io_uring, where that is possible.
     pub io_uring: bool,
-    /// Whether an agent watches the mount table, and asks for a Remount of volumes that another process has unmounted.
+    /// Whether an agent watches the mount table, and asks the supervisor to mount the volumes again that another
+    /// process has unmounted (`ControlQuestion::Remount`).
     pub agent_watches_mounts: bool,
     /// Whether the content of emptyDirs stays when a signal ends the supervisor, for an agent to delete.
     pub keep_empty_dirs: bool,
     /// Most bytes of memory that the server may take.
     pub server_memory: Option<u64>,
-    /// Where metrics are served over HTTP, besides the control socket.
+    /// The listener for metrics over HTTP. The control socket has the metrics, too.
     pub metrics: Option<TcpListener>,
 }
 
@@ -55,9 +56,9 @@ pub enum SupervisorError {
     /// A volume cannot be mounted, and waiting would not help.
     #[error("volume {volume:?}: {cause}")]
     Mount {
-        /// Its name.
+        /// The name of the volume.
         volume: String,
-        /// Why.
+        /// The error of the mount.
         #[source]
         cause: MountError,
     },
@@ -70,7 +71,7 @@ pub enum SupervisorError {
     /// podfs cannot make the socket on which a later supervisor finds the server.
     #[error("cannot make the socket {}: {cause}", path.display())]
     Socket {
-        /// Its path.
+        /// The path of the socket.
         path: PathBuf,
         /// The error of the system call.
         #[source]

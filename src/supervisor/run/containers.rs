@@ -1,12 +1,14 @@
-//! Errands for containers: podfs prepares what a container mounts before it starts, and removes it after its end.
+//! Errands for containers: the supervisor prepares the sources of a container's mounts before the container starts, and
+//! removes them after its end.
 //!
-//! An errand needs work on several volumes. As soon as one of them is idle, the errand sends it to a blocking thread
-//! with its part. So a volume that hangs delays this errand and no other volume. When all volumes have done their
-//! parts, one more thread writes the files that belong to no volume, and the client gets its answer.
+//! An errand needs work on several volumes. The work on one volume is a part of the errand. As soon as a volume is
+//! idle, the supervisor sends it to a blocking thread with its part. So a volume that hangs delays this errand and no
+//! other volume. When the threads have done all parts, one more blocking thread writes the files that belong to no
+//! volume, and the supervisor answers the client.
 //!
-//! A shutdown ends errands as it ends other work: it waits for parts that have begun, and begins no others.
+//! A shutdown ends errands as it ends other work: it waits for parts that have begun, and begins no further parts.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
@@ -30,11 +32,11 @@ use crate::supervisor::run_dir::mount_points::MountPoints;
 use crate::supervisor::run_dir::site::Site;
 use crate::supervisor::status::store::VolumeReport;
 use crate::supervisor::volume::sub_path::{PartError, SubPathRequest};
-use crate::supervisor::volume::{SELINUX, ShownContent, VolumeLife};
+use crate::supervisor::volume::{PodVolume, SELINUX, ShownContent, VolumeLife};
 use crate::types::is_dns_label;
-use crate::volume::{Volume, VolumeSource};
+use crate::volume::VolumeSource;
 
-/// The node's own names of hosts.
+/// The node's own hosts file.
 const HOSTS: &str = "/etc/hosts";
 
 /// The errands of a supervisor.
@@ -43,37 +45,44 @@ pub(super) struct ContainerErrands {
     pub(super) pod: Option<Arc<Pod>>,
     pub(super) site: Site,
     pub(super) mount_points: Arc<Mutex<MountPoints>>,
+    /// The errands that clients have sent.
     pub(super) errands: mpsc::Receiver<Errand>,
-    under_way: Vec<PendingErrand>,
-    last: u64,
+    /// The errands whose parts are not done yet.
+    pending: Vec<PendingErrand>,
+    /// The number of the last errand.
+    last_number: u64,
     /// The last steps of errands, on blocking threads.
     last_steps: JoinSet<FinishedErrand>,
 }
 
-/// An errand that has not ended.
+/// An errand whose parts are not done yet.
 struct PendingErrand {
     number: u64,
     errand: Errand,
-    /// Parts that wait until their volume is idle, by the volume's place.
+    /// The parts that wait until their volume is idle, each with the volume's place.
     waiting: Vec<(usize, VolumeErrand)>,
-    /// How many volumes work on their parts.
+    /// How many parts blocking threads work on.
     busy: usize,
-    /// The mount points of parts of volumes (subPath), by the index of the container's mount.
+    /// The mount points of the subPaths, by the index of the container's mount.
     sources: BTreeMap<usize, PathBuf>,
     /// The first error.
     refused: Option<String>,
     last_step: LastStep,
 }
 
-/// What a volume does for an errand.
+/// The part of a volume in an errand.
 pub(super) enum VolumeErrand {
+    /// Mount these subPaths of the volume.
     Prepare(Vec<SubPathRequest>),
+    /// Unmount the subPaths of this container, or of all containers (`None`).
     Release(Option<String>),
 }
 
-/// The outcome of a part: where parts of the volume are mounted.
+/// The outcome of a part.
 pub(super) struct VolumeErrandOutcome {
+    /// The number of the errand.
     pub(super) number: u64,
+    /// The mount point of each subPath that was mounted, with the index of the container's mount.
     pub(super) outcome: Result<Vec<(usize, PathBuf)>, PartError>,
 }
 
@@ -85,8 +94,10 @@ enum LastStep {
 
 /// The content of the pod's hosts file.
 enum HostsFile {
+    /// This text, for a pod with a network of its own.
     OfPod(String),
-    /// The node's file, read just before podfs writes the pod's.
+    /// The text of the node's file, for a pod in the node's network. podfs reads that file just before it writes the
+    /// pod's.
     OfNode(Arc<Pod>),
 }
 
@@ -137,7 +148,7 @@ impl ContainerErrands {
         mount_points: Arc<Mutex<MountPoints>>,
         errands: mpsc::Receiver<Errand>,
     ) -> Self {
-        Self { pod, site, mount_points, errands, under_way: Vec::new(), last: 0, last_steps: JoinSet::new() }
+        Self { pod, site, mount_points, errands, pending: Vec::new(), last_number: 0, last_steps: JoinSet::new() }
     }
 
     /// Waits for the next errand, or for the end of a last step. Cancel-safe.
@@ -151,25 +162,30 @@ impl ContainerErrands {
         }
     }
 
-    /// Waits for last steps, without answering.
+    /// Waits for the end of last steps, and answers their clients.
     pub(super) async fn finish(&mut self) {
-        while self.last_steps.join_next().await.is_some() {}
-    }
-
-    /// Records the outcome of a volume's part.
-    pub(super) fn take(&mut self, done: VolumeErrandOutcome) {
-        let Some(under_way) = self.under_way.iter_mut().find(|other| other.number == done.number) else { return };
-        under_way.busy -= 1;
-        match done.outcome {
-            Ok(sources) => under_way.sources.extend(sources),
-            Err(error) => drop(under_way.refused.get_or_insert_with(|| error.to_string())),
+        while let Some(finished) = self.last_steps.join_next().await {
+            let FinishedErrand { errand, answer } = finished.expect("a blocking thread that panics ends the process");
+            errand.answer(answer);
         }
     }
 
-    /// Starts the last step of errands whose volumes have done their parts. Answers errands that failed.
+    /// Records the outcome of a volume's part.
+    pub(super) fn take(&mut self, part: VolumeErrandOutcome) {
+        let Some(pending) = self.pending.iter_mut().find(|pending| pending.number == part.number) else { return };
+        pending.busy -= 1;
+        match part.outcome {
+            Ok(sources) => pending.sources.extend(sources),
+            Err(error) => drop(pending.refused.get_or_insert_with(|| error.to_string())),
+        }
+    }
+
+    /// Starts the last step of errands whose parts are done. Answers the clients of errands that failed.
     fn finish_errands(&mut self) {
-        let is_over = |one: &mut PendingErrand| one.busy == 0 && (one.waiting.is_empty() || one.refused.is_some());
-        for PendingErrand { errand, refused, sources, last_step, .. } in self.under_way.extract_if(.., is_over) {
+        let is_over = |pending: &mut PendingErrand| {
+            pending.busy == 0 && (pending.waiting.is_empty() || pending.refused.is_some())
+        };
+        for PendingErrand { errand, refused, sources, last_step, .. } in self.pending.extract_if(.., is_over) {
             if let Some(reason) = refused {
                 errand.answer(ControlAnswer::Refused(reason));
                 continue;
@@ -183,13 +199,13 @@ impl ContainerErrands {
                 }
             });
         }
-        // An errand whose client no longer waits ends, unless a volume works on a part of it.
-        self.under_way.retain(|one| one.busy > 0 || !one.errand.is_late());
+        // An errand whose client no longer waits ends, unless a thread works on a part of it.
+        self.pending.retain(|pending| pending.busy > 0 || !pending.errand.is_late());
     }
 }
 
 impl Supervisor {
-    /// Starts an errand, or answers one that has ended.
+    /// Plans an errand that a client has sent, or answers the client of an errand that has ended.
     pub(super) fn handle_container_event(&mut self, event: ContainerEvent) {
         match event {
             ContainerEvent::Errand(errand) => self.take_errand(errand),
@@ -206,10 +222,10 @@ impl Supervisor {
         match planned {
             Ok((waiting, last_step)) => {
                 let (busy, sources, refused) = (0, BTreeMap::new(), None);
-                self.containers.last += 1;
-                let number = self.containers.last;
-                let under_way = PendingErrand { number, errand, waiting, busy, sources, refused, last_step };
-                self.containers.under_way.push(under_way);
+                self.containers.last_number += 1;
+                let number = self.containers.last_number;
+                let pending = PendingErrand { number, errand, waiting, busy, sources, refused, last_step };
+                self.containers.pending.push(pending);
             }
             Err(error) => errand.answer(ControlAnswer::Refused(error.to_string())),
         }
@@ -217,20 +233,19 @@ impl Supervisor {
 
     /// Sends idle volumes to blocking threads with their parts of errands.
     pub(super) fn start_errands(&mut self) {
-        for under_way in &mut self.containers.under_way {
-            if under_way.refused.is_some() || under_way.errand.is_late() {
+        for pending in &mut self.containers.pending {
+            if pending.refused.is_some() || pending.errand.is_late() {
                 continue;
             }
-            let (ready, waiting) = std::mem::take(&mut under_way.waiting)
-                .into_iter()
-                .partition(|(place, _)| self.idle.contains_key(place));
-            under_way.waiting = waiting;
+            let (ready, waiting) =
+                std::mem::take(&mut pending.waiting).into_iter().partition(|(place, _)| self.idle.contains_key(place));
+            pending.waiting = waiting;
             let ready: Vec<(usize, VolumeErrand)> = ready;
             for (place, part) in ready {
                 // A volume has at most one part of an errand.
                 let Some(mut volume) = self.idle.remove(&place) else { continue };
-                under_way.busy += 1;
-                let number = under_way.number;
+                pending.busy += 1;
+                let number = pending.number;
                 self.working.spawn_blocking(move || {
                     let outcome = match part {
                         VolumeErrand::Prepare(requests) => {
@@ -254,6 +269,7 @@ impl Supervisor {
         self.containers.finish_errands();
     }
 
+    /// Plans the preparation of a container.
     fn plan(&self, request: &ContainerRequest) -> Result<(Vec<(usize, VolumeErrand)>, LastStep), ErrandError> {
         let ContainerRequest { container, environment, recursive_read_only, only_volumes } = request;
         let pod = self.containers.pod.as_ref().ok_or(ErrandError::NoPod)?;
@@ -285,19 +301,25 @@ impl Supervisor {
         Ok((parts, LastStep::Prepare { container: container.clone(), mounts, hosts }))
     }
 
+    /// Plans the release of a container, or of all containers (`None`).
     fn plan_release(&self, container: Option<&str>) -> Result<(Vec<(usize, VolumeErrand)>, LastStep), ErrandError> {
         container.map_or(Ok(()), check_name)?;
         let container = container.map(str::to_owned);
-        let is_concerned = |volume: &Volume| {
-            let directory = self.containers.site.sub_paths().map(|top| top.join(volume.name.as_str()));
-            // Another thread may hold the lock while it waits on a mount. Then every volume gets a part.
-            let mount_points = self.containers.mount_points.try_lock();
-            directory.is_some_and(|directory| {
-                mount_points.map_or(true, |mount_points| !mount_points.targets_below(&directory).is_empty())
+        let top = self.containers.site.sub_paths();
+        let has_targets = |leader: &usize| {
+            let Some(top) = &top else { return false };
+            // The subPaths are below the name of the leader, which the pod may no longer have. Then only its mount has the name.
+            let name = self.idle.get(leader).map(PodVolume::spec).or_else(|| self.volumes.get(leader));
+            // Another thread may hold the lock while it waits for a mount. This task must not wait, so every volume
+            // gets a part.
+            let mount_points = self.containers.mount_points.try_lock().ok();
+            name.zip(mount_points).is_none_or(|(leader, mount_points)| {
+                !mount_points.targets_below(&top.join(leader.name.as_str())).is_empty()
             })
         };
-        let concerned = self.volumes.iter().filter(|(_, volume)| is_concerned(volume));
-        let parts = concerned.map(|(place, _)| (*place, VolumeErrand::Release(container.clone()))).collect();
+        let leaders: BTreeSet<_> = self.volumes.keys().map(|place| self.sharing.leader(*place)).collect();
+        let leaders = leaders.into_iter().filter(has_targets);
+        let parts = leaders.map(|leader| (leader, VolumeErrand::Release(container.clone()))).collect();
         Ok((parts, LastStep::Release { container }))
     }
 
@@ -306,15 +328,15 @@ impl Supervisor {
         let store = self.report.store();
         let known = store.known();
         let volume = |(place, report): (&usize, &VolumeReport)| {
-            let is_empty_dir =
-                self.volumes.get(place).is_some_and(|one| matches!(one.source, VolumeSource::EmptyDir(_)));
+            let spec = self.volumes.get(place);
+            let is_empty_dir = spec.is_some_and(|spec| matches!(spec.source, VolumeSource::EmptyDir(_)));
             (report.name.clone(), mounted(report, is_empty_dir))
         };
         known.volumes.iter().map(volume).collect()
     }
 }
 
-/// What a container can mount of a volume.
+/// The mount of a volume for containers, or why the volume has none.
 fn mounted(report: &VolumeReport, is_empty_dir: bool) -> Result<MountedPodVolume, NotMounted> {
     let (VolumeLife::Live(shown) | VolumeLife::Behind(shown, _)) = &report.state else {
         let reason = report.state.reason();
@@ -327,11 +349,12 @@ fn mounted(report: &VolumeReport, is_empty_dir: bool) -> Result<MountedPodVolume
         ShownContent::Device(number) => Some(*number),
         _ => None,
     };
-    // A bind mount shows the SELinux labels of its source, so the runtime has to relabel that of an emptyDir.
+    // A bind mount shows the SELinux labels of its source, so the container runtime has to relabel the source of an
+    // emptyDir.
     Ok(MountedPodVolume { path, read_only, selinux_relabel: is_empty_dir && *shown == ShownContent::Bind, device })
 }
 
-/// The name becomes a component of paths.
+/// Checks the name of a container, which podfs uses as a component of paths.
 fn check_name(container: &str) -> Result<(), ErrandError> {
     if is_dns_label(container) { Ok(()) } else { Err(ErrandError::NoContainer(container.to_owned())) }
 }
@@ -357,6 +380,7 @@ impl HostsFile {
 }
 
 impl LastStep {
+    /// Does the step, and returns the answer for the client. `sources` has the mount points of the subPaths.
     fn carry_out(
         self,
         site: &Site,
@@ -395,20 +419,22 @@ impl LastStep {
     }
 }
 
+/// Logs the error, which the client also gets.
 fn failed(error: ContainerFileError) -> ErrandError {
     error!("{error}");
     error.into()
 }
 
-/// The container's mount of a path of the host, with the restrictions of the file system that is mounted there.
+/// The container's mount of a path of the node, with the restrictions (such as `nosuid`) of the file system mounted
+/// there.
 fn with_path(mount: PlannedMount, path: PathBuf, table: &[MountTableEntry]) -> Result<ContainerMount, ErrandError> {
     if path.to_str().is_none() {
         return Err(ErrandError::NotUtf8(path));
     }
-    // Resolves only the directory above, which is outside of the volume: the volume's server may hang.
-    let real = path.parent().and_then(|parent| parent.canonicalize().ok()).zip(path.file_name());
-    let real = real.map(|(parent, name)| parent.join(name));
-    let mounted = table.iter().rfind(|mounted| Some(&mounted.at) == real.as_ref());
+    // Only the path of the directory above is resolved, which is outside of the volume: the volume's server may hang.
+    let real_path = path.parent().and_then(|parent| parent.canonicalize().ok()).zip(path.file_name());
+    let real_path = real_path.map(|(parent, name)| parent.join(name));
+    let mounted = table.iter().rfind(|mounted| Some(&mounted.at) == real_path.as_ref());
     let Restrictions { nosuid, nodev, noexec } = mounted.map(|mounted| mounted.restrictions).unwrap_or_default();
     Ok(ContainerMount { nosuid, nodev, noexec, ..mount.with_source(MountSource::HostPath(path)) })
 }

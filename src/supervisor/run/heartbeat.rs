@@ -21,7 +21,7 @@ impl Heartbeat {
         }))
     }
 
-    /// Waits for the timer, and notifies systemd.
+    /// Waits for the timer, and notifies systemd. Without a watchdog, it waits for ever.
     pub(crate) async fn beat(&mut self) {
         match &mut self.0 {
             Some(beats) => drop(beats.tick().await),

@@ -7,7 +7,7 @@ use rustix::system::sysinfo;
 
 use crate::types::Allocatable;
 
-/// CPUs, memory, and the size of the file system of `volumes`, as far as the kernel reports them.
+/// The CPUs, the memory, and the size of the file system of the directory `volumes`, as far as the kernel reports them.
 pub fn allocatable(volumes: &Path) -> Allocatable {
     let cpus = std::thread::available_parallelism().map_or(1, usize::from) as u64;
     let memory = sysinfo();
@@ -19,6 +19,7 @@ pub fn allocatable(volumes: &Path) -> Allocatable {
     }
 }
 
+/// The nearest directory above `path`, or `path` itself, that exists.
 fn existing(path: &Path) -> Option<&Path> {
     path.ancestors().find(|ancestor| ancestor.is_dir())
 }

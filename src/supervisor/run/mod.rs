@@ -1,17 +1,17 @@
-//! The task that runs a pod: prepare, adopt or start, serve, end.
+//! The task that runs a pod: prepare, adopt or start a server, serve, end.
 //!
 //! | module | owns |
 //! |---|---|
 //! | `assignment` | the input of a supervisor |
 //! | `start` | from an assignment to volumes that are served: prepare, adopt or start |
-//! | `adoption` | taking over from a supervisor that was killed |
+//! | `adoption` | taking over from an earlier supervisor whose server still serves |
 //! | `sharing` | volumes of one claim, which are one mount |
 //! | `containers` | preparing the sources of containers' mounts, and removing them |
-//! | `publishing` | volumes that come and go while the pod runs |
+//! | `publishing` | volumes that an agent adds and removes while the pod runs |
 //! | `work` | work on volumes, on blocking threads |
 //! | `table_watch` | when to read the mount table |
 //! | `unmount_watch` | noticing that another process has unmounted a volume |
-//! | `run_directory` | the pod's run directory, made again when another process has deleted it |
+//! | `run_directory` | making the pod's run directory again when another process has deleted it |
 //! | `upgrade` | executing another version of podfs |
 //! | `orders`, `signals` | the orders that the supervisor gets by signals |
 //! | `heartbeat` | notifying systemd's watchdog |
@@ -65,7 +65,7 @@ use start::{PreparedSupervisor, StartedSupervisor};
 use unmount_watch::UnmountWatch;
 use work::{FinishedWork, RefreshTime};
 
-/// After a signal to stop: how long work under way may take, and how long the server may take to end.
+/// How long work under way may take before the supervisor ends or is upgraded, and how long the server may take to end.
 const TIMEOUT: Duration = Duration::from_secs(2);
 
 /// How long after its last work the supervisor returns unused memory to the kernel.
@@ -87,7 +87,7 @@ pub async fn run(
     let StartedSupervisor { mut supervisor, mount_points, is_claimed } = prepared.adopt_or_start()?;
     let removal = supervisor.removal();
     let outcome = match supervisor.serve(&mut orders).await {
-        // Without a claim, no other podfs would find the volumes.
+        // Without a claim on the pod, the next podfs would not find the volumes.
         Ok(SupervisorOrder::Leave) if is_claimed => supervisor.leave().await,
         Ok(_) => Ok(()),
         Err(error) => Err(error),
@@ -105,31 +105,37 @@ struct Supervisor {
     source: Source,
     report: Report,
     server: PodServer,
-    /// Idle volumes, by place.
+    /// The volumes that no blocking thread works on, by place.
     idle: HashMap<usize, PodVolume>,
+    /// The work on the other volumes, on blocking threads.
     working: JoinSet<FinishedWork>,
     /// When to refresh each mounted volume, by place. A volume is behind until it is refreshed with `version`.
-    turns: HashMap<usize, RefreshTime>,
+    refresh_times: HashMap<usize, RefreshTime>,
+    /// The pod and its objects, for refreshes.
     view: Arc<PodView>,
+    /// The version of `view`.
     version: u64,
     sharing: Sharing,
-    /// By place: first those of the manifest at the start, in its order, then those published later.
+    /// The definitions of the volumes, by place: first the volumes of the manifest at the start, in its order, then the
+    /// volumes that were published later.
     volumes: BTreeMap<usize, Volume>,
-    /// The place of the next volume that is published. None is used twice.
+    /// The place of the next volume that is published. The supervisor uses no place twice.
     next_place: usize,
     setting: VolumeContext,
-    /// Volumes that are being unmounted while the pod goes on.
-    leaving: JoinSet<UnmountedVolume>,
-    departures: PendingUnmounts,
+    /// Blocking threads that unmount volumes, or leftovers of an earlier supervisor, while the pod goes on.
+    unmounting: JoinSet<UnmountedVolume>,
+    pending_unmounts: PendingUnmounts,
     /// Clients that ask for an upgrade.
     upgrades: mpsc::Receiver<PendingClient>,
     /// Changes of the volumes, each with the client that asks for it.
     changes: mpsc::Receiver<(RequestedChange, PendingClient)>,
-    /// The control socket, which answers until this is dropped.
+    /// The control socket. Its threads answer until this is dropped.
     control: Option<Control>,
-    /// NFS servers that are silent.
+    /// The searches for NFS servers that do not answer.
     searches: Searches,
     unmount_watch: Option<UnmountWatch>,
+    /// Why the supervisor cannot make its run directory again, if it cannot. The log has this already.
+    run_directory_trouble: Option<String>,
     containers: ContainerErrands,
 }
 
@@ -158,18 +164,20 @@ impl Supervisor {
                     }
                 }
                 snapshot = self.source.changed() => self.take_snapshot(snapshot),
-                Some(done) = self.working.join_next() => {
-                    self.finish_work(done)?;
+                Some(finished) = self.working.join_next() => {
+                    self.finish_work(finished)?;
                     tidy_at = Some(Instant::now() + TIDY);
                 }
                 event = self.containers.next() => self.handle_container_event(event),
-                Some(taken_away) = self.leaving.join_next() => self.finish_leaving(taken_away),
-                Some((change, caller)) = self.changes.recv() => self.change(change, caller).await,
-                Some(upgrading) = self.upgrades.recv() => self.upgrade(upgrading).await,
-                () = heartbeat.beat() => self.look_at_run_directory(),
-                // podfs node disconnects when the pod's files are gone.
-                () = run_directory::look_is_due(self.control.as_ref()) => self.look_at_run_directory(),
-                () = run_directory_timer.look_is_due() => self.look_at_run_directory_if_free(),
+                Some(unmounted) = self.unmounting.join_next() => self.finish_unmount(unmounted),
+                Some((change, client)) = self.changes.recv() => self.change(change, client).await,
+                Some(client) = self.upgrades.recv() => self.upgrade(client).await,
+                () = heartbeat.beat() => self.look_at_run_directory(&mut run_directory_timer),
+                // podfs node disconnects when it misses a file in the pod's run directory.
+                () = run_directory::look_is_due(self.control.as_ref()) => {
+                    self.look_at_run_directory(&mut run_directory_timer);
+                }
+                () = run_directory_timer.look_is_due() => self.look_at_run_directory(&mut run_directory_timer),
                 () = sleep_until(tidy_at.unwrap_or_else(Instant::now)), if tidy_at.is_some() => {
                     memory_lock::return_unused_memory();
                     tidy_at = None;
@@ -185,20 +193,21 @@ impl Supervisor {
         }
     }
 
-    /// What podfs does at the end with its files, for the log.
+    /// The last step of the supervisor, which removes the pod's files, for the log.
     fn removal(&self) -> String {
         let directories = format!("remove the pod's directories in {}", self.setting.site.path().display());
         let run = self.setting.mount_points().run_directory().map(|run| format!(" and its files in {}", run.display()));
         directories + &run.unwrap_or_default()
     }
 
+    /// Reports the history of the pod's servers.
     fn report_server(&mut self) {
         let restarts = self.server.take_restarts();
         self.report.server(self.server.history(), restarts, self.server.version());
     }
 
-    /// Reports each volume before its first refresh: its path, and for a volume of the host, that it waits until its
-    /// source has answered.
+    /// Reports each volume before its first refresh: its path and its state. A volume with a source on the node counts
+    /// as refreshed already, so that the report has it as waiting for its source.
     fn report_volumes(&mut self) {
         let idle = std::mem::take(&mut self.idle);
         for (place, volume) in &idle {
@@ -210,7 +219,7 @@ impl Supervisor {
         self.idle = idle;
     }
 
-    /// Reports a volume at each of its places in the manifest.
+    /// Reports the volume at the place `leader`, and each volume that shares its mount.
     fn report_volume(&mut self, leader: usize, volume: &PodVolume) {
         for (place, spec) in self.sharing.places(leader).filter_map(|place| Some((place, self.volumes.get(&place)?))) {
             self.report.volume(place, spec, volume);
@@ -220,6 +229,7 @@ impl Supervisor {
         }
     }
 
+    /// Takes over the pod and the objects of a snapshot, and schedules a refresh of all volumes.
     fn take_snapshot(&mut self, snapshot: Snapshot) {
         let facts = match &snapshot.pod {
             Some(pod) if pod.identity != self.identity => {
@@ -234,7 +244,7 @@ impl Supervisor {
             None => self.view.facts.clone(),
         };
         debug!("the pod or its objects changed");
-        self.turns.values_mut().for_each(|turn| turn.noticed_at = turn.noticed_at.or(snapshot.noticed_at));
+        self.refresh_times.values_mut().for_each(|time| time.noticed_at = time.noticed_at.or(snapshot.noticed_at));
         self.report.tokens(snapshot.known.tokens.clone());
         let PodView { identity, machine, .. } = &*self.view;
         let (identity, machine) = (identity.clone(), *machine);
@@ -242,8 +252,9 @@ impl Supervisor {
         self.version += 1;
     }
 
-    /// Warns if the manifest has other volumes. They change when an agent publishes them, and not with the manifest. An
-    /// agent that pushes objects writes the manifest for the next supervisor.
+    /// Warns if the manifest has other volumes than the pod. The pod's volumes change when an agent publishes or
+    /// unpublishes volumes, and not with the manifest. If an agent pushes objects, there is no warning: the agent
+    /// writes the manifest for the next supervisor.
     fn warn_of_other_volumes(&self, pod: &Pod) {
         let is_known = |volume: &Volume| self.volumes.values().any(|known| known == volume);
         let is_same = pod.volumes.len() == self.volumes.len() && pod.volumes.iter().all(is_known);

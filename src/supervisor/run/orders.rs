@@ -3,9 +3,9 @@
 //! | signal | order |
 //! |---|---|
 //! | SIGTERM, SIGINT, SIGHUP | unmount and end |
-//! | SIGUSR1 | end, and leave the volumes to the next supervisor, as a crash would; a restart of the unit sends it |
+//! | SIGUSR1 | end, and leave the volumes mounted for the next supervisor; systemd sends it when the unit restarts |
 //!
-//! An upgrade loses no order: the next program gets those that this one has not obeyed ([`signal_record`]).
+//! An upgrade loses no order: the next program gets the orders that this program has not obeyed ([`signal_record`]).
 
 use std::io;
 
@@ -25,9 +25,9 @@ pub(in crate::supervisor) enum SupervisorOrder {
     Leave,
 }
 
-/// The signals that carry orders.
+/// The signals that are orders to a supervisor.
 pub(in crate::supervisor) struct OrderSignals {
-    /// A signal to the program before this one.
+    /// In an upgrade: a signal that the earlier program has received and not obeyed.
     earlier: Option<SignalNumber>,
     stop: StopSignals,
     leave: Signal,

@@ -1,12 +1,13 @@
-//! Volumes that come and go while the pod runs: an agent publishes and unpublishes them on the control socket.
+//! Volumes that an agent adds and removes while the pod runs: it publishes and unpublishes them on the control socket.
 //!
-//! 1. A manifest is published as a whole or not at all. Its new volumes are mounted like those that the pod had at its start;
-//!    what is mounted already is not touched, also if the manifest does not have it. Only emptyDirs get new size limits.
-//! 2. If the new volumes need a server with more privileges, it replaces the current server by an ordinary takeover before the
-//!    first of them is mounted.
-//! 3. Unpublishing unmounts a volume on a blocking thread. The volume stays in the table until that is done; then the
-//!    client gets its answer.
-//! 4. The supervisor may be killed at any moment. It records what it mounts in advance. The next supervisor, with the
+//! 1. The supervisor publishes a manifest as a whole or not at all. It mounts the new volumes like those that the pod had at its
+//!    start. It does not touch volumes that are mounted already, even if the manifest does not have them. Only emptyDirs get new
+//!    size limits.
+//! 2. If the new volumes need a server with more privileges, the supervisor replaces the current server by such a server, with an
+//!    ordinary takeover, before it mounts the first of them.
+//! 3. A blocking thread unmounts a volume that is unpublished. The supervisor knows the volume until that is done, and then
+//!    answers the client.
+//! 4. The supervisor may be killed at any moment. It records in advance what it mounts. The next supervisor, with the
 //!    manifest that the agent wrote for it, adopts the volumes in the manifest and unmounts the others.
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
@@ -16,11 +17,11 @@ use std::time::Duration;
 
 use podfs_fuse::mount::visible::take_away;
 use tokio::task::JoinError;
-use tokio::time::Instant;
 use tracing::{info, warn};
 
 use super::Supervisor;
 use super::sharing::{Sharing, can_share, is_shared};
+use super::shutdown::UnmountOutcome;
 use super::start::profile;
 use crate::host::empty_dir;
 use crate::manifest::PodView;
@@ -28,43 +29,48 @@ use crate::manifest::pod::{Pod, PodIdentity};
 use crate::supervisor::control::{ControlAnswer, PendingClient, RequestedChange, VolumeNames};
 use crate::supervisor::volume::driver;
 use crate::supervisor::volume::left::{LeftCause, LeftError};
-use crate::supervisor::volume::{PodVolume, VolumeContext, VolumeLife};
+use crate::supervisor::volume::{PodVolume, VolumeContext};
 use crate::volume::{Claim, ClaimUsage, Volume, VolumeSource};
 
-/// A volume that a blocking thread has unmounted.
+/// A volume that a blocking thread has unmounted, or a leftover of an earlier supervisor that the thread has removed.
 pub(super) struct UnmountedVolume {
-    /// Its place; `None` for leftovers of an earlier supervisor.
+    /// The place of the volume; `None` for a leftover.
     place: Option<usize>,
-    name: String,
-    plugin: String,
-    /// How long it took, if it was mounted.
-    unmounting: Option<Duration>,
-    outcome: Result<(), LeftError>,
+    unmounted: UnmountOutcome<LeftError>,
 }
 
-/// Volumes that are being unmounted, and the clients that wait for that.
+impl UnmountedVolume {
+    /// A leftover of this name that a thread has removed, or has not.
+    fn leftover(name: String, outcome: Result<(), LeftError>) -> Self {
+        Self { place: None, unmounted: UnmountOutcome { name, plugin: String::new(), took: None, outcome } }
+    }
+}
+
+/// The volumes that the supervisor unmounts while the pod goes on, and the clients that wait for that.
 #[derive(Default)]
 pub(super) struct PendingUnmounts {
-    /// Mounts to remove, by place.
+    /// The places of the leaders whose mounts the supervisor removes.
     leaders: BTreeSet<usize>,
     waiting: Vec<PendingUnmount>,
 }
 
+/// A client that waits until its volumes are unmounted.
 struct PendingUnmount {
-    caller: PendingClient,
+    client: PendingClient,
+    /// The names of the volumes, for the answer.
     volumes: Vec<String>,
-    /// The mounts that are not removed yet.
-    left: BTreeSet<usize>,
-    troubles: Vec<String>,
+    /// The places of the leaders whose mounts are not removed yet.
+    remaining: BTreeSet<usize>,
+    errors: Vec<String>,
 }
 
 impl Supervisor {
     /// Makes a change that an agent asked for, and answers the agent.
-    pub(super) async fn change(&mut self, change: RequestedChange, caller: PendingClient) {
+    pub(super) async fn change(&mut self, change: RequestedChange, client: PendingClient) {
         let answer = match change {
             RequestedChange::Publish(pod) => self.publish(&pod).await.unwrap_or_else(|refusal| refusal),
             RequestedChange::Unpublish(volumes) => match self.places_of(&volumes) {
-                Ok(places) => return self.unpublish(volumes, &places, caller),
+                Ok(places) => return self.unpublish(volumes, &places, client),
                 Err(refusal) => refusal,
             },
             RequestedChange::Remount(volumes) => match self.places_of(&volumes) {
@@ -75,11 +81,10 @@ impl Supervisor {
                 Err(refusal) => refusal,
             },
         };
-        caller.answer(&answer);
+        client.answer(&answer);
     }
 
-    /// Mounts the volumes of the manifest that the pod does not have yet. Returns their names, or a refusal if nothing
-    /// was done.
+    /// Adds the volumes of the manifest that the pod does not have yet. Returns the answer with their names, or a refusal.
     async fn publish(&mut self, pod: &Arc<Pod>) -> Result<ControlAnswer, ControlAnswer> {
         if pod.identity != self.identity {
             let described = |pod: &PodIdentity| format!("{pod} (uid {})", pod.uid);
@@ -89,16 +94,16 @@ impl Supervisor {
             )));
         }
         let added = self.new_volumes(&pod.volumes)?;
-        self.source.publish(pod).map_err(|error| ControlAnswer::Refused(error.to_string()))?;
         let wider = profile(self.volumes.values().chain(&added), self.setting.io_uring);
         self.server.widen(wider).await.map_err(|error| ControlAnswer::Busy(error.to_string()))?;
         self.report_server();
+        self.source.publish(pod).map_err(|error| ControlAnswer::Refused(error.to_string()))?;
         let volumes: Vec<_> = added.iter().map(|volume| volume.name.to_string()).collect();
         self.view = Arc::new(PodView { facts: pod.facts.clone(), ..(*self.view).clone() });
         self.containers.pod = Some(Arc::clone(pod));
         self.add(added);
         self.take_size_limits(&pod.volumes);
-        self.want();
+        self.announce_volumes();
         // Facts of the pod may have changed with its manifest.
         self.version += 1;
         if !volumes.is_empty() {
@@ -113,12 +118,12 @@ impl Supervisor {
         for volume in volumes {
             let name = volume.name.as_str();
             match self.volumes.iter().find(|(_, known)| known.name == volume.name) {
-                Some((place, _)) if self.is_leaving(self.sharing.leader(*place)) => {
+                Some((place, _)) if self.is_unmounting(self.sharing.leader(*place)) => {
                     return Err(ControlAnswer::Busy(format!(
                         "volume {name:?} is just being unmounted; publish it again when that is done"
                     )));
                 }
-                Some((_, known)) if !shows(known, volume) => {
+                Some((_, known)) if !fits(known, volume) => {
                     return Err(ControlAnswer::Refused(format!(
                         "volume {name:?} is mounted with another definition; unpublish it first, or publish the new one \
                          under another name"
@@ -139,7 +144,7 @@ impl Supervisor {
         Ok(added)
     }
 
-    /// The place of the mount for this volume's claim.
+    /// The place of the leader of the volumes that name this volume's claim.
     fn leader_of_claim(&self, volume: &Volume) -> Option<usize> {
         let other = self.volumes.iter().find(|(_, other)| is_shared(volume, other, &self.identity));
         other.map(|(place, _)| self.sharing.leader(*place))
@@ -153,11 +158,11 @@ impl Supervisor {
         }
     }
 
-    /// The name of a mounted volume of the same claim whose mount does not suit this volume.
+    /// The name of a mounted volume of the same claim, if its mount does not suit this volume.
     fn conflicting_volume_of_claim(&self, volume: &Volume) -> Option<String> {
         let leader = self.leader_of_claim(volume)?;
         let spec = self.idle.get(&leader).map(PodVolume::spec).or_else(|| self.volumes.get(&leader))?;
-        let can_share = !self.is_leaving(leader) && can_share(spec, volume);
+        let can_share = !self.is_unmounting(leader) && can_share(spec, volume);
         (!can_share).then(|| spec.name.to_string())
     }
 
@@ -177,7 +182,7 @@ impl Supervisor {
                 None => PodVolume::published(spec, self.setting.clone()),
                 Some(leader) => match self.idle.remove(&leader) {
                     Some(volume) => volume,
-                    // It is reported when it comes back from its thread.
+                    // A blocking thread works on the leader. The supervisor reports the volume when that work has ended.
                     None => continue,
                 },
             };
@@ -192,8 +197,8 @@ impl Supervisor {
         self.volumes.extend((first..).zip(added));
     }
 
-    /// Gives the source the current list of volumes.
-    fn want(&mut self) {
+    /// Gives the source the current list of volumes, whose objects it has to follow.
+    fn announce_volumes(&mut self) {
         let volumes = self.volumes.values().cloned().collect();
         if let Some(snapshot) = self.source.want(volumes) {
             self.take_snapshot(snapshot);
@@ -203,8 +208,8 @@ impl Supervisor {
     /// The places of the volumes of these names, or a refusal.
     fn places_of(&self, names: &[String]) -> Result<BTreeSet<usize>, ControlAnswer> {
         let place = |name: &String| {
-            let found = self.volumes.iter().find(|(_, volume)| volume.name.as_str() == name);
-            found.map(|(place, _)| *place).ok_or_else(|| {
+            let volume = self.volumes.iter().find(|(_, volume)| volume.name.as_str() == name);
+            volume.map(|(place, _)| *place).ok_or_else(|| {
                 let known: Vec<_> = self.volumes.values().map(|volume| volume.name.as_str()).collect();
                 let known = if known.is_empty() { "no volumes".to_owned() } else { known.join(", ") };
                 ControlAnswer::Refused(format!("pod {} has no volume {name:?}; it has {known}", self.identity))
@@ -213,9 +218,10 @@ impl Supervisor {
         names.iter().map(place).collect()
     }
 
-    /// Refreshes volumes now. Mounts those again that another process has unmounted, without a pause.
+    /// Refreshes volumes now. Mounts the volumes again that another process has unmounted, without a pause.
     fn remount(&mut self, places: &BTreeSet<usize>) {
-        let _nothing_ends = self.look_at_mounts();
+        // The path is for `podfs mount`, which has no control socket.
+        let _path = self.look_at_mounts();
         for leader in places.iter().map(|place| self.sharing.leader(*place)).collect::<BTreeSet<_>>() {
             if let Some(volume) = self.idle.get_mut(&leader) {
                 volume.hurry();
@@ -224,48 +230,45 @@ impl Supervisor {
         }
     }
 
-    /// Starts to unmount volumes. The client gets its answer when that is done.
-    fn unpublish(&mut self, volumes: Vec<String>, places: &BTreeSet<usize>, caller: PendingClient) {
-        let mut left = BTreeSet::new();
+    /// Starts to unmount volumes. The supervisor answers the client when that is done.
+    fn unpublish(&mut self, volumes: Vec<String>, places: &BTreeSet<usize>, client: PendingClient) {
+        let mut remaining = BTreeSet::new();
         for place in places {
             let leader = self.sharing.leader(*place);
-            if self.sharing.places(leader).any(|other| !places.contains(&other)) && !self.is_leaving(leader) {
-                // Another volume shows the same claim: the mount stays.
+            if self.sharing.places(leader).any(|other| !places.contains(&other)) && !self.is_unmounting(leader) {
+                // A volume that the pod keeps shares the mount: the mount stays.
                 self.forget(*place);
                 continue;
             }
-            left.insert(leader);
-            if self.departures.leaders.insert(leader)
+            remaining.insert(leader);
+            if self.pending_unmounts.leaders.insert(leader)
                 && let Some(volume) = self.idle.remove(&leader)
             {
-                self.take_away(leader, volume);
+                self.start_unmount(leader, volume);
             }
         }
-        self.departures.waiting.push(PendingUnmount { caller, volumes, left, troubles: Vec::new() });
-        self.answer_departures();
+        self.pending_unmounts.waiting.push(PendingUnmount { client, volumes, remaining, errors: Vec::new() });
+        self.answer_unpublished();
     }
 
-    /// Whether the supervisor removes the mount at this path while the pod goes on.
-    pub(super) fn is_leaving(&self, leader: usize) -> bool {
-        self.departures.leaders.contains(&leader)
+    /// Whether the supervisor unmounts the volume at this place while the pod goes on.
+    pub(super) fn is_unmounting(&self, leader: usize) -> bool {
+        self.pending_unmounts.leaders.contains(&leader)
     }
 
     /// Unmounts a volume on a blocking thread.
-    pub(super) fn take_away(&mut self, place: usize, volume: PodVolume) {
-        self.leaving.spawn_blocking(move || {
-            let (name, plugin, began) = (volume.spec().name.to_string(), volume.plugin(), Instant::now());
-            let was_mounted = !matches!(volume.state(), VolumeLife::Waiting(_));
-            let outcome = volume.unpublish();
-            let unmounting = was_mounted.then(|| began.elapsed());
-            UnmountedVolume { place: Some(place), name, plugin, unmounting, outcome }
+    pub(super) fn start_unmount(&mut self, place: usize, volume: PodVolume) {
+        self.unmounting.spawn_blocking(move || UnmountedVolume {
+            place: Some(place),
+            unmounted: UnmountOutcome::of(volume, PodVolume::unpublish),
         });
     }
 
     /// Forgets a volume that a blocking thread has unmounted, also if that failed.
-    pub(super) fn finish_leaving(&mut self, taken_away: Result<UnmountedVolume, JoinError>) {
-        let taken_away = taken_away.expect("a blocking thread that panics ends the process");
-        let UnmountedVolume { place, name, plugin, unmounting, outcome } = taken_away;
-        if let Some(took) = unmounting {
+    pub(super) fn finish_unmount(&mut self, unmounted: Result<UnmountedVolume, JoinError>) {
+        let unmounted = unmounted.expect("a blocking thread that panics ends the process");
+        let UnmountedVolume { place, unmounted: UnmountOutcome { name, plugin, took, outcome } } = unmounted;
+        if let Some(took) = took {
             self.report.operated("volume_unmount", &plugin, outcome.is_ok(), took);
         }
         match &outcome {
@@ -273,29 +276,30 @@ impl Supervisor {
             Err(error) => warn!(volume = name, "{error}"),
         }
         let Some(leader) = place else { return };
-        self.departures.leaders.remove(&leader);
+        self.pending_unmounts.leaders.remove(&leader);
         for place in self.sharing.places(leader).collect::<Vec<_>>() {
             self.forget(place);
         }
-        self.turns.remove(&leader);
-        for departure in &mut self.departures.waiting {
-            if departure.left.remove(&leader)
+        self.refresh_times.remove(&leader);
+        for pending in &mut self.pending_unmounts.waiting {
+            if pending.remaining.remove(&leader)
                 && let Err(error) = &outcome
             {
-                departure.troubles.push(error.to_string());
+                pending.errors.push(error.to_string());
             }
         }
-        self.want();
-        self.answer_departures();
+        self.announce_volumes();
+        self.answer_unpublished();
     }
 
-    fn answer_departures(&mut self) {
-        let over = |departure: &mut PendingUnmount| departure.left.is_empty();
-        for departure in self.departures.waiting.extract_if(.., over) {
-            let PendingUnmount { caller, volumes, troubles, .. } = departure;
-            caller.answer(&match troubles.is_empty() {
+    /// Answers the clients whose volumes are all unmounted.
+    fn answer_unpublished(&mut self) {
+        let is_over = |pending: &mut PendingUnmount| pending.remaining.is_empty();
+        for pending in self.pending_unmounts.waiting.extract_if(.., is_over) {
+            let PendingUnmount { client, volumes, errors, .. } = pending;
+            client.answer(&match errors.is_empty() {
                 true => ControlAnswer::Unpublished(VolumeNames { volumes }),
-                false => ControlAnswer::Refused(troubles.join("; ")),
+                false => ControlAnswer::Refused(errors.join("; ")),
             });
         }
     }
@@ -307,7 +311,8 @@ impl Supervisor {
         self.report.remove(place);
     }
 
-    /// Gives the server the rights that all volumes need. An adopted server may be older than a volume that needs more.
+    /// Gives the server the rights that all volumes need. An adopted server may lack the rights for a volume that it has never
+    /// served.
     pub(super) async fn allow_all_volumes(&mut self) {
         if let Err(error) = self.server.widen(profile(self.volumes.values(), self.setting.io_uring)).await {
             warn!("the pod's server lacks the rights that its volumes need: {error}");
@@ -315,16 +320,16 @@ impl Supervisor {
         self.report_server();
     }
 
-    /// Removes what an earlier supervisor made for volumes that the pod no longer has: subPath mounts, bind mounts,
-    /// which no server listed, mounts of drivers, and the content of emptyDirs.
+    /// Removes what an earlier supervisor made for volumes that the pod no longer has: subPath mounts, bind mounts (which no
+    /// server serves), mounts of drivers, and the content of emptyDirs.
     pub(super) fn remove_leftovers(&mut self) {
         let Some(homes) = self.setting.site.homes() else { return };
         let VolumeContext { site, .. } = &self.setting;
         let volumes = || self.volumes.values();
         let path_of = |volume: &Volume| volume.kind.directory.map(|kind| site.volume(kind, volume.name.as_str()));
         let paths: HashSet<PathBuf> = volumes().filter_map(path_of).collect();
-        // podfs knows the path of a claim's mount only when the claim is bound, and a driver's mount has no fixed path
-        // either.
+        // podfs knows the mount point of a claim only when the claim is bound, and that of a FlexVolume depends on the driver. So
+        // if the pod has such volumes, a recorded mount may belong to one of them.
         let has_claims = volumes().any(|volume| volume.kind.directory.is_none());
         let is_empty_dir = |volume: &&Volume| matches!(volume.source, VolumeSource::EmptyDir(_));
         let wanted: HashSet<_> =
@@ -344,35 +349,38 @@ impl Supervisor {
             (mount_points.left().iter().filter(is_unwanted).cloned().collect::<Vec<_>>(), mount_points.made_in(&homes))
         };
         let of_drivers = driver::homes(site).into_iter();
-        let of_drivers = of_drivers.filter(|(_, name)| !volumes().any(|volume| volume.name.as_str() == name));
+        let of_drivers = of_drivers.filter(|(home, name)| {
+            let is_kept = |volume: &PodVolume| volume.path().is_some_and(|path| driver::is_home_of(home, path));
+            !volumes().any(|volume| volume.name.as_str() == name) && !self.idle.values().any(is_kept)
+        });
         for (home, name) in of_drivers.collect::<Vec<_>>() {
             let setting = self.setting.clone();
-            self.leaving.spawn_blocking(move || {
+            self.unmounting.spawn_blocking(move || {
                 let outcome = driver::undo_home(&setting, &home).map_err(LeftError::from);
-                UnmountedVolume { place: None, name, plugin: String::new(), unmounting: None, outcome }
+                UnmountedVolume::leftover(name, outcome)
             });
         }
         let homes = made.into_iter().filter(|home| !wanted.contains(home));
-        let left: BTreeMap<PathBuf, bool> =
+        let leftovers: BTreeMap<PathBuf, bool> =
             mounts.into_iter().map(|path| (path, false)).chain(homes.map(|home| (home, true))).collect();
-        for (path, is_home) in left {
+        for (path, is_home) in leftovers {
             let setting = self.setting.clone();
-            self.leaving.spawn_blocking(move || {
+            self.unmounting.spawn_blocking(move || {
                 let name = path.file_name().unwrap_or_default().display().to_string();
-                let outcome = drop_left(&setting, &path, is_home);
-                UnmountedVolume { place: None, name, plugin: String::new(), unmounting: None, outcome }
+                let outcome = remove_leftover(&setting, &path, is_home);
+                UnmountedVolume::leftover(name, outcome)
             });
         }
     }
 }
 
 /// Removes what an earlier supervisor left at a path: the home of an emptyDir, or a mount.
-fn drop_left(setting: &VolumeContext, path: &Path, is_home: bool) -> Result<(), LeftError> {
+fn remove_leftover(setting: &VolumeContext, path: &Path, is_home: bool) -> Result<(), LeftError> {
     let at = |cause: LeftCause| LeftError::OfEarlier { path: path.to_owned(), cause };
     if is_home && path.exists() {
-        let left = empty_dir::remove(path).map_err(|error| at(error.into()))?;
-        if !left.is_empty() {
-            return Err(at(LeftCause::Content(left.to_string())));
+        let undeleted = empty_dir::remove(path).map_err(|error| at(error.into()))?;
+        if !undeleted.is_empty() {
+            return Err(at(LeftCause::Content(undeleted.to_string())));
         }
     } else {
         take_away(path).map_err(|error| at(error.into()))?;
@@ -380,9 +388,9 @@ fn drop_left(setting: &VolumeContext, path: &Path, is_home: bool) -> Result<(), 
     setting.mount_points().forget(path, is_home.then_some(path), setting.site.path()).map_err(|error| at(error.into()))
 }
 
-/// Whether a mounted volume fits another definition of it. Annotations, and how containers use the volume, take effect
-/// only when it is mounted.
-fn shows(known: &Volume, volume: &Volume) -> bool {
+/// Whether the mount of a volume fits a new definition of the volume. Annotations, and how containers use the volume, are not
+/// compared: they take effect only when podfs mounts the volume.
+fn fits(known: &Volume, volume: &Volume) -> bool {
     let source = |volume: &Volume| match volume.source.clone() {
         VolumeSource::Claim(claim) => VolumeSource::Claim(Claim { usage: ClaimUsage::default(), ..claim }),
         source => source,

@@ -1,21 +1,23 @@
 //! Makes the pod's run directory or its files again when another process has deleted them while the pod runs.
 //!
-//! Nothing of a volume depends on these files while supervisor and server live, so no call of a container fails meanwhile. Without
-//! them, agents cannot reach the supervisor, another supervisor could begin to serve the pod, and the next one would not find the
-//! server.
+//! While supervisor and server live, no volume depends on these files, so no call of a container fails meanwhile. Without the
+//! files, agents cannot reach the supervisor, another supervisor could begin to serve the pod, and the next supervisor would not
+//! find the server.
 //!
-//! 1. The claim comes first. If another podfs has claimed the pod meanwhile, this one makes nothing more.
-//! 2. Then the sockets: the control socket, and the one on which the next supervisor finds the server.
-//! 3. The supervisor looks when a program that followed the pod disconnects, as `podfs node` does when it misses a
-//!    file, and at each heartbeat of its unit. A supervisor without a daemon looks every five seconds, but not while a
-//!    thread has the mount points locked, whose disk may not answer.
+//! 1. The supervisor makes the lock file, its claim on the pod, first. If another podfs has claimed the pod meanwhile, the
+//!    supervisor makes nothing more.
+//! 2. Then it makes the control socket, and the socket on which the next supervisor finds the server.
+//! 3. The supervisor looks for the files when a program that followed the pod disconnects, as `podfs node` does when it misses a
+//!    file, and at each heartbeat of its unit. A supervisor without a daemon also looks every five seconds.
+//! 4. While a thread has the mount points locked, the supervisor does not look, because the disk that this thread waits for may
+//!    not answer. It looks a second later.
 
 use std::future::pending;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use tokio::task::spawn_blocking;
-use tokio::time::{Instant, Interval, MissedTickBehavior, interval_at};
+use tokio::time::{Instant, Interval, MissedTickBehavior, interval_at, sleep_until};
 use tracing::{error, info, warn};
 
 use super::Supervisor;
@@ -24,10 +26,12 @@ use crate::supervisor::run_dir::claim::{CONTROL, SERVER};
 use crate::supervisor::run_dir::mount_points::{MountPoints, RestoreError};
 use crate::supervisor::run_dir::socket;
 
-/// How often a supervisor without a daemon looks.
+/// The time between two looks of a supervisor without a daemon.
 const PERIOD: Duration = Duration::from_secs(5);
+/// The pause after a look that found the mount points locked.
+const AGAIN: Duration = Duration::from_secs(1);
 
-/// Waits until a look is due. Cancel-safe.
+/// Waits until a look is due, because a program that followed the pod has disconnected. Cancel-safe.
 pub(super) async fn look_is_due(control: Option<&Control>) {
     match control {
         Some(control) => control.follower_gone().await,
@@ -35,24 +39,43 @@ pub(super) async fn look_is_due(control: Option<&Control>) {
     }
 }
 
-/// The timer of a supervisor that no daemon watches.
-pub(super) struct RunDirectoryTimer(Option<Interval>);
+/// The times of looks that no event makes due.
+pub(super) struct RunDirectoryTimer {
+    /// The regular looks, if no daemon watches the supervisor.
+    regular: Option<Interval>,
+    /// When to look again after a look that found the mount points locked.
+    again_at: Option<Instant>,
+}
 
 impl RunDirectoryTimer {
-    /// A timer, if `is_alone`.
+    /// A timer with regular looks if no daemon watches the supervisor (`is_alone`).
     pub(super) fn new(is_alone: bool) -> Self {
-        Self(is_alone.then(|| {
+        let regular = is_alone.then(|| {
             let mut looks = interval_at(Instant::now() + PERIOD, PERIOD);
             looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
             looks
-        }))
+        });
+        Self { regular, again_at: None }
     }
 
     /// Waits until a look is due. Cancel-safe.
     pub(super) async fn look_is_due(&mut self) {
-        match &mut self.0 {
-            Some(looks) => drop(looks.tick().await),
-            None => pending().await,
+        let Self { regular, again_at } = self;
+        let regular = async {
+            match regular {
+                Some(looks) => drop(looks.tick().await),
+                None => pending().await,
+            }
+        };
+        let again = async {
+            match again_at {
+                Some(at) => sleep_until(*at).await,
+                None => pending().await,
+            }
+        };
+        tokio::select! {
+            () = regular => {}
+            () = again => {}
         }
     }
 }
@@ -63,26 +86,25 @@ impl Supervisor {
         !self.setting.keep_empty_dirs && self.setting.mount_points().run_directory().is_some()
     }
 
-    /// Looks, unless a thread has the mount points locked.
-    pub(super) fn look_at_run_directory_if_free(&mut self) {
-        let free = self.setting.mount_points.try_lock().ok();
-        if let Some((directory, restored)) = free.and_then(|mut mount_points| restore_claim(&mut mount_points)) {
+    /// Makes again what another process has deleted from the pod's run directory. While a thread has the mount points locked, this
+    /// only makes the next look due soon.
+    pub(super) fn look_at_run_directory(&mut self, timer: &mut RunDirectoryTimer) {
+        let locked = self.setting.mount_points.try_lock();
+        timer.again_at = locked.is_err().then(|| Instant::now() + AGAIN);
+        if let Some((directory, restored)) = locked.ok().and_then(|mut mount_points| restore_claim(&mut mount_points)) {
             self.restore_sockets(directory, restored);
         }
     }
 
-    /// Makes again what another process has deleted from the pod's run directory.
-    pub(super) fn look_at_run_directory(&mut self) {
-        let looked = restore_claim(&mut self.setting.mount_points());
-        if let Some((directory, restored)) = looked {
-            self.restore_sockets(directory, restored);
-        }
-    }
-
+    /// Makes the sockets again that are missing, unless podfs could not restore its claim.
     fn restore_sockets(&mut self, directory: PathBuf, restored: Result<bool, RestoreError>) {
+        let trouble = restored.as_ref().err().map(ToString::to_string);
+        let is_known = trouble.is_some() && trouble == self.run_directory_trouble;
+        self.run_directory_trouble = trouble;
         match restored {
             Ok(true) => warn!("another process has deleted {}; podfs makes it again", directory.display()),
             Ok(false) => {}
+            Err(_) if is_known => return,
             Err(reason) => {
                 return error!(
                     "another process has deleted {}, and podfs cannot make it again: {reason}; the volumes are served on, and \
@@ -102,7 +124,7 @@ impl Supervisor {
         }
     }
 
-    /// Makes the server listen at a new socket. The server may take its time to answer.
+    /// Makes the server listen at a new socket. A blocking thread asks the server, which may answer late.
     fn let_server_listen(&self, directory: PathBuf) {
         let server = self.server.client();
         spawn_blocking(move || {
@@ -110,7 +132,7 @@ impl Supervisor {
             match socket::make(&directory, SERVER).and_then(|socket| server.listen(socket)) {
                 Ok(()) => info!("the server can be found at {} again", path.display()),
                 Err(error) => {
-                    // The next look finds that it is missing.
+                    // The next look finds that the socket is missing, and tries again.
                     let _ = std::fs::remove_file(&path);
                     warn!(
                         "podfs cannot listen at {}, where the next podfs of the pod looks for the server: {error}",
@@ -122,8 +144,8 @@ impl Supervisor {
     }
 }
 
-/// Makes the claim again if another process has deleted it. Returns the run directory, and whether there was need to; `None`
-/// if the pod has no run directory.
+/// Makes the claim again if another process has deleted the lock file. Returns the run directory, and whether the lock file was
+/// deleted; `None` if the pod has no run directory.
 fn restore_claim(mount_points: &mut MountPoints) -> Option<(PathBuf, Result<bool, RestoreError>)> {
     let directory = mount_points.run_directory()?.to_owned();
     Some((directory, mount_points.restore_claim()))

@@ -1,29 +1,31 @@
-//! Volumes of one pod that name the same claim: they are the same PersistentVolume, and so one mount (PV-03).
+//! Volumes of one pod that name the same PersistentVolumeClaim. They are the same PersistentVolume, so podfs mounts it
+//! once (PV-03).
 
 use std::collections::BTreeMap;
 
 use crate::manifest::pod::PodIdentity;
 use crate::volume::{Claim, Volume, VolumeSource};
 
-/// Which volume of the pod has the mount of which other volume.
+/// Which volumes of the pod share a mount. The leader of such volumes is the one that podfs mounts.
 #[derive(Default)]
 pub(in crate::supervisor) struct Sharing {
-    /// By place: the place of the volume that is mounted, the leader.
+    /// The place of the leader of each volume, by the place of the volume. A volume that shares no mount is its own
+    /// leader.
     leaders: BTreeMap<usize, usize>,
 }
 
 impl Sharing {
-    /// Finds the volumes that share a claim; the first one leads. Its mount has the options of all: it is read-only if
-    /// one of them is.
+    /// Finds the volumes that name the same claim; the first of them is the leader. Its mount has the options of all of
+    /// them: it is read-only if one of them is. Returns the leaders, with their places, as the volumes to mount.
     pub(in crate::supervisor) fn of(volumes: &[Volume], pod: &PodIdentity) -> (Sharing, Vec<(usize, Volume)>) {
         let mut sharing = Sharing::default();
         let mut mounted: Vec<(usize, Volume)> = Vec::new();
         for (place, volume) in volumes.iter().enumerate() {
-            let leader = mounted.iter_mut().find(|(_, other)| is_shared(volume, other, pod));
+            let leader = mounted.iter_mut().find(|(_, leader)| is_shared(volume, leader, pod));
             match leader {
-                Some((leader, other)) => {
-                    sharing.leaders.insert(place, *leader);
-                    merge(other, volume);
+                Some((leader_place, leader)) => {
+                    sharing.leaders.insert(place, *leader_place);
+                    merge(leader, volume);
                 }
                 None => {
                     sharing.leaders.insert(place, place);
@@ -34,17 +36,17 @@ impl Sharing {
         (sharing, mounted)
     }
 
-    /// The places of all volumes that have the mount of `leader`.
+    /// The places of all volumes that share the mount of `leader`, its own place included.
     pub(in crate::supervisor) fn places(&self, leader: usize) -> impl Iterator<Item = usize> {
-        self.leaders.iter().filter(move |(_, other)| **other == leader).map(|(place, _)| *place)
+        self.leaders.iter().filter(move |(_, of_place)| **of_place == leader).map(|(place, _)| *place)
     }
 
-    /// The place of the volume that is mounted for this one.
+    /// The place of the leader of the volume at this place.
     pub(in crate::supervisor) fn leader(&self, place: usize) -> usize {
         self.leaders.get(&place).copied().unwrap_or(place)
     }
 
-    /// Adds a volume that is published later. Its leader may be the volume itself.
+    /// Adds a volume that an agent publishes later. Its leader may be the volume itself.
     pub(in crate::supervisor) fn add(&mut self, place: usize, leader: usize) {
         self.leaders.insert(place, leader);
     }
@@ -68,10 +70,11 @@ pub(in crate::supervisor) fn can_share(leader: &Volume, volume: &Volume) -> bool
     merged == *leader
 }
 
-fn merge(leader: &mut Volume, other: &Volume) {
-    leader.preferences.served_by = leader.preferences.served_by.or(other.preferences.served_by);
-    if let (VolumeSource::Claim(claim), VolumeSource::Claim(more)) = (&mut leader.source, &other.source) {
-        let Claim { reference: _, read_only, usage } = more;
+/// Adds the options of `volume` to its leader.
+fn merge(leader: &mut Volume, volume: &Volume) {
+    leader.preferences.served_by = leader.preferences.served_by.or(volume.preferences.served_by);
+    if let (VolumeSource::Claim(claim), VolumeSource::Claim(added)) = (&mut leader.source, &volume.source) {
+        let Claim { reference: _, read_only, usage } = added;
         claim.read_only |= read_only;
         claim.usage.mounted |= usage.mounted;
         claim.usage.device |= usage.device;

@@ -1,19 +1,22 @@
 //! The end of a supervisor.
 //!
-//! Shutdown loses nothing and leaves nothing:
-//! 1. The supervisor starts no new work, and waits two seconds for work under way. Then it kills the server, which ends
-//!    every call that waits for the server. A call that waits for a source of the host stays behind with its volume. If the
-//!    source answers again while the other volumes are unmounted, this volume follows them; otherwise podfs unmounts what
-//!    is recorded, and its thread ends with the process: it cannot make anything after step 5.
-//! 2. It unmounts the volumes while the server still answers, a few at the same time: in each umount(2), the kernel
-//!    waits until no CPU uses the mount any more. It kills a server that ends or hangs meanwhile, so that no unmount
-//!    waits for it. After an order to stop, podfs deletes the content of emptyDirs; after a failure the next podfs
-//!    finds it again.
+//! Shutdown loses nothing and leaves nothing behind:
+//! 1. The supervisor starts no new work, and waits two seconds for the work under way. If work goes on after that, the
+//!    supervisor kills the server, which ends every call that waits for the server. A call that waits for a source of the node
+//!    goes on, and its blocking thread keeps the volume. If the source answers while the supervisor unmounts the other volumes,
+//!    the supervisor unmounts this volume after them. Otherwise it unmounts the recorded mounts, and the thread ends with the
+//!    process: the thread cannot make anything after step 5.
+//! 2. The supervisor unmounts the volumes while the server still answers, a few at the same time: in each umount(2), the kernel
+//!    waits until no CPU uses the mount any more. If the server ends or hangs meanwhile, the supervisor kills it and starts no
+//!    successor, so that no unmount waits for it. After two seconds, it continues a server that is stopped, which loses nothing.
+//!    After an order to stop, the supervisor deletes the content of emptyDirs. After a failure it keeps the content for the
+//!    next podfs.
 //! 3. Drivers of other vendors unmount what they have mounted, all at the same time. What a driver does not unmount
 //!    stays recorded for the next podfs of the pod, and for `podfs cleanup`.
-//! 4. The supervisor closes the server's socket; the server ends by itself, and is killed if it does not. The control
-//!    socket closes.
-//! 5. The supervisor removes the server's cgroup and the directories made for the volumes, and then gives up the claim.
+//! 4. The supervisor closes the server's socket, so that the server ends by itself, and kills the server if it does not. The
+//!    control socket closes.
+//! 5. The supervisor removes the server's cgroup and the directories that were made for the volumes, and then gives up the
+//!    claim.
 //!
 //! A system call on a disk that is frozen or fails blocks the supervisor in steps 2 and 5; the log names the path. The supervisor
 //! ends when the disk answers again.
@@ -21,12 +24,13 @@
 //! On the order to leave the volumes (SIGUSR1), a supervisor finishes the work under way and ends without any of these
 //! steps. The volumes stay as after a crash, so the next supervisor adopts them.
 
+use std::collections::BTreeSet;
 use std::sync::Mutex;
 use std::time::Duration;
 
 use podfs_fuse::mount::MountError;
 use tokio::task::{JoinSet, spawn_blocking};
-use tokio::time::{Instant, sleep, timeout};
+use tokio::time::{Instant, sleep, sleep_until, timeout};
 use tracing::{info, warn};
 
 use super::{Supervisor, TIMEOUT};
@@ -41,13 +45,13 @@ use crate::volume::{Volume, VolumeSource};
 
 /// How long drivers may take to unmount the volumes of a pod that ends, with all retries.
 const DRIVERS: Duration = Duration::from_secs(123);
-/// How many volumes are unmounted at the same time.
+/// How many volumes the supervisor unmounts at the same time.
 const AT_ONCE: usize = 16;
-/// The pause before podfs calls a driver again that failed.
+/// The pause before the supervisor calls a driver that failed once more.
 const AGAIN: Duration = Duration::from_millis(500);
 
 impl Supervisor {
-    /// Ends this process without dropping anything, so that the volumes stay mounted.
+    /// Ends this process without dropping any value, so that the volumes stay mounted.
     pub(in crate::supervisor) async fn leave(mut self) -> ! {
         let _ = timeout(TIMEOUT, self.finish_all()).await;
         info!("podfs ends; the server serves the volumes until the next podfs of the pod takes them over");
@@ -56,8 +60,8 @@ impl Supervisor {
         std::process::exit(0)
     }
 
-    /// Unmounts the volumes, and ends the server. Returns whether all are unmounted; a volume whose source does not answer
-    /// may not be.
+    /// Unmounts the volumes, and ends the server. Returns false if a volume may still be mounted, because the kernel has not
+    /// unmounted it, or because work on it has not ended: its source does not answer.
     pub(in crate::supervisor) async fn shut_down(mut self, end: PodEnd) -> bool {
         info!("unmounting");
         self.report.stopping();
@@ -65,17 +69,17 @@ impl Supervisor {
         if !has_finished {
             warn!("work on {} does not end; podfs kills the server", self.at_work());
             self.server.kill().await;
-            // This does not end calls that wait for a source of the host.
+            // Without a server, all work ends but the calls that wait for a source of the node.
             has_finished = timeout(TIMEOUT, self.finish_all()).await.is_ok();
         }
         let at_work = self.at_work();
-        self.unmount_all(end).await;
+        let mut unmounted = self.unmount_all(end).await;
         if !has_finished {
             has_finished = timeout(TIMEOUT, self.finish_all()).await.is_ok();
             if !has_finished {
                 warn!("podfs ends without waiting for {at_work}: a source or a disk of the node does not answer");
             }
-            self.unmount_all(end).await;
+            unmounted &= self.unmount_all(end).await;
         }
         if end == PodEnd::Clean {
             self.leave_devices().await;
@@ -86,19 +90,18 @@ impl Supervisor {
         }
         // The run directory is removed next.
         self.report.store().counters().finish().await;
-        has_finished
+        has_finished && unmounted
     }
 
-    /// What threads work on, for the log: `volume "data" (/srv/data)`.
+    /// The volumes that blocking threads work on, for the log: `volume "data" (/srv/data)`.
     fn at_work(&self) -> String {
-        let of_threads =
-            self.volumes.iter().filter(|(place, _)| !self.idle.contains_key(&self.sharing.leader(**place)));
-        let names: Vec<_> = of_threads.map(|(_, volume)| self.name_with_source(volume)).collect();
+        let busy = self.volumes.iter().filter(|(place, _)| !self.idle.contains_key(&self.sharing.leader(**place)));
+        let names: Vec<_> = busy.map(|(_, volume)| self.name_with_source(volume)).collect();
         if names.is_empty() { "the mounts of a container".to_owned() } else { names.join(", ") }
     }
 
-    /// What podfs does with a volume that is unmounted, for the log. `None` if that needs no disk: only a server that hangs
-    /// delays it, until podfs kills the server.
+    /// The step that unmounts a volume, for the log. `None` if that needs no disk: only a server that hangs can delay such an
+    /// unmount, until the supervisor kills the server.
     fn step(&self, volume: &Volume) -> Option<String> {
         let name = volume.name.as_str();
         match (&volume.source, self.setting.site.home(name)) {
@@ -110,6 +113,7 @@ impl Supervisor {
         }
     }
 
+    /// The name of a volume, with the directory of the node that it shows, for the log.
     fn name_with_source(&self, volume: &Volume) -> String {
         let source = match &volume.source {
             VolumeSource::HostPath(source) => Some(source.path.clone()),
@@ -120,8 +124,8 @@ impl Supervisor {
         source.map_or(format!("volume {name:?}"), |source| format!("volume {name:?} ({})", source.display()))
     }
 
-    /// Releases devices that an earlier podfs of the pod has mounted or linked, and that the pod's manifest no longer
-    /// has.
+    /// Releases the block devices that an earlier podfs of the pod has mounted or linked for it, also those that the pod's
+    /// manifest no longer has.
     async fn leave_devices(&self) {
         let site = &self.containers.site;
         let (Some(root), Some(uid)) = (site.root(), site.uid()) else { return };
@@ -130,28 +134,42 @@ impl Supervisor {
             left.extend(block::unmap_all(&root, &uid));
             left
         });
-        // Another process may be formatting the device. The next podfs that uses the device finds what stays.
+        // Another process may hold the lock of a device while it formats the device, so this has a time limit. The next podfs
+        // that uses the device finds what stays.
         if let Ok(Ok(left)) = timeout(TIMEOUT, leave).await {
             left.iter().for_each(|(place, error)| warn!("{} stays: {error}", place.display()));
         }
     }
 
-    /// Unmounts all volumes.
-    async fn unmount_all(&mut self, end: PodEnd) {
+    /// Unmounts all idle volumes. Returns whether the kernel has unmounted them all.
+    async fn unmount_all(&mut self, end: PodEnd) -> bool {
         let mut waiting = std::mem::take(&mut self.idle).into_values();
-        let mut unmounting = JoinSet::new();
+        let (mut unmounting, mut all) = (JoinSet::new(), true);
+        let mut of_server = BTreeSet::new();
+        let mut look_at_server = Some(Instant::now() + LONG);
         loop {
             for volume in waiting.by_ref().take(AT_ONCE - unmounting.len()) {
                 let step = self.step(volume.spec());
+                if step.is_none() {
+                    of_server.insert(volume.spec().name.to_string());
+                }
                 unmounting.spawn(unmount(step, volume, end));
             }
             match waiting.len() + unmounting.len() {
-                0 => return,
-                left => self.report.unmounting(left),
+                0 => return all,
+                remaining => self.report.unmounting(remaining),
             }
             tokio::select! {
                 Some(unmounted) = unmounting.join_next() => {
-                    self.note_unmounted(unmounted.expect("no task panics or is cancelled"));
+                    let unmounted = unmounted.expect("no task panics or is cancelled");
+                    if of_server.remove(&unmounted.name) {
+                        look_at_server = Some(Instant::now() + LONG);
+                    }
+                    all &= self.note_unmounted(unmounted);
+                }
+                () = sleep_until(look_at_server.unwrap_or_else(Instant::now)), if look_at_server.is_some() => {
+                    look_at_server = None;
+                    self.report_wait_for_server(&of_server);
                 }
                 () = self.server.lost() => {
                     warn!("the server ended while podfs unmounts the volumes");
@@ -161,31 +179,47 @@ impl Supervisor {
         }
     }
 
-    fn note_unmounted(&mut self, unmounted: UnmountOutcome) {
+    /// Reports that the server does not answer for these volumes, which need no disk, and continues a server that is stopped.
+    fn report_wait_for_server(&self, volumes: &BTreeSet<String>) {
+        let names: Vec<_> = volumes.iter().map(|name| format!("{name:?}")).collect();
+        match (self.server.continue_if_stopped(), names.is_empty()) {
+            (Some(pid), _) => {
+                warn!(
+                    "podfs still waits to unmount volumes, because their server (pid {pid}) is stopped; podfs continues it"
+                )
+            }
+            (None, false) => warn!(
+                "podfs still waits to unmount {}, because their server does not answer; podfs kills it if that lasts",
+                names.join(", ")
+            ),
+            (None, true) => {}
+        }
+    }
+
+    /// Reports the outcome of an unmount. Returns whether the kernel has unmounted the volume.
+    fn note_unmounted(&mut self, unmounted: UnmountOutcome<MountError>) -> bool {
         let UnmountOutcome { name, plugin, took, outcome } = unmounted;
         if let Some(took) = took {
             self.report.operated("volume_unmount", &plugin, outcome.is_ok(), took);
         }
-        if let Err(error) = outcome {
-            warn!(volume = name, "volume {name:?}: {error}");
-        }
+        outcome.inspect_err(|error| warn!(volume = name, "volume {name:?}: {error}")).is_ok()
     }
 }
 
 /// Removes the mount points and the pod's files, and gives up the claim. `unmounted` says whether all volumes are unmounted.
-/// `step` says that in the log.
+/// `step` describes this for the log, if it takes long.
 pub(super) fn remove_files(mount_points: &Mutex<MountPoints>, counters: &CounterStore, step: &str, unmounted: bool) {
     let remove = || {
         counters.wait_for_disk();
-        // A thread that waits for the disk of a mount point holds the lock.
+        // This waits while another thread holds the lock and waits for the disk of a mount point.
         mount_points.lock().map(|mut mount_points| mount_points.take_back(unmounted))
     };
     let _poisoned = report_if_long(step, remove);
 }
 
-/// Unmounts a volume on a blocking thread.
-async fn unmount(step: Option<String>, volume: PodVolume, end: PodEnd) -> UnmountOutcome {
-    let mut unmounting = spawn_blocking(move || UnmountOutcome::of(volume, end));
+/// Unmounts a volume on a blocking thread. Logs `step` if that takes long.
+async fn unmount(step: Option<String>, volume: PodVolume, end: PodEnd) -> UnmountOutcome<MountError> {
+    let mut unmounting = spawn_blocking(move || UnmountOutcome::of(volume, |volume| volume.take_down(end)));
     let unmounted = match timeout(LONG, &mut unmounting).await {
         Ok(unmounted) => unmounted,
         Err(_) => {
@@ -199,24 +233,25 @@ async fn unmount(step: Option<String>, volume: PodVolume, end: PodEnd) -> Unmoun
 }
 
 /// The outcome of an unmount.
-struct UnmountOutcome {
-    name: String,
-    plugin: String,
-    /// How long it took, if the volume was mounted.
-    took: Option<Duration>,
-    outcome: Result<(), MountError>,
+pub(super) struct UnmountOutcome<E> {
+    pub(super) name: String,
+    pub(super) plugin: String,
+    /// How long the unmount took, if the volume was mounted.
+    pub(super) took: Option<Duration>,
+    pub(super) outcome: Result<(), E>,
 }
 
-impl UnmountOutcome {
-    fn of(volume: PodVolume, end: PodEnd) -> UnmountOutcome {
+impl<E> UnmountOutcome<E> {
+    /// Unmounts a volume by `unmount`.
+    pub(super) fn of(volume: PodVolume, unmount: impl FnOnce(PodVolume) -> Result<(), E>) -> Self {
         let (name, plugin, began) = (volume.spec().name.to_string(), volume.plugin(), Instant::now());
         let was_mounted = !matches!(volume.state(), VolumeLife::Waiting(_));
-        let outcome = volume.take_down(end);
+        let outcome = unmount(volume);
         UnmountOutcome { name, plugin, took: was_mounted.then(|| began.elapsed()), outcome }
     }
 }
 
-/// Makes the drivers unmount what they have mounted for the pod. A driver that hangs delays no other.
+/// Makes the drivers unmount what they have mounted for the pod. A driver that hangs delays no other driver.
 async fn undo_drivers(setting: &VolumeContext) {
     let mut undoing: JoinSet<()> =
         homes(&setting.site).into_iter().map(|home| undo_until_done(setting.clone(), home)).collect();

@@ -1,4 +1,4 @@
-//! The signals that end podfs.
+//! The signals that ask podfs to end: SIGTERM, SIGINT and SIGHUP.
 
 use std::io;
 

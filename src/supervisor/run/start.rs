@@ -1,10 +1,11 @@
 //! The start of a supervisor: from an assignment to volumes that are served.
 //!
-//! 1. Prepare: all that touches no volume. The control socket answers from then on.
-//! 2. Adopt or start: the server of an earlier podfs, with the volumes that the pod still has, or a new one; the mount
-//!    points of projections. The main loop mounts the volumes.
+//! 1. Prepare: the steps that touch no volume. After them, the control socket answers.
+//! 2. Adopt or start: the supervisor adopts the server of an earlier podfs, with the volumes that the pod still has, or
+//!    starts a new server. It makes the mount points of projections. The main loop mounts the volumes.
 
 use std::collections::HashMap;
+use std::mem::ManuallyDrop;
 use std::net::TcpListener;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
@@ -46,9 +47,9 @@ use crate::supervisor::volume::search::Searches;
 use crate::supervisor::volume::{PodVolume, VolumeContext};
 use crate::volume::{SubPathMode, Volume, VolumeSource};
 
-/// Most containers that wait to be prepared or released.
+/// Most errands that wait for the supervisor's task.
 const MAX_ERRANDS: usize = 8;
-/// Most changes of the volumes that wait for their turn.
+/// Most changes of the volumes that wait for the supervisor's task.
 const MAX_CHANGES: usize = 16;
 
 /// A supervisor that has not touched a volume yet.
@@ -82,12 +83,12 @@ pub(super) struct StartedSupervisor {
     pub(super) supervisor: Supervisor,
     /// The mount points of the supervisor's volumes.
     pub(super) mount_points: Arc<Mutex<MountPoints>>,
-    /// Whether the pod is claimed, so that its next podfs finds the volumes.
+    /// Whether the supervisor has claimed the pod, so that the next podfs of the pod finds the volumes.
     pub(super) is_claimed: bool,
 }
 
 impl PreparedSupervisor {
-    /// Prepares all that touches no volume.
+    /// Does the steps that touch no volume.
     pub(super) fn of(
         assignment: Assignment,
         source: Source,
@@ -148,11 +149,23 @@ impl PreparedSupervisor {
         }
     }
 
-    /// Adopts the server of an earlier podfs, or starts one.
+    /// Adopts the server of an earlier podfs, or starts a new server. If that fails, leaves the volumes of an earlier podfs as they
+    /// are, for the next podfs; in an upgrade, that is the program before the upgrade.
     ///
     /// # Errors
     /// When no server can be started, or mount points cannot be made.
     pub(super) fn adopt_or_start(self) -> Result<StartedSupervisor, SupervisorError> {
+        let handover = UpgradeHandover::find();
+        let give_back = |reason: &str| handover.iter().for_each(|handover| handover.give_back(reason));
+        let started = self.adopt_or_start_for(give_back).inspect_err(|error| give_back(&error.to_string()))?;
+        if let Some(handover) = handover {
+            handover.complete();
+        }
+        Ok(started)
+    }
+
+    /// As [`Self::adopt_or_start`]. Calls `refused` with the reason if the server of an earlier podfs cannot be adopted.
+    fn adopt_or_start_for(self, refused: impl FnOnce(&str)) -> Result<StartedSupervisor, SupervisorError> {
         let PreparedSupervisor { identity, volumes, site, claim, inheritance, server_program, cgroup, .. } = self;
         let PreparedSupervisor {
             trace, keep_old_generations, agent_watches_mounts, view, source, report, control, ..
@@ -171,15 +184,15 @@ impl PreparedSupervisor {
         let (sharing, mounted) = Sharing::of(&volumes, &identity);
         let directory = claim.as_ref().map(|claim| claim.directory().to_owned());
         let profile = profile(&volumes, io_uring);
-        let continuing = UpgradeHandover::find();
-        let found = directory.as_deref().and_then(|directory| {
-            let refused = |reason: &str| continuing.iter().for_each(|continuing| continuing.give_back(reason));
+        let adopted = directory.as_deref().and_then(|directory| {
             adoption::find(directory, &server_program, &identity, profile, report.log_format(), refused)
         });
-        let (server, adoption) = found.unzip();
+        let (server, adoption) = adopted.unzip();
         let mut mount_points = MountPoints::new(claim, inheritance);
-        let kept = adoption.map_or(Ok(HashMap::new()), |adoption| adoption.keep(&mounted, &site, &mut mount_points));
-        let mut kept = kept.map_err(MountPointsError::Mount)?;
+        let kept = adoption
+            .map_or(Ok(HashMap::new()), |adoption| adoption.keep(&mounted, &identity, &site, &mut mount_points));
+        // An error in the next steps must not drop the volumes, because that unmounts them.
+        let kept = ManuallyDrop::new(kept.map_err(MountPointsError::Mount)?);
         let step = format!("make the mount points in {}", site.path().display());
         let points = report_if_long(&step, || prepare_mount_points(&mounted, &kept, &site, &mut mount_points))?;
         let server = match server {
@@ -191,6 +204,7 @@ impl PreparedSupervisor {
             let listening = socket::make(directory, claim::SERVER).and_then(|socket| server.listen(socket));
             listening.map_err(|cause| SupervisorError::Socket { path: directory.join(claim::SERVER), cause })?;
         }
+        let mut kept = ManuallyDrop::into_inner(kept);
         let (unmount_watch, containers_site) = (UnmountWatch::of(&site, agent_watches_mounts), site.clone());
         let mount_points = Arc::new(Mutex::new(mount_points));
         let setting = VolumeContext {
@@ -204,10 +218,10 @@ impl PreparedSupervisor {
             io_uring,
             keep_empty_dirs,
         };
-        let mut turns = HashMap::new();
+        let mut refresh_times = HashMap::new();
         let idle = mounted.into_iter().zip(points).map(|((place, spec), point)| {
             let setting = setting.clone();
-            turns.insert(place, RefreshTime::default());
+            refresh_times.insert(place, RefreshTime::default());
             let volume = match (kept.remove(&place), point) {
                 (Some(kept), _) => PodVolume::adopted(spec, kept, setting),
                 (None, point) => PodVolume::new(spec, point, setting),
@@ -223,28 +237,26 @@ impl PreparedSupervisor {
             idle,
             server,
             working: JoinSet::new(),
-            turns,
+            refresh_times,
             view: Arc::new(view),
             version: 1,
             sharing,
             next_place: volumes.len(),
             volumes: volumes.into_iter().enumerate().collect(),
             setting,
-            leaving: JoinSet::new(),
-            departures: PendingUnmounts::default(),
+            unmounting: JoinSet::new(),
+            pending_unmounts: PendingUnmounts::default(),
             upgrades,
             changes,
             control,
             searches: Searches::default(),
             unmount_watch,
+            run_directory_trouble: None,
             containers,
         };
         supervisor.remove_leftovers();
         supervisor.report_server();
         supervisor.report_volumes();
-        if let Some(continuing) = continuing {
-            continuing.complete();
-        }
         Ok(StartedSupervisor { supervisor, mount_points, is_claimed: directory.is_some() })
     }
 }
@@ -260,13 +272,13 @@ pub(super) fn profile<'a>(volumes: impl IntoIterator<Item = &'a Volume>, io_urin
     volumes.into_iter().map(of_volume).max().unwrap_or(Profile::Projection)
 }
 
-/// A control socket that cannot be opened is only logged: the pod's volumes do not depend on it.
+/// Opens the control socket. If that fails, podfs only logs it: the pod's volumes do not depend on the socket.
 fn listen(claim: &PodLock, report: &Report, inbox: Option<PushReceiver>, task_queues: TaskQueues) -> Option<Control> {
     let control = Control::open(claim.directory(), report.store(), inbox, task_queues);
     control.inspect_err(|error| warn!("podfs status cannot ask this process: {error}")).ok()
 }
 
-/// Metrics that cannot be served are only logged, too.
+/// Serves metrics over HTTP. If that fails, podfs only logs it, too.
 fn serve_metrics(listener: TcpListener, report: &Report) {
     let store = report.store();
     let read = move || Exposition::of(vec![metrics::read(&store)]);
@@ -275,8 +287,8 @@ fn serve_metrics(listener: TcpListener, report: &Report) {
     }
 }
 
-/// Makes the mount points of projections, whose paths are known from the start, except those that are mounted already.
-/// A passthrough volume gets its mount point when its source is found.
+/// Makes the mount points of projections, whose paths are known from the start, except of those that are mounted
+/// already. A passthrough volume gets its mount point when podfs has found its source.
 fn prepare_mount_points(
     volumes: &[(usize, Volume)],
     kept: &HashMap<usize, KeptVolume>,

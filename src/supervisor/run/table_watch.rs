@@ -1,9 +1,9 @@
 //! When to read the mount table of this process.
 //!
 //! The kernel marks an open mount table at each change (`proc_pid_mounts(5)`). Every process that watches gets an event
-//! for every mount on the node, and the table grows with the node: with 1 000 mounts, a read takes 2.5 ms. So a look,
-//! which is one read, is due 100 ms after the first change, when the rest of a burst is over, and then at most once a
-//! second.
+//! for every mount on the node, and a read takes the longer, the more mounts the node has: 2.5 ms with 1 000 mounts. So
+//! a look, which is one read, is due 100 ms after the first change, when most bursts of changes are over, and then at
+//! most once a second.
 
 use std::fs::File;
 use std::future::pending;
@@ -14,14 +14,14 @@ use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 use tokio::time::{Instant, sleep_until};
 
-/// From a change of the table to the look at it.
+/// The time from a change of the table to the look at it.
 const SETTLE: Duration = Duration::from_millis(100);
-/// From one look to the next.
+/// The least time from one look to the next.
 const PAUSE: Duration = Duration::from_secs(1);
 
 /// Decides when a look is due.
 pub(crate) struct TableWatch {
-    /// `None` where only [`TableWatch::look_soon`] makes looks due.
+    /// The open mount table; `None` if only [`TableWatch::look_soon`] makes looks due.
     table: Option<AsyncFd<File>>,
     look_at: Option<Instant>,
     last: Option<Instant>,
@@ -34,7 +34,7 @@ impl TableWatch {
     /// When the table cannot be watched.
     pub(crate) fn open() -> io::Result<TableWatch> {
         let table = File::open("/proc/self/mountinfo")?;
-        // SAFETY: a file has the same descriptor for as long as it lives, and closes it only at its end.
+        // SAFETY: the `AsyncFd` owns the file, which keeps its descriptor, and closes it only when it is dropped.
         let table = unsafe { AsyncFd::register_with_interest(table, Interest::PRIORITY) }?;
         Ok(TableWatch { table: Some(table), ..TableWatch::on_demand() })
     }
@@ -44,7 +44,7 @@ impl TableWatch {
         TableWatch { table: None, look_at: Some(Instant::now()), last: None }
     }
 
-    /// Makes a look due after [`SETTLE`], but not within [`PAUSE`] of the last one.
+    /// Makes a look due after [`SETTLE`], but not within [`PAUSE`] of the last look.
     pub(crate) fn look_soon(&mut self) {
         let soonest = Instant::now() + SETTLE;
         let at = self.last.map_or(soonest, |last| soonest.max(last + PAUSE));

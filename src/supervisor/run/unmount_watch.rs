@@ -1,9 +1,9 @@
 //! Notices that another process has unmounted a volume.
 //!
 //! The supervisor reads the mount table when that has changed. It never accesses a mount itself: the call may wait for
-//! the server that the supervisor has to replace. Where an agent watches the table for all pods of the node, the
-//! supervisor does not: a hundred pods that start one after the other would cost their supervisors a quarter of a CPU
-//! meanwhile.
+//! the server that the supervisor has to replace. If an agent watches the table for all pods of the node, the
+//! supervisor does not: while a hundred pods start one after the other, the watches of their supervisors would take a
+//! quarter of a CPU.
 
 use std::future::pending;
 use std::path::PathBuf;
@@ -19,14 +19,14 @@ use crate::supervisor::run_dir::site::Site;
 /// When the supervisor looks at the mount table.
 pub(in crate::supervisor) struct UnmountWatch {
     watch: TableWatch,
-    /// Whether podfs ends when another process unmounts its volume.
+    /// Whether podfs ends when another process unmounts its only volume (`podfs mount`).
     is_end: bool,
-    /// Whether podfs worked on a volume during the last look, so that the look missed this volume.
+    /// Whether a blocking thread worked on a volume during the last look, so that the look missed this volume.
     missed: bool,
 }
 
 impl UnmountWatch {
-    /// Watches for unmounts. The first look also finds earlier ones. With `by_agent`, an agent asks for the later
+    /// Watches for unmounts. The first look also finds earlier unmounts. With `by_agent`, an agent asks for the later
     /// looks. `None` if the table cannot be watched: podfs serves the volumes all the same.
     pub(in crate::supervisor) fn of(site: &Site, by_agent: bool) -> Option<Self> {
         let watch = match by_agent {
@@ -48,8 +48,9 @@ pub(in crate::supervisor) async fn look_is_due(unmounts: Option<&mut UnmountWatc
 }
 
 impl Supervisor {
-    /// Compares the volumes with the mount table, and schedules a new mount for each that another process has
-    /// unmounted. If podfs ends with its volume, returns instead the path where the volume was mounted.
+    /// Compares the idle volumes with the mount table, and schedules a refresh for each volume whose path shows
+    /// something else than before. If another process has unmounted the volume with which podfs ends, returns the path
+    /// of its mount point.
     pub(in crate::supervisor) fn look_at_mounts(&mut self) -> Option<PathBuf> {
         let table = mounts().inspect_err(|error| warn!("podfs cannot read the mount table: {error}")).ok()?;
         let is_end = self.unmount_watch.as_mut().is_some_and(|watch| {
@@ -62,7 +63,7 @@ impl Supervisor {
                 return volume.unmounted_from(&table);
             }
             let Some(pause) = volume.look(&table) else { continue };
-            self.turns.entry(*place).or_default().retry_at = Some(Instant::now() + pause);
+            self.refresh_times.entry(*place).or_default().retry_at = Some(Instant::now() + pause);
             changed.push(*place);
         }
         let idle = std::mem::take(&mut self.idle);
@@ -73,7 +74,7 @@ impl Supervisor {
         None
     }
 
-    /// Makes a look due if the last one missed the volume that podfs worked on until now.
+    /// Makes a look due if the last look missed a volume, because a blocking thread worked on it.
     pub(in crate::supervisor) fn look_again(&mut self) {
         if let Some(unmounts) = self.unmount_watch.as_mut().filter(|unmounts| unmounts.missed) {
             unmounts.missed = false;

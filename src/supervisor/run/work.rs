@@ -15,14 +15,15 @@ use crate::volume::VolumeSource;
 /// When the supervisor refreshes a volume.
 #[derive(Default)]
 pub(super) struct RefreshTime {
-    /// The version of the pod's view that it was last refreshed with.
+    /// The version of the pod's view with which the volume was last refreshed.
     refreshed: u64,
-    /// When podfs saw the oldest change that it was not refreshed with.
+    /// When podfs saw the oldest change since then.
     pub(super) noticed_at: Option<time::Instant>,
     pub(super) retry_at: Option<Instant>,
 }
 
 impl RefreshTime {
+    /// Whether the volume lacks a change up to this version, or has to be retried.
     fn is_due(&self, version: u64, now: Instant) -> bool {
         self.refreshed < version || self.retry_at.is_some_and(|at| at <= now)
     }
@@ -39,12 +40,12 @@ pub(super) enum WorkOutcome {
     /// The volume was refreshed.
     Refreshed {
         attempt: RefreshOutcome,
-        /// How long it took, if the volume was to be mounted.
+        /// How long the refresh took, if the volume was not mounted before.
         mounting: Option<Duration>,
     },
-    /// Old generations were removed.
+    /// The thread has removed old generations.
     Cleared,
-    /// The volume has done its part of an errand.
+    /// The thread has done the volume's part of an errand.
     Errand(VolumeErrandOutcome),
 }
 
@@ -56,17 +57,17 @@ impl Supervisor {
             .idle
             .keys()
             .copied()
-            .filter(|place| self.turns.get(place).is_none_or(|turn| turn.is_due(self.version, now)))
+            .filter(|place| self.refresh_times.get(place).is_none_or(|time| time.is_due(self.version, now)))
             .collect();
         for place in due {
             let Some(mut volume) = self.idle.remove(&place) else { continue };
             if let Some(VolumeSource::EmptyDir(source)) = self.volumes.get(&place).map(|spec| &spec.source) {
                 volume.describe(*source);
             }
-            let turn = self.turns.entry(place).or_default();
-            turn.refreshed = self.version;
-            turn.retry_at = None;
-            let (view, noticed_at) = (Arc::clone(&self.view), turn.noticed_at.take());
+            let time = self.refresh_times.entry(place).or_default();
+            time.refreshed = self.version;
+            time.retry_at = None;
+            let (view, noticed_at) = (Arc::clone(&self.view), time.noticed_at.take());
             self.working.spawn_blocking(move || {
                 let (began, waits) = (Instant::now(), matches!(volume.state(), VolumeLife::Waiting(_)));
                 let attempt = volume.refresh(&view, noticed_at);
@@ -77,7 +78,7 @@ impl Supervisor {
         self.start_clearing(now);
     }
 
-    /// Sends every other idle volume with an expired generation to a blocking thread.
+    /// Sends every idle volume with an old generation whose time is over to a blocking thread.
     fn start_clearing(&mut self, now: Instant) {
         let is_due = |volume: &PodVolume| volume.next_removal().is_some_and(|at| at <= now.into_std());
         let due: Vec<_> = self.idle.iter().filter(|(_, volume)| is_due(volume)).map(|(place, _)| *place).collect();
@@ -92,7 +93,7 @@ impl Supervisor {
 
     /// When the next retry, or the next removal of an old generation, is due.
     pub(in crate::supervisor) fn next_work(&self) -> Option<Instant> {
-        let retries = self.turns.values().filter_map(|turn| turn.retry_at);
+        let retries = self.refresh_times.values().filter_map(|time| time.retry_at);
         let removals = self.idle.values().filter_map(PodVolume::next_removal).map(Instant::from_std);
         retries.chain(removals).min()
     }
@@ -100,13 +101,13 @@ impl Supervisor {
     /// Takes a volume back from its thread.
     pub(in crate::supervisor) fn finish_work(
         &mut self,
-        done: Result<FinishedWork, JoinError>,
+        finished: Result<FinishedWork, JoinError>,
     ) -> Result<(), SupervisorError> {
-        let done = done.expect("a blocking thread that panics ends the process");
-        let FinishedWork { place, volume, outcome } = done;
+        let finished = finished.expect("a blocking thread that panics ends the process");
+        let FinishedWork { place, volume, outcome } = finished;
         match outcome {
             WorkOutcome::Refreshed { attempt, mounting } => {
-                if let Err(cause) = self.take_attempt(place, &volume, attempt, mounting) {
+                if let Err(cause) = self.record_refresh(place, &volume, attempt, mounting) {
                     let name = volume.spec().name.to_string();
                     self.idle.insert(place, volume);
                     return Err(SupervisorError::Mount { volume: name, cause });
@@ -115,8 +116,8 @@ impl Supervisor {
             WorkOutcome::Cleared => {}
             WorkOutcome::Errand(part) => self.containers.take(part),
         }
-        if self.is_leaving(place) {
-            self.take_away(place, volume);
+        if self.is_unmounting(place) {
+            self.start_unmount(place, volume);
             return Ok(());
         }
         self.report_volume(place, &volume);
@@ -129,7 +130,7 @@ impl Supervisor {
     ///
     /// # Errors
     /// When the volume can never be mounted.
-    fn take_attempt(
+    fn record_refresh(
         &mut self,
         place: usize,
         volume: &PodVolume,
@@ -154,17 +155,27 @@ impl Supervisor {
 
     /// Schedules a retry of the volume.
     pub(super) fn retry_at(&mut self, place: usize, delay: Duration) {
-        self.turns.entry(place).or_default().retry_at = Some(Instant::now() + delay);
+        self.refresh_times.entry(place).or_default().retry_at = Some(Instant::now() + delay);
     }
 
-    /// Waits for all work, without starting any that follows from it.
+    /// Waits for the end of all work on blocking threads. Starts no further work, except unmounts that waited for work to end.
+    /// Ignores the outcomes of refreshes.
     pub(in crate::supervisor) async fn finish_all(&mut self) {
-        while let Some(taken_away) = self.leaving.join_next().await {
-            self.finish_leaving(taken_away);
-        }
-        while let Some(done) = self.working.join_next().await {
-            if let Ok(FinishedWork { place, volume, .. }) = done {
-                self.idle.insert(place, volume);
+        loop {
+            tokio::select! {
+                Some(unmounted) = self.unmounting.join_next() => self.finish_unmount(unmounted),
+                Some(finished) = self.working.join_next() => {
+                    let finished = finished.expect("a blocking thread that panics ends the process");
+                    let FinishedWork { place, volume, outcome } = finished;
+                    if let WorkOutcome::Errand(part) = outcome {
+                        self.containers.take(part);
+                    }
+                    match self.is_unmounting(place) {
+                        true => self.start_unmount(place, volume),
+                        false => drop(self.idle.insert(place, volume)),
+                    }
+                }
+                else => break,
             }
         }
         self.containers.finish().await;

@@ -1,6 +1,7 @@
-//! Which recorded paths podfs touches. A lock file records what an earlier podfs made, so that the next one removes it;
-//! a process that can write such a file could make podfs unmount and remove any path. So podfs touches only what lies
-//! in the pod's run directory or below its own root directory, and the cgroup of the pod's server.
+//! Which recorded paths podfs unmounts and removes. A lock file records the paths that an earlier podfs has made, so
+//! that the next podfs removes them. A process that can write such a file could make podfs unmount and remove any path.
+//! So podfs touches only paths in the pod's run directory and below podfs's root directory, and the cgroup of the pod's
+//! server.
 
 use std::ffi::OsStr;
 use std::io;
@@ -13,10 +14,12 @@ use super::claim::PodLockRecord;
 /// Why podfs leaves a recorded path alone.
 pub const OUTSIDE: &str = "is neither below the root directory nor in the pod's run directory";
 
-/// The pod's run directory, and the root directory as it is written and as it is without symbolic links.
+/// The directories in which podfs touches recorded paths.
 #[derive(Clone, Debug)]
 pub struct Bounds {
+    /// The pod's run directory.
     run: PathBuf,
+    /// The root directory, as podfs was given it; and without symbolic links, if that is another path.
     roots: Vec<PathBuf>,
 }
 
@@ -24,7 +27,7 @@ impl Bounds {
     /// The bounds of the pod with this run directory.
     ///
     /// # Errors
-    /// When there is no working directory that a relative path could begin at.
+    /// When a path is relative, and this process has no working directory.
     pub fn new(run: &Path, root: &Path) -> io::Result<Self> {
         let root = std::path::absolute(root)?;
         let resolved = std::fs::canonicalize(&root);
@@ -45,7 +48,8 @@ impl Bounds {
                 stays
             });
         };
-        // podfs may have made a directory above for one that it recorded, and removes it only while it is empty.
+        // podfs may also have made directories above the run directory and the root directory. It removes only empty
+        // ones.
         keep(&mut record.run, &|path| self.run.starts_with(path));
         keep(&mut record.directories, &|path| {
             self.roots.iter().any(|root| path.starts_with(root) || root.starts_with(path))
@@ -62,6 +66,7 @@ impl Bounds {
         outside
     }
 
+    /// Whether this is a directory of the cgroup file system, with the name of the cgroup of the pod's server.
     fn is_cgroup_of_server(&self, path: &Path) -> bool {
         let uid = path.file_name().and_then(OsStr::to_str).and_then(|name| name.strip_prefix("podfs-"));
         let is_named = is_plain(path) && uid.is_some() && uid == self.run.file_name().and_then(OsStr::to_str);
@@ -70,8 +75,8 @@ impl Bounds {
     }
 }
 
-/// Whether a path exists. With `AT_STATX_DONT_SYNC`, the kernel does not ask a file system that is mounted there, which
-/// may not answer.
+/// Whether a path exists. With `AT_STATX_DONT_SYNC`, the kernel does not ask the server of a file system that is
+/// mounted there, which may not answer.
 pub fn is_there(path: &Path) -> bool {
     let flags = AtFlags::SYMLINK_NOFOLLOW | AtFlags::NO_AUTOMOUNT | AtFlags::STATX_DONT_SYNC;
     statx(CWD, path, flags, StatxFlags::empty()).is_ok()

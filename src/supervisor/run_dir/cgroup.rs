@@ -1,25 +1,26 @@
 //! The cgroup of a pod's server, which accounts for the server's memory alone, and can limit it.
 //!
-//! Cgroups of version 2 only; podfs leaves the hierarchies of version 1 alone.
+//! podfs uses cgroups of version 2 only. It does not touch the hierarchies of version 1.
 //!
-//! 1. The server's cgroup is `podfs-<pod uid>`. podfs makes it in its own cgroup if it may divide that: systemd has
-//!    delegated it (`Delegate=yes`), or systemd does not manage it, as in a container.
-//! 2. A server starts in it, so the kernel accounts there for all that it ever takes. A keeper is a child of its
-//!    server, and stays.
-//! 3. A limit needs the memory controller. The kernel enables it for children only where the parent has no process of
-//!    its own (`cgroups(7)`). So for a limit, and only then, the supervisor moves to `podfs-supervisors` beside them.
-//!    systemd starts the unit's next supervisor in the parent, for which it disables the controller when a supervisor
-//!    has ended; the kernel does not account again for what the server took until then.
-//! 4. The kernel never kills all of its processes together (`memory.oom.group` is 0): a server that takes too much
-//!    dies, its keeper does not.
-//! 5. podfs removes it when the server and its keeper have ended. After a crash, the pod's next podfs does so: the
-//!    claim has its path. A server that is adopted stays where it is.
+//! 1. The server's cgroup is `podfs-<pod uid>`. The supervisor makes it in the supervisor's own cgroup if it may divide
+//!    that: systemd has delegated the cgroup (`Delegate=yes`), or systemd does not manage it, as in a container.
+//! 2. A server starts in its cgroup, so the kernel accounts all of the server's memory to that cgroup. A keeper is a
+//!    child of its server, and stays in the cgroup.
+//! 3. A limit needs the memory controller. The kernel enables the controller for children of a cgroup only if that
+//!    cgroup has no processes (`cgroups(7)`). So for a limit, and only then, the supervisor moves to the cgroup
+//!    `podfs-supervisors` beside the servers' cgroups. When a supervisor of a unit has ended, systemd disables the
+//!    controller, because it starts the unit's next supervisor in the parent cgroup. That supervisor enables the
+//!    controller again, but the kernel does not account for memory that the server took before.
+//! 4. The kernel never kills all processes of the cgroup together (`memory.oom.group` is 0): it kills a server that
+//!    takes too much memory, but not the server's keeper.
+//! 5. The supervisor removes the cgroup when the server and its keeper have ended. After a crash, the pod's next podfs
+//!    removes it: the lock file has the path of the cgroup. An adopted server stays in its cgroup.
 //!
-//! Without such a cgroup everything works, and the server is in that of podfs.
+//! Without such a cgroup everything works, and the server is in the supervisor's cgroup.
 //!
-//! A supervisor that `podfs node` starts without systemd has a cgroup, too, `podfs-pod-<pod uid>`, beside that of the
-//! daemon where possible: killing the daemon's cgroup does not end the volumes. If the kubelet kills the daemon's
-//! cgroup, that of the supervisor is outside of the kubelet's.
+//! A supervisor that `podfs node` starts without systemd has a cgroup, too: `podfs-pod-<pod uid>`, beside the daemon's
+//! cgroup where possible. So killing the daemon's cgroup does not end the volumes. If the daemon is in a cgroup that
+//! the kubelet kills, the supervisor's cgroup is above the cgroups of the kubelet.
 
 use std::fs::{self, File};
 use std::io;
@@ -34,7 +35,7 @@ use tracing::{debug, info, warn};
 
 use crate::manifest::pod::PodUid;
 
-/// The cgroup of supervisors whose own one must not have processes.
+/// The name of the cgroup to which supervisors move whose own cgroup must have no processes.
 const SUPERVISORS: &str = "podfs-supervisors";
 /// The prefix of the names of supervisors' cgroups.
 const OF_SUPERVISOR: &str = "podfs-pod-";
@@ -72,8 +73,8 @@ pub(in crate::supervisor) struct Cgroup {
 }
 
 impl Cgroup {
-    /// A cgroup for the pod's server, with a limit of `memory` bytes. podfs uses `left`, that of an earlier podfs,
-    /// again if it has processes.
+    /// A cgroup for the pod's server, with a limit of `memory` bytes. `left` is the cgroup that an earlier podfs made
+    /// for the pod: it is used again if it has processes, and removed otherwise. `None` if podfs can make no cgroup.
     pub(in crate::supervisor) fn of_server(uid: &PodUid, memory: Option<u64>, left: Option<&Path>) -> Option<Cgroup> {
         let made = match left.filter(|left| has_processes(left)) {
             Some(left) => Self::open(left),
@@ -111,22 +112,22 @@ impl Cgroup {
         Ok(Cgroup { path: path.to_owned(), directory })
     }
 
-    /// Its path.
+    /// The path of the cgroup.
     pub(in crate::supervisor) fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Its directory, to start processes in it.
+    /// The directory of the cgroup, to start processes in the cgroup.
     pub(in crate::supervisor) fn directory(&self) -> BorrowedFd<'_> {
         self.directory.as_fd()
     }
 
-    fn limit_memory(&self, most: &str) -> io::Result<()> {
+    fn limit_memory(&self, bytes: &str) -> io::Result<()> {
         let limit = self.path.join("memory.max");
         if !limit.exists() {
             enable_memory(self.path.parent().unwrap_or(&self.path))?;
         }
-        fs::write(limit, most)?;
+        fs::write(limit, bytes)?;
         // Only kernels before 4.19 have no such file.
         let _ = fs::write(self.path.join("memory.oom.group"), "0");
         Ok(())
@@ -139,7 +140,7 @@ impl Drop for Cgroup {
     }
 }
 
-/// Makes the cgroup of a supervisor that a daemon starts. It stays when the daemon ends.
+/// Makes the cgroup of a supervisor that the daemon starts. The cgroup stays when the daemon ends.
 pub(crate) fn of_supervisor(uid: &PodUid) -> io::Result<OwnedFd> {
     let path = path_of_supervisor(uid)?;
     match fs::create_dir(&path) {
@@ -157,6 +158,7 @@ pub(crate) fn remove_named_of_supervisor(uid: &PodUid) {
     }
 }
 
+/// The path of the cgroup of a supervisor that the daemon starts.
 fn path_of_supervisor(uid: &PodUid) -> io::Result<PathBuf> {
     let name = format!("{OF_SUPERVISOR}{}", uid.as_str());
     if let Some(parent) = outside_of_kubelet()? {
@@ -164,13 +166,13 @@ fn path_of_supervisor(uid: &PodUid) -> io::Result<PathBuf> {
     }
     let own = own()?;
     let is_outermost = visible(&own_path()?)?.is_none_or(|(top, path)| path == top);
-    // systemd has delegated the cgroup of the unit, and not the one above.
+    // systemd has delegated the cgroup of the unit, and not the cgroup above.
     let is_unit = own.extension().is_some_and(|kind| kind == "service" || kind == "scope");
     let parent = own.parent().filter(|_| !is_outermost && !is_unit).unwrap_or(&own);
     Ok(parent.join(name))
 }
 
-/// If this process is in a cgroup that the kubelet kills, the nearest one above those of the kubelet.
+/// If this process is in a cgroup that the kubelet kills: the nearest cgroup above the cgroups of the kubelet.
 fn outside_of_kubelet() -> io::Result<Option<PathBuf>> {
     let own = own_path()?;
     let Some((top, _)) = visible(&own)? else { return Ok(None) };
@@ -181,19 +183,19 @@ fn outside_of_kubelet() -> io::Result<Option<PathBuf>> {
     Ok(is_killed.then(|| top.join(above)))
 }
 
-/// The cgroup that a daemon made for the supervisor of this pod: that of the process, or the one above the server's
-/// cgroup.
+/// The cgroup that a daemon made for the supervisor of this pod. `pid` is a supervisor or a server of the pod: its
+/// cgroup is that one, or is in that one.
 pub(crate) fn found_of_supervisor(uid: &PodUid, pid: u32) -> Option<PathBuf> {
-    let all = fs::read_to_string(format!("/proc/{pid}/cgroup")).ok()?;
-    let own = PathBuf::from(all.lines().find_map(|line| line.strip_prefix("0::/"))?);
+    let cgroups = fs::read_to_string(format!("/proc/{pid}/cgroup")).ok()?;
+    let own = PathBuf::from(cgroups.lines().find_map(|line| line.strip_prefix("0::/"))?);
     let name = format!("{OF_SUPERVISOR}{}", uid.as_str());
     let own = own.ancestors().find(|path| path.ends_with(&name))?;
-    let all = mounts().ok()?.into_iter().filter(|mounted| mounted.fs_type == "cgroup2");
-    all.map(|mounted| mounted.at.join(own)).find(|path| path.is_dir())
+    let mounts = mounts().ok()?.into_iter().filter(|mounted| mounted.fs_type == "cgroup2");
+    mounts.map(|mounted| mounted.at.join(own)).find(|path| path.is_dir())
 }
 
-/// Removes the cgroup of a supervisor that has ended with its server, if a daemon made it. The server and its keeper
-/// may end a moment after the supervisor.
+/// Removes the cgroup of a supervisor that has ended with its server, if a daemon made the cgroup. Waits for the server
+/// and its keeper, which may end a moment after the supervisor.
 pub(crate) fn remove_of_supervisor(cgroup: &Path) {
     let name = cgroup.file_name().and_then(|name| name.to_str());
     if let Some(uid) = name.and_then(|name| name.strip_prefix(OF_SUPERVISOR)) {
@@ -218,10 +220,11 @@ fn belongs_to_kubelet(part: &str) -> bool {
     part.starts_with("kubepods") || part.starts_with("kubelet")
 }
 
-/// The cgroup to divide: that of this process, or the one above after its move to [`SUPERVISORS`].
+/// The cgroup to divide: the cgroup of this process; or, if this process has moved to [`SUPERVISORS`], the cgroup above
+/// that.
 fn own() -> io::Result<PathBuf> {
     let own = own_path()?;
-    let refused = |why: &str| Err(io::Error::other(format!("podfs' cgroup {} {why}", own.display())));
+    let refused = |problem: &str| Err(io::Error::other(format!("podfs' cgroup {} {problem}", own.display())));
     let Some((top, path)) = visible(&own)? else { return refused("is not to be seen below a cgroup2 mount") };
     if systemd_keeps(&top, &path) {
         return refused("is systemd's; give podfs' unit Delegate=yes");
@@ -234,22 +237,22 @@ fn own() -> io::Result<PathBuf> {
 
 /// The cgroup of this process, from the root of its cgroup namespace (`cgroups(7)`).
 fn own_path() -> io::Result<PathBuf> {
-    let all = fs::read_to_string("/proc/self/cgroup")?;
-    let path = all.lines().find_map(|line| line.strip_prefix("0::"));
+    let cgroups = fs::read_to_string("/proc/self/cgroup")?;
+    let path = cgroups.lines().find_map(|line| line.strip_prefix("0::"));
     path.map(PathBuf::from).ok_or_else(|| io::Error::other("there are no cgroups of version 2"))
 }
 
-/// The cgroup2 mount that shows the cgroup of this process, and the whole path of the cgroup.
+/// The mount point of the cgroup file system that shows the cgroup of this process, and the whole path of that cgroup.
 fn visible(own: &Path) -> io::Result<Option<(PathBuf, PathBuf)>> {
     let below = own.strip_prefix("/").unwrap_or(own);
     let mounts = mounts()?.into_iter().filter(|mounted| mounted.fs_type == "cgroup2");
-    let mut places = mounts.map(|mounted| (mounted.at.join(below), mounted.at));
-    // The mount may have another root than the namespace; then the path leads to a cgroup of other processes.
-    let is_own = |path: &Path| listed(path).is_ok_and(|all| all.contains(&std::process::id()));
-    Ok(places.find(|(path, _)| is_own(path)).map(|(path, top)| (top, path)))
+    let mut paths = mounts.map(|mounted| (mounted.at.join(below), mounted.at));
+    // The mount may have another root than the cgroup namespace. Then the path leads to a cgroup of other processes.
+    let is_own = |path: &Path| listed(path).is_ok_and(|pids| pids.contains(&std::process::id()));
+    Ok(paths.find(|(path, _)| is_own(path)).map(|(path, top)| (top, path)))
 }
 
-/// Whether systemd has made the cgroup for a unit, and has not delegated it.
+/// Whether systemd has made the cgroup, or one above it, for a unit, and has not delegated that.
 fn systemd_keeps(top: &Path, path: &Path) -> bool {
     let is_unit = |path: &&Path| path.extension().is_some_and(|kind| kind == "service" || kind == "scope");
     let below = path.ancestors().take_while(|ancestor| *ancestor != top);
@@ -261,6 +264,8 @@ fn systemd_keeps(top: &Path, path: &Path) -> bool {
     !delegated("trusted.delegate") && !delegated("user.delegate")
 }
 
+/// Enables the memory controller for the children of a cgroup. If the cgroup has processes, moves this process out of
+/// it first.
 fn enable_memory(parent: &Path) -> io::Result<()> {
     let available = fs::read_to_string(parent.join("cgroup.controllers"))?;
     if !available.split_whitespace().any(|controller| controller == "memory") {
@@ -271,10 +276,10 @@ fn enable_memory(parent: &Path) -> io::Result<()> {
         Err(error) if error.kind() == io::ErrorKind::ResourceBusy => {}
         enabled => return enabled,
     }
-    let aside = parent.join(SUPERVISORS);
-    match fs::create_dir(&aside) {
+    let supervisors = parent.join(SUPERVISORS);
+    match fs::create_dir(&supervisors) {
         Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
-        _ => fs::write(aside.join(PROCESSES), "0")?,
+        _ => fs::write(supervisors.join(PROCESSES), "0")?,
     }
     enable().map_err(|error| match error.kind() {
         io::ErrorKind::ResourceBusy => {
@@ -284,13 +289,14 @@ fn enable_memory(parent: &Path) -> io::Result<()> {
     })
 }
 
+/// The ids of the processes in a cgroup.
 fn listed(cgroup: &Path) -> io::Result<Vec<u32>> {
-    let all = fs::read_to_string(cgroup.join(PROCESSES))?;
-    Ok(all.lines().filter_map(|pid| pid.parse().ok()).collect())
+    let pids = fs::read_to_string(cgroup.join(PROCESSES))?;
+    Ok(pids.lines().filter_map(|pid| pid.parse().ok()).collect())
 }
 
 fn has_processes(cgroup: &Path) -> bool {
-    listed(cgroup).is_ok_and(|all| !all.is_empty())
+    listed(cgroup).is_ok_and(|pids| !pids.is_empty())
 }
 
 /// Waits at most a second until all processes of a cgroup have ended, such as the keeper of a killed server, and
@@ -312,8 +318,8 @@ pub(crate) fn remove(cgroup: &Path) {
     const TRIES: u32 = 1000;
     for _ in 0..TRIES {
         match fs::remove_dir(cgroup) {
-            // The kernel no longer lists a process that begins to exit, but releases its cgroup only when it has
-            // exited.
+            // The kernel no longer lists a process that begins to exit, but the process stays in the cgroup until it
+            // has exited.
             Err(error) if error.kind() == io::ErrorKind::ResourceBusy && !has_processes(cgroup) => {
                 thread::sleep(Duration::from_millis(1));
             }

@@ -1,7 +1,7 @@
-//! One supervisor per pod: a locked file in the pod's run directory.
+//! One supervisor per pod: a locked file in the pod's run directory, the claim on the pod.
 //!
-//! The lock, not a process id, shows whether a supervisor serves the pod. The kernel releases the lock when its holder
-//! ends, and the process id may belong to another program by then. The file records what its holder has made.
+//! The lock, not a process id, shows whether a supervisor serves the pod. The kernel releases the lock when the supervisor that
+//! holds it ends. A process id may belong to another program by then. The file records what the supervisor has made.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read, Seek, Write};
@@ -24,44 +24,47 @@ use super::trust::{self, Untrusted};
 use crate::manifest::pod::PodIdentity;
 use crate::types::PodName;
 
-/// The locked file in the pod's run directory.
+/// The locked file, in the pod's run directory.
 pub const LOCK: &str = "lock";
-/// The supervisor's control socket there.
+/// The supervisor's control socket, in the pod's run directory.
 pub const CONTROL: &str = "control.sock";
-/// The socket there on which the next supervisor finds the server.
+/// The socket on which the next supervisor finds the server, in the pod's run directory.
 pub const SERVER: &str = "server.sock";
-/// The pod's counters there, for the next supervisor.
+/// The pod's counters for the next supervisor, in the pod's run directory.
 pub const COUNTS: &str = "counts.json";
-/// The new counters there, which podfs renames to [`COUNTS`] once they are written.
+/// The file for new counters, in the pod's run directory. podfs renames it to [`COUNTS`] when it is written.
 pub const NEXT_COUNTS: &str = "counts.json.new";
-/// The disks of the pod's hostPath volumes there, for the next supervisor.
+/// The record of the disks of the pod's hostPath volumes for the next supervisor, in the pod's run directory.
 pub const DISKS: &str = "disks.json";
+
+/// The content of a lock file that podfs could not read, in the pod's run directory.
+pub const UNREADABLE: &str = "lock.unreadable";
 
 /// Most bytes of a path.
 const LONGEST_PATH: usize = libc::PATH_MAX as usize - 1;
 
-/// How long to wait for a lock whose recorded supervisor has ended: another process cleans up after it, or reads its
-/// record.
+/// How long podfs waits for a lock although the recorded supervisor has ended. Another process holds the lock then, because it
+/// cleans up after that supervisor, or reads its record.
 const CLEANING: Duration = Duration::from_secs(3);
 
 /// Why a pod cannot be claimed.
 #[derive(Debug, thiserror::Error)]
 pub enum PodLockError {
-    /// Another supervisor serves it.
+    /// Another supervisor serves the pod.
     #[error("pod {uid} is already served by podfs (pid {pid}); stop that one first")]
     Taken {
-        /// The pod.
+        /// The uid of the pod.
         uid: String,
-        /// The other supervisor.
+        /// The process id of the other supervisor.
         pid: u32,
     },
-    /// The paths of its files are too long for the kernel.
+    /// The paths of the pod's sockets are too long for the kernel.
     #[error(
         "the run directory has too long a path: the pod's sockets in it have paths of {length} bytes, and Linux takes \
          {LONGEST_PATH}; choose a shorter --run-dir"
     )]
     TooLong {
-        /// Bytes of the longest of these paths.
+        /// The bytes of the longest of these paths.
         length: usize,
     },
     /// Users other than root can change the run directory.
@@ -81,49 +84,55 @@ pub enum PodLockError {
     },
 }
 
-/// The right to serve a pod. Dropping it removes the lock file.
+/// The right to serve a pod. Dropping it removes the lock file, unless that has the record of an earlier podfs: only
+/// [`PodLock::remove_record`] removes such a record.
 #[derive(Debug)]
 pub struct PodLock {
     pod: PodName,
     path: PathBuf,
     lock: Flock<File>,
-    // Dropped after `drop` has removed the file in them. The directories of this process are inside those of earlier ones.
+    // Dropping these removes the directories, after `drop` has removed the files in them. `run` comes first, because the
+    // directories that this process made are inside those that earlier ones made.
+    /// The directories that this process has made for the lock file.
     run: Directories,
+    /// The directories that earlier processes have made for the lock file.
     inherited_run: Directories,
+    /// The cgroup of the pod's server, to record.
     cgroup: Option<PathBuf>,
+    /// Whether the drop leaves the lock file, with the record. It does from the start if an earlier podfs has left a record.
     leaves_record: bool,
 }
 
-/// What a podfs that was killed has left for the next podfs that claims its pod.
+/// The leftovers of a podfs that was killed, for the next podfs that claims the pod.
 #[derive(Debug, Default)]
 pub struct PodLeftovers {
-    /// Directories and files it had made for the pod.
+    /// The directories and mount point files that the killed podfs had made for the pod.
     pub directories: Directories,
-    /// Paths that had, or were about to get, a mount.
+    /// The paths on which it had mounted something, or was about to.
     pub mounts: Vec<PathBuf>,
-    /// Files that it had written for containers.
+    /// The files that it had written for containers.
     pub written: Vec<PathBuf>,
 }
 
 /// The content of the lock file.
 #[derive(Debug, Default, Serialize, Deserialize)]
 pub struct PodLockRecord {
-    /// The supervisor that wrote it.
+    /// The process id of the supervisor that wrote the record.
     pub pid: u32,
-    /// The pod.
+    /// The namespace and name of the pod.
     #[serde(default)]
     pub pod: PodName,
-    /// The directories that were made for the lock file, in the order they were made.
+    /// The directories that were made for the lock file, in the order in which they were made.
     pub run: Vec<PathBuf>,
-    /// The directories that were made for the pod's volumes.
+    /// The directories that were made for the pod's volumes, in the order in which they were made.
     pub directories: Vec<PathBuf>,
-    /// Files in these that are mount points.
+    /// Files in these directories that are mount points.
     #[serde(default)]
     pub files: Vec<PathBuf>,
-    /// Mount points of volumes, and of parts of them (subPath).
+    /// Mount points of volumes, and of parts of volumes (subPath).
     #[serde(default)]
     pub mounts: Vec<PathBuf>,
-    /// Files in these directories that podfs removes with any content.
+    /// Files for containers, which podfs removes with any content.
     #[serde(default)]
     pub written: Vec<PathBuf>,
     /// The cgroup of the server.
@@ -132,12 +141,19 @@ pub struct PodLockRecord {
 }
 
 impl PodLockRecord {
-    /// The record in the lock file of this directory, if that has one.
+    /// The record in the lock file of this directory, if the lock file has one.
     pub fn read(directory: &Path) -> Option<PodLockRecord> {
         let mut bytes = Vec::new();
         trust::open(OpenOptions::new().read(true), &directory.join(LOCK)).ok()?.read_to_end(&mut bytes).ok()?;
-        // The file is empty while a process writes it, and after a write that failed.
-        if bytes.is_empty() { Some(PodLockRecord::default()) } else { serde_json::from_slice(&bytes).ok() }
+        Self::parse(&bytes).ok()
+    }
+
+    /// The record in the content of a lock file; an empty record if there is no content.
+    fn parse(bytes: &[u8]) -> serde_json::Result<PodLockRecord> {
+        // A process that was killed while it wrote a shorter record over a longer one has left the end of the longer one.
+        let mut values = serde_json::Deserializer::from_slice(bytes).into_iter();
+        // The file is empty while a process writes the first record, and after a write that failed.
+        values.next().unwrap_or_else(|| Ok(PodLockRecord::default()))
     }
 }
 
@@ -148,7 +164,7 @@ pub fn is_held(directory: &Path) -> bool {
 }
 
 impl PodLock {
-    /// Claims the pod, whose volumes are below the root directory. Returns what a podfs that was killed has left there.
+    /// Claims the pod, whose volumes are below the root directory. Returns the claim, and the leftovers of a podfs that was killed.
     ///
     /// # Errors
     /// When another process holds the claim, or the run directory cannot be written.
@@ -159,7 +175,7 @@ impl PodLock {
     ) -> Result<(Self, PodLeftovers), PodLockError> {
         let PodIdentity { namespace, name, uid } = pod;
         let directory = run_directory.join(uid.as_str());
-        // Recorded paths must mean the same to a process with another working directory.
+        // The record must have absolute paths: the next podfs may have another working directory.
         let directory = std::path::absolute(&directory).unwrap_or(directory);
         let length = directory.join(CONTROL).as_os_str().len();
         if length > LONGEST_PATH {
@@ -172,11 +188,11 @@ impl PodLock {
         trust::check(run_directory)?;
         loop {
             run.make(&directory)?;
-            // In a directory such as /tmp, another user may have made it first.
+            // In a directory such as /tmp, another user may have made the pod's directory first.
             trust::check(&directory)?;
             let mut options = OpenOptions::new();
             let file = match trust::open(options.read(true).write(true).create(true).truncate(false), &path) {
-                // A supervisor that ends just now has removed the directory.
+                // A supervisor that ends at this moment has removed the directory.
                 Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
                 opened => opened.map_err(failed)?,
             };
@@ -192,23 +208,23 @@ impl PodLock {
                 }
                 Err((_, errno)) => return Err(failed(errno.into())),
             };
-            // A supervisor that ended between open and lock has removed the file this lock is on.
+            // If a supervisor ended between the open and the lock, it has removed this file. Then podfs tries again.
             if is_still_at(&lock, &path) {
-                let mut record = read(&mut lock);
+                let mut record = read_or_keep(&mut lock, &directory).map_err(failed)?;
                 let bounds = Bounds::new(&directory, root_directory).map_err(failed)?;
-                for other in bounds.apply(&mut record).iter().filter(|other| is_there(other)) {
-                    warn!("{} names {}, which {OUTSIDE}; podfs leaves it alone", path.display(), other.display());
-                }
-                // The pod's run directory is removed with its last claim, whichever podfs made it.
+                let outside: Vec<_> = bounds.apply(&mut record).into_iter().filter(|other| is_there(other)).collect();
+                report_outside(&path, &outside);
+                // The podfs that gives up the claim removes the pod's run directory, whichever process has made it.
                 if !record.run.contains(&directory) && !run.made().contains(&directory) {
                     record.run.push(directory);
                 }
                 let directories = Directories::inherit(record.directories, record.files);
                 let inherited_run = Directories::inherit(record.run, Vec::new());
                 let pod = PodName { namespace: namespace.clone(), name: name.clone() };
+                // Until the caller has removed what the record names, only the record leads to it.
+                let leaves_record = record.pid != 0;
                 let cgroup = record.cgroup;
-                let mut claim =
-                    Self { pod, path: path.clone(), lock, run, inherited_run, cgroup, leaves_record: false };
+                let mut claim = Self { pod, path: path.clone(), lock, run, inherited_run, cgroup, leaves_record };
                 claim.record(&directories, &record.mounts, &record.written).map_err(failed)?;
                 let PodLockRecord { mounts, written, .. } = record;
                 return Ok((claim, PodLeftovers { directories, mounts, written }));
@@ -216,8 +232,8 @@ impl PodLock {
         }
     }
 
-    /// Claims what a dead podfs has left in this run directory of a pod, and returns its record. Makes nothing and
-    /// writes nothing. Dropping the claim removes the record, unless [`PodLock::leave_record`] is called.
+    /// Claims the leftovers of a dead podfs. `directory` is the pod's run directory. Returns the claim and the record. Makes
+    /// nothing and writes nothing. Dropping the claim removes the record, unless [`PodLock::leave_record`] is called.
     ///
     /// # Errors
     /// When another process holds the claim, or the lock file has no record.
@@ -262,18 +278,18 @@ impl PodLock {
             cgroup: self.cgroup.clone(),
         };
         let text = serde_json::to_vec(&record)?;
-        // The file keeps its blocks, so that a full disk does not lose the record.
+        // The file is not truncated first: it keeps its blocks, so that podfs can write the record even if the disk is full.
         self.lock.rewind()?;
         self.lock.write_all(&text)?;
         self.lock.set_len(text.len() as u64)
     }
 
-    /// Whether the lock file is still at its path. Another process may have deleted the run directory.
+    /// Whether the locked file is still at its path. Another process may have deleted it, or the run directory.
     pub fn is_in_place(&self) -> bool {
         is_still_at(&self.lock, &self.path)
     }
 
-    /// Claims the pod again after another process has deleted its run directory. The caller has to call
+    /// Claims the pod again after another process has deleted its lock file or run directory. The caller has to call
     /// [`PodLock::record`] next.
     ///
     /// # Errors
@@ -301,7 +317,7 @@ impl PodLock {
         self.path.parent().expect("the lock file is in it")
     }
 
-    /// The cgroup of the pod's server, or of the last one that a podfs started.
+    /// The recorded cgroup: that of the pod's server, or of the last server of the pod.
     pub fn cgroup(&self) -> Option<&Path> {
         self.cgroup.as_deref()
     }
@@ -311,15 +327,35 @@ impl PodLock {
         self.cgroup = cgroup.map(Path::to_owned);
     }
 
+    /// Gives the claim up, and removes the record.
+    pub fn remove_record(mut self) {
+        self.leaves_record = false;
+    }
+
     /// Gives the claim up, and leaves the record.
     pub fn leave_record(mut self) {
         self.leaves_record = true;
     }
 }
 
+/// Reports recorded paths that lie elsewhere, in one line however many they are.
+fn report_outside(lock: &Path, outside: &[PathBuf]) {
+    let (lock, first) = (lock.display(), outside.first().map(|first| first.display()));
+    match (first, outside.len()) {
+        (None, _) => {}
+        (Some(first), 1) => warn!("{lock} names {first}, which {OUTSIDE}; podfs leaves it alone"),
+        (Some(first), paths) => warn!(
+            "{lock} names {paths} paths such as {first}, each of which {OUTSIDE}; podfs leaves them alone. If an earlier podfs of the \
+             pod had another --root-dir, podfs cleanup with that --root-dir unmounts what it has left"
+        ),
+    }
+}
+
 impl Drop for PodLock {
     fn drop(&mut self) {
-        if self.leaves_record {
+        // Another podfs may have claimed the pod after the run directory was deleted. These are its files then.
+        let is_of_other = !self.is_in_place() && is_there(&self.path);
+        if self.leaves_record || is_of_other {
             return;
         }
         let _ = std::fs::remove_file(self.directory().join(SERVER));
@@ -327,15 +363,33 @@ impl Drop for PodLock {
         let _ = std::fs::remove_file(self.directory().join(COUNTS));
         let _ = std::fs::remove_file(self.directory().join(NEXT_COUNTS));
         let _ = std::fs::remove_file(self.directory().join(DISKS));
-        // Removed while it is still locked, so that no process locks a deleted file.
+        // This removes the file while it is still locked. A process that locks it later notices that it is deleted.
         let _ = std::fs::remove_file(&self.path);
     }
 }
 
-/// The record in the file. It is empty while another process writes the file, and if the file has no record.
+/// The record in the file; an empty record while another process writes the file, and if the file has no valid record.
 fn read(file: &mut File) -> PodLockRecord {
-    let mut text = String::new();
-    file.read_to_string(&mut text).ok().and_then(|_| serde_json::from_str(&text).ok()).unwrap_or_default()
+    let mut bytes = Vec::new();
+    file.read_to_end(&mut bytes).ok().and_then(|_| PodLockRecord::parse(&bytes).ok()).unwrap_or_default()
+}
+
+/// The record in the locked file of this directory. If the file has no valid record, keeps its content as [`UNREADABLE`], and
+/// returns an empty record: the caller writes its own record next.
+fn read_or_keep(file: &mut File, directory: &Path) -> io::Result<PodLockRecord> {
+    let mut bytes = Vec::new();
+    file.read_to_end(&mut bytes)?;
+    PodLockRecord::parse(&bytes).or_else(|error| {
+        let copy = directory.join(UNREADABLE);
+        std::fs::write(&copy, &bytes)?;
+        warn!(
+            "podfs cannot read the record of an earlier podfs in {} ({error}), and keeps it as {}; unmount and remove the paths \
+             in it that the pod does not use, then remove it",
+            directory.join(LOCK).display(),
+            copy.display()
+        );
+        Ok(PodLockRecord::default())
+    })
 }
 
 /// Whether no process has this id.
@@ -344,6 +398,7 @@ fn is_gone(pid: u32) -> bool {
     pid.is_none_or(|pid| kill(Pid::from_raw(pid), None) == Err(Errno::ESRCH))
 }
 
+/// Whether `path` leads to the open file `file`.
 fn is_still_at(file: &File, path: &Path) -> bool {
     match (file.metadata(), std::fs::metadata(path)) {
         (Ok(held), Ok(found)) => (held.dev(), held.ino()) == (found.dev(), found.ino()),
@@ -355,8 +410,9 @@ fn is_still_at(file: &File, path: &Path) -> bool {
 mod tests {
     use super::*;
     use crate::manifest::pod::PodIdentity;
+    use crate::supervisor::run_dir::mount_points::MountPoints;
 
-    /// No volume is there.
+    /// A root directory without volumes.
     const ROOT: &str = "/nonexistent";
 
     #[test]
@@ -386,10 +442,53 @@ mod tests {
             ..PodLockRecord::default()
         };
         std::fs::write(directory.join("lock"), serde_json::to_vec(&record).expect("JSON")).expect("written");
-        drop(PodLock::take(run.path(), root.path(), &pod).expect("no process holds the lock"));
+        let (claim, leftovers) = PodLock::take(run.path(), root.path(), &pod).expect("no process holds the lock");
+        MountPoints::new(Some(claim), leftovers).take_back(true);
         for directory in [&run, &root] {
             assert_eq!(std::fs::read_dir(directory.path()).expect("a listing").count(), 0);
         }
+    }
+
+    #[test]
+    fn a_supervisor_that_fails_before_it_serves_leaves_the_record_of_the_one_before() {
+        let (run, root) = (tempfile::tempdir().expect("a directory"), tempfile::tempdir().expect("a directory"));
+        let pod = PodIdentity::placeholder();
+        let directory = run.path().join(pod.uid.as_str());
+        let (mut claim, _) = PodLock::take(run.path(), root.path(), &pod).expect("the pod is free");
+        let mounts = [root.path().join("pods/u/volumes/p/v")];
+        claim.record(&Directories::default(), &mounts, &[]).expect("written");
+        claim.leave_record();
+        for _ in 0..2 {
+            let (claim, leftovers) = PodLock::take(run.path(), root.path(), &pod).expect("no process holds the lock");
+            assert_eq!(leftovers.mounts, mounts);
+            drop(MountPoints::new(Some(claim), leftovers));
+            assert_eq!(PodLockRecord::read(&directory).expect("a record").mounts, mounts);
+        }
+    }
+
+    #[test]
+    fn a_record_that_was_partly_written_over_is_read_or_kept() {
+        let run = tempfile::tempdir().expect("a directory");
+        let pod = PodIdentity::placeholder();
+        let directory = run.path().join(pod.uid.as_str());
+        std::fs::create_dir(&directory).expect("a directory");
+        let record = |mounts: &[&str]| {
+            let mounts = mounts.iter().map(PathBuf::from).collect();
+            serde_json::to_vec(&PodLockRecord { pid: 1, mounts, ..PodLockRecord::default() }).expect("JSON")
+        };
+        let (short, long) = (record(&["/nonexistent/a"]), record(&["/nonexistent/a", "/nonexistent/b"]));
+        // A podfs was killed before it cut the file to the length of the record.
+        std::fs::write(directory.join(LOCK), [&short, &long[short.len()..]].concat()).expect("written");
+        assert_eq!(PodLockRecord::read(&directory).expect("a record").mounts, [Path::new("/nonexistent/a")]);
+        let (claim, leftovers) = PodLock::take(run.path(), ROOT.as_ref(), &pod).expect("no process holds the lock");
+        assert_eq!(leftovers.mounts, [Path::new("/nonexistent/a")]);
+        claim.remove_record();
+        // A podfs was killed within a record.
+        std::fs::create_dir_all(&directory).expect("a directory");
+        std::fs::write(directory.join(LOCK), &long[..long.len() - 9]).expect("written");
+        assert!(PodLockRecord::read(&directory).is_none());
+        drop(PodLock::take(run.path(), ROOT.as_ref(), &pod).expect("no process holds the lock"));
+        assert_eq!(std::fs::read(directory.join(UNREADABLE)).expect("it is kept"), long[..long.len() - 9]);
     }
 
     #[test]
@@ -427,8 +526,10 @@ mod tests {
         let (other, _) = PodLock::take(run.path(), ROOT.as_ref(), &pod).expect("the lock file is another one");
         let refused = claim.take_again().expect_err("the other one has it").to_string();
         assert!(refused.contains("is already served by podfs"), "{refused}");
-        drop(other);
+        std::fs::write(directory.join(CONTROL), "").expect("a file of the other one");
         drop(claim);
+        assert!(other.is_in_place() && directory.join(CONTROL).exists());
+        drop(other);
         assert_eq!(std::fs::read_dir(run.path()).expect("a listing").count(), 0);
     }
 

@@ -1,6 +1,6 @@
-//! Files of the pod's directory that containers mount beside volumes: `/etc/hosts`, and a file for the termination
-//! message of each start of a container. podfs records them in the claim before it makes them, and removes them with
-//! the pod.
+//! Files in the pod's directory that containers mount besides volumes: `/etc/hosts`, and a file for the termination message of
+//! each start of a container. podfs records the files in the pod's lock file before it makes them, and removes them with the
+//! pod.
 
 use std::fs::{File, OpenOptions, Permissions};
 use std::io::{self, Read, Seek, Write};
@@ -14,24 +14,24 @@ use super::mount_points::{MountPoints, MountPointsError};
 
 /// The kubelet's name of the pod's hosts file, in the pod's directory.
 const HOSTS: &str = "etc-hosts";
-/// The kubelet's name of the directory with one directory for each container.
+/// The kubelet's name of the directory, in the pod's directory, that has a directory for each container.
 const CONTAINERS: &str = "containers";
-/// All users of the container may read the hosts file, and its root may write it.
+/// The mode of the hosts file: all users of a container may read it, and the container's root may write it.
 const HOSTS_MODE: u32 = 0o644;
-/// Writable for every user, because the container's user writes its message; the directory keeps other users of the node out
-/// (MT-08).
+/// The mode of a termination message: every user may write it, because any user of the container may do so. The mode of the
+/// directory above keeps other users of the node out (MT-08).
 const LOG_MODE: u32 = 0o666;
 
 /// Why a file cannot be made.
 #[derive(Debug, thiserror::Error)]
 pub enum ContainerFileError {
-    /// Its directory cannot be made, or the file cannot be recorded.
+    /// The directory of the file cannot be made, or the file cannot be recorded.
     #[error(transparent)]
     MountPoints(#[from] MountPointsError),
     /// The file cannot be written.
     #[error("cannot write {}: {cause}", .path.display())]
     Write {
-        /// Its path.
+        /// The path of the file.
         path: PathBuf,
         /// The error of the system call.
         #[source]
@@ -43,13 +43,13 @@ pub enum ContainerFileError {
 pub(in crate::supervisor) struct ContainerFiles<'a> {
     /// The pod's directory, without symbolic links.
     pub(in crate::supervisor) pod: &'a Path,
-    /// The record. Locked while a directory is made, never while a file is written.
+    /// The record of the files. A thread holds its lock while it makes a directory, but not while it writes a file.
     pub(in crate::supervisor) mount_points: &'a Mutex<MountPoints>,
 }
 
 impl ContainerFiles<'_> {
-    /// Writes the pod's hosts file again, in place: running containers have it mounted. What a container wrote to it is
-    /// lost (MT-08). Returns its path.
+    /// Writes the pod's hosts file again, in place, because running containers have it mounted. The text replaces what a container
+    /// wrote to the file (MT-08). Returns the path of the file.
     ///
     /// # Errors
     /// When the file cannot be written or recorded.
@@ -64,8 +64,8 @@ impl ContainerFiles<'_> {
         Ok(path)
     }
 
-    /// Makes an empty file for the termination message of a container that is about to start, and returns its path.
-    /// Keeps the file of its last start, and removes earlier ones.
+    /// Makes an empty file for the termination message of a container that is about to start, and returns the path of the file.
+    /// Keeps the file of the container's last start, and removes the files of earlier starts.
     ///
     /// # Errors
     /// When the file cannot be made or recorded.
@@ -85,7 +85,8 @@ impl ContainerFiles<'_> {
         }
     }
 
-    /// Removes the termination messages of this container; without one, all of them and the hosts file.
+    /// Removes the termination messages of this container. Without a container, removes those of all containers, and the hosts
+    /// file.
     ///
     /// # Errors
     /// When the record cannot be written.
@@ -106,6 +107,8 @@ impl ContainerFiles<'_> {
     }
 }
 
+/// Opens a file for reading and writing, without following a symbolic link. Makes it if it is missing. Fails if it exists and
+/// `is_new` is set.
 fn open(path: &Path, is_new: bool) -> io::Result<File> {
     let mut options = OpenOptions::new();
     options.read(true).write(true).mode(0o600).custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK);
@@ -117,11 +120,12 @@ fn open(path: &Path, is_new: bool) -> io::Result<File> {
     options.open(path)
 }
 
-/// Replaces the content of a file. Does not write the same content again: a program of another container may read it.
+/// Replaces the content of a file. Does not write the same content again, because a program of another container may read the
+/// file at the same moment.
 fn replace(file: &mut File, text: &[u8]) -> io::Result<()> {
-    let mut before = Vec::new();
-    Read::by_ref(file).take(text.len() as u64 + 1).read_to_end(&mut before)?;
-    if before == text {
+    let mut current = Vec::new();
+    Read::by_ref(file).take(text.len() as u64 + 1).read_to_end(&mut current)?;
+    if current == text {
         return Ok(());
     }
     file.rewind()?;

@@ -1,9 +1,9 @@
-//! What a pod has on the node: its run directory, and what podfs makes around its volumes.
+//! The files of a pod on the node: its run directory, and the files and directories that podfs makes for its volumes.
 //!
 //! | module | owns |
 //! |---|---|
 //! | [`claim`] | the lock on a pod, and the record of what its supervisor has made |
-//! | [`bounds`] | which recorded paths podfs touches |
+//! | [`bounds`] | which recorded paths podfs unmounts and removes |
 //! | [`trust`] | that no other user can change the run directory |
 //! | `socket` | sockets in the run directory, however long its path is |
 //! | [`site`] | the paths of volumes |

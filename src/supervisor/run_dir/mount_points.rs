@@ -1,5 +1,5 @@
-//! Mount points: what podfs makes on the host for a pod's volumes, and removes with them. podfs records directories and
-//! mount points before it uses them, so that the next podfs finds them if this one is killed.
+//! Mount points: the directories, files and mounts that podfs makes on the node for a pod's volumes, and removes with them. podfs
+//! records directories and mount points before it uses them. So the next podfs finds them if this process is killed.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -29,7 +29,7 @@ pub enum MountPointsError {
     /// The directory for the content of an emptyDir cannot be made.
     #[error("cannot make a directory in {}: {cause}", parent.display())]
     Home {
-        /// Its parent.
+        /// The directory in which it cannot be made.
         parent: PathBuf,
         /// The error of the system call.
         #[source]
@@ -48,18 +48,21 @@ pub enum RestoreError {
     Record(#[from] MountPointsError),
 }
 
-/// The mount points that one supervisor made on the host for its volumes.
+/// The mount points that one supervisor has made on the node for its volumes. If this is dropped without
+/// [`MountPoints::take_back`], the record of an earlier podfs stays.
 #[derive(Debug)]
 pub struct MountPoints {
-    // Removed before the claim is given up.
+    /// The directories and mount point files. Dropping this removes them, before the drop of `claim` gives up the claim.
     directories: Directories,
-    /// Mounts of an earlier podfs that this one has not adopted.
+    /// The mount points of an earlier podfs that this podfs has not adopted.
     left: Vec<PathBuf>,
+    /// The mount points of this podfs's volumes.
     mounts: Vec<PathBuf>,
-    /// Mount points of parts of volumes (subPath), made by this podfs or an earlier one.
+    /// The mount points of parts of volumes (subPath), made by this podfs or an earlier one.
     targets: Vec<PathBuf>,
-    /// Files that podfs wrote for containers, likewise.
+    /// The files that this podfs or an earlier one has written for containers.
     written: Vec<PathBuf>,
+    /// The directories for the content of emptyDirs, and those of drivers.
     homes: Vec<PathBuf>,
     claim: Option<PodLock>,
     /// Whether the supervisor has removed everything, because it ends.
@@ -67,7 +70,7 @@ pub struct MountPoints {
 }
 
 impl MountPoints {
-    /// Starts with what a podfs that was killed has left.
+    /// Starts with the leftovers of a podfs that was killed.
     pub fn new(claim: Option<PodLock>, inheritance: PodLeftovers) -> MountPoints {
         let PodLeftovers { directories, mounts, written } = inheritance;
         let (targets, left) = mounts.into_iter().partition(|path| is_target(path));
@@ -99,7 +102,7 @@ impl MountPoints {
     }
 
     /// Adopts the mount point that an earlier podfs recorded for the file system with this device number, and the mount
-    /// there. Another process may have unmounted it meanwhile.
+    /// there. Another process may have unmounted it meanwhile; then the mount is lost (`VisibleMount::is_lost`).
     ///
     /// # Errors
     /// When the mount table cannot be read.
@@ -113,8 +116,8 @@ impl MountPoints {
         Ok(Some((point, visible)))
     }
 
-    /// Records that podfs is about to make a mount point at `path`. So not even a directory stays behind if this
-    /// process is killed.
+    /// Records that podfs is about to make a mount point at `path`. So if this process is killed, the next podfs removes even a
+    /// directory of it.
     ///
     /// # Errors
     /// When the run directory cannot be written.
@@ -135,7 +138,7 @@ impl MountPoints {
         Ok(point)
     }
 
-    /// Notes that the mount at `point` belongs to this podfs.
+    /// Notes that the mount at `point` belongs to this podfs, and no longer to an earlier one.
     fn mark(&mut self, point: &MountPoint) {
         self.left.retain(|left| left != point.path());
         if !self.mounts.iter().any(|mount| mount == point.path()) {
@@ -143,7 +146,8 @@ impl MountPoints {
         }
     }
 
-    /// Makes the directory for the content of an emptyDir: this one, or a temporary one with a new name.
+    /// Makes the directory for the content of an emptyDir, or of a driver, at `path`. Without a path, makes a temporary directory
+    /// with a new name.
     ///
     /// # Errors
     /// When it cannot be made or recorded.
@@ -170,8 +174,8 @@ impl MountPoints {
         Ok(path)
     }
 
-    /// Forgets a volume that was unmounted for good. Removes its mount point, and its home if it is an emptyDir, but
-    /// never `top`.
+    /// Forgets a volume that was unmounted for good. Removes its mount point, its `home` if it has one, and the empty directories
+    /// above them up to `top`.
     ///
     /// # Errors
     /// When the run directory cannot be written.
@@ -181,7 +185,7 @@ impl MountPoints {
         self.directories.take_back(path, top);
         if let Some(home) = home {
             self.directories.take_back(home, top);
-            self.homes.retain(|other| other != home || home.exists());
+            self.homes.retain(|known| known != home || home.exists());
         }
         self.record()
     }
@@ -191,7 +195,7 @@ impl MountPoints {
         self.run_directory().map(|directory| directory.join(LOCK))
     }
 
-    /// Mounts of an earlier podfs that this one has not adopted.
+    /// The mount points of an earlier podfs that this podfs has not adopted.
     pub fn left(&self) -> &[PathBuf] {
         &self.left
     }
@@ -216,12 +220,12 @@ impl MountPoints {
         Ok(point)
     }
 
-    /// Whether this podfs or an earlier one has recorded a part of a volume there.
+    /// Whether this podfs or an earlier one has recorded `path` as the mount point of a part of a volume.
     pub fn has_target(&self, path: &Path) -> bool {
         self.targets.iter().any(|target| target == path)
     }
 
-    /// The recorded parts of volumes at or below `directory`.
+    /// The recorded mount points of parts of volumes at or below `directory`.
     pub fn targets_below(&self, directory: &Path) -> Vec<PathBuf> {
         self.targets.iter().filter(|target| target.starts_with(directory)).cloned().collect()
     }
@@ -238,7 +242,7 @@ impl MountPoints {
         let mut outcome = Ok(());
         for target in targets {
             match take_away_part(&target) {
-                Ok(()) => self.targets.retain(|other| *other != target),
+                Ok(()) => self.targets.retain(|known| *known != target),
                 Err(error) => outcome = Err(error.into()),
             }
         }
@@ -257,7 +261,7 @@ impl MountPoints {
         if let Some(parent) = file.parent() {
             self.directories.make(parent)?;
         }
-        if !self.written.iter().any(|other| other == file) {
+        if !self.written.iter().any(|known| known == file) {
             self.written.push(file.to_owned());
         }
         self.record()
@@ -274,13 +278,13 @@ impl MountPoints {
     /// When the record cannot be written.
     pub fn remove_written(&mut self, files: &[PathBuf], top: &Path) -> Result<(), MountPointsError> {
         for file in files {
-            // What is not there is removed already; what another process has put there is not podfs's to remove.
+            // A missing file is removed already. A directory belongs to another process, and stays.
             let _ = std::fs::remove_file(file);
             if let Some(parent) = file.parent().filter(|parent| parent.starts_with(top)) {
                 self.directories.take_back(parent, top);
             }
         }
-        self.written.retain(|other| !files.contains(other));
+        self.written.retain(|known| !files.contains(known));
         if files.is_empty() { Ok(()) } else { self.record() }
     }
 
@@ -291,19 +295,19 @@ impl MountPoints {
     pub fn record(&mut self) -> Result<(), MountPointsError> {
         let MountPoints { directories, left, mounts, targets, written, claim, has_ended, .. } = self;
         refuse_if(*has_ended)?;
-        // podfs unmounts in reverse order: parts of a volume before the volume.
+        // The next podfs unmounts in reverse order: parts of a volume before the volume.
         let mounts = [&left[..], mounts, targets].concat();
         let recorded = claim.as_mut().map_or(Ok(()), |claim| claim.record(directories, &mounts, written));
         recorded.map_err(MountPointsError::Record)
     }
 
-    /// The pod's run directory, where its supervisor has claimed the pod.
+    /// The pod's run directory; `None` if the supervisor has not claimed a pod.
     pub fn run_directory(&self) -> Option<&Path> {
         self.claim.as_ref().map(PodLock::directory)
     }
 
-    /// Claims the pod again and writes the record, if another process has deleted the pod's run directory. Returns
-    /// whether it had.
+    /// Claims the pod again and writes the record, if another process has deleted the pod's lock file. Returns whether the file
+    /// was deleted.
     ///
     /// # Errors
     /// When another podfs has claimed the pod meanwhile, or the run directory cannot be made or written.
@@ -314,9 +318,10 @@ impl MountPoints {
         Ok(true)
     }
 
-    /// Unmounts and removes what was made, and gives up the claim. Leaves the record if the content of an emptyDir, or a mount,
-    /// stays for the next podfs. Nothing can be made afterwards: a thread that waits for a source may still have a reference.
-    /// `unmounted` says whether the volumes of this supervisor are all unmounted already.
+    /// Unmounts and removes what this podfs has made, and gives up the claim. Leaves the record for the next podfs if the content
+    /// of an emptyDir, or a mount, stays. Afterwards, these mount points refuse to make anything, because a thread that still
+    /// waits for a source may have a reference to them. `unmounted` says whether the volumes of this supervisor are all unmounted
+    /// already.
     pub fn take_back(&mut self, unmounted: bool) {
         let ended = MountPoints { has_ended: true, ..MountPoints::new(None, PodLeftovers::default()) };
         let MountPoints { directories, left, mounts, targets, written, homes, claim, .. } =
@@ -328,10 +333,11 @@ impl MountPoints {
         errors.iter().for_each(|error| warn!("podfs cannot remove a mount: {error}"));
         written.iter().for_each(|file| drop(std::fs::remove_file(file)));
         drop(directories);
-        if let Some(claim) = claim
-            && (!errors.is_empty() || homes.iter().any(|home| home.exists()))
-        {
+        let Some(claim) = claim else { return };
+        if !errors.is_empty() || homes.iter().any(|home| home.exists()) {
             claim.leave_record();
+        } else {
+            claim.remove_record();
         }
     }
 }

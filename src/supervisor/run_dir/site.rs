@@ -1,19 +1,19 @@
-//! Where volumes appear.
+//! The paths at which the volumes of a supervisor appear.
 
 use std::path::{Path, PathBuf};
 
 use crate::manifest::pod::PodUid;
 use crate::volume::Csi;
 
-/// The kubelet's name for the directory of parts of volumes.
+/// The kubelet's name for the directory of parts of volumes (subPath), in the pod's directory.
 pub(super) const SUB_PATHS: &str = "volume-subpaths";
 
 /// Where the volumes of one supervisor appear.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Site {
-    /// In this directory of a pod, in the kubelet's layout, by which container runtimes recognise volumes (FU-11).
+    /// Below this directory of a pod, in the kubelet's layout, by which container runtimes recognise volumes (FU-11).
     Pod(PathBuf),
-    /// The only volume, at exactly this path.
+    /// `podfs mount`: the only volume appears at exactly this path.
     Exactly(PathBuf),
 }
 
@@ -26,7 +26,7 @@ impl Site {
     /// The path of a volume, given the kubelet's directory for its kind.
     pub(in crate::supervisor) fn volume(&self, directory: &str, name: &str) -> PathBuf {
         match self {
-            // The kubelet keeps a file of its own beside the mount of a CSI driver.
+            // The kubelet has a file beside the mount of a CSI driver, so the mount is one directory deeper.
             Site::Pod(pod) if directory == Csi::DIRECTORY => {
                 pod.join("volumes").join(directory).join(name.replace('/', "~")).join("mount")
             }
@@ -64,22 +64,22 @@ impl Site {
         }
     }
 
-    /// The pod's own directory as mount tables name it, absolute and without symbolic links, if there is a pod.
+    /// The pod's directory as mount tables name it, absolute and without symbolic links, if there is a pod.
     pub(in crate::supervisor) fn pod(&self) -> Option<PathBuf> {
         match self {
-            // It may not have been made yet.
+            // The directory may not exist yet. Then its path may still have symbolic links.
             Site::Pod(pod) => pod.canonicalize().or_else(|_| std::path::absolute(pod)).ok(),
             Site::Exactly(_) => None,
         }
     }
 
-    /// Where parts of volumes are mounted for containers (subPath). It has a directory for each volume, with a
-    /// directory for each container.
+    /// The directory in which parts of volumes are mounted for containers (subPath). It has a directory for each
+    /// volume, and that has a directory for each container.
     pub(in crate::supervisor) fn sub_paths(&self) -> Option<PathBuf> {
         self.pod().map(|pod| pod.join(SUB_PATHS))
     }
 
-    /// A path on the file system the volumes are on.
+    /// The path at or below which the volumes appear.
     pub(in crate::supervisor) fn path(&self) -> &Path {
         match self {
             Site::Pod(path) | Site::Exactly(path) => path,

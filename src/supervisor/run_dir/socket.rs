@@ -1,5 +1,6 @@
-//! Sockets in the run directory, however long its path is: an address has room for 107 bytes (`unix(7)`), and a path
-//! below `/proc/self/fd` is always short enough.
+//! Sockets in the run directory, however long the path of that is. The address of a socket has room for a path of 107
+//! bytes (`unix(7)`). So podfs opens the directory, and uses a path below `/proc/self/fd`, which is always short
+//! enough.
 
 use std::fs::{self, File, Permissions};
 use std::io::{self, ErrorKind};
@@ -9,11 +10,11 @@ use std::path::{Path, PathBuf};
 
 use nix::sys::socket::{AddressFamily, SockFlag, SockType, UnixAddr, bind, connect, socket};
 
-/// Binds a socket to which only root may connect. Replaces a file of that name. The socket does not listen yet, so no
-/// process can connect before its mode is set.
+/// Binds a socket to which only the user of this process, and root, may connect. Replaces a file of that name. The
+/// socket does not listen yet, so no process can connect before the mode of its file is set.
 ///
 /// # Errors
-/// When it cannot be made.
+/// When the socket cannot be made.
 pub(crate) fn make(directory: &Path, name: &str) -> io::Result<OwnedFd> {
     match fs::remove_file(directory.join(name)) {
         Err(error) if error.kind() != ErrorKind::NotFound => return Err(error),
@@ -26,7 +27,7 @@ pub(crate) fn make(directory: &Path, name: &str) -> io::Result<OwnedFd> {
     Ok(socket)
 }
 
-/// Connects `socket` to the process that listens there.
+/// Connects `socket` to the process that listens on the socket `name` in this directory.
 ///
 /// # Errors
 /// When no process listens.
@@ -35,7 +36,7 @@ pub(crate) fn connect_to(socket: &OwnedFd, directory: &Path, name: &str) -> io::
     Ok(connect(socket.as_raw_fd(), &address(&opened, name)?)?)
 }
 
-/// A socket that is not connected yet.
+/// A stream socket that is not connected yet.
 ///
 /// # Errors
 /// When there are no descriptors left.
@@ -43,6 +44,7 @@ pub(crate) fn stream() -> io::Result<OwnedFd> {
     Ok(socket(AddressFamily::Unix, SockType::Stream, SockFlag::SOCK_CLOEXEC, None)?)
 }
 
+/// The address of the socket `name` in an open directory.
 fn address(directory: &File, name: &str) -> io::Result<UnixAddr> {
     Ok(UnixAddr::new(&PathBuf::from(format!("/proc/self/fd/{}/{name}", directory.as_raw_fd())))?)
 }

@@ -1,13 +1,13 @@
-//! Which directories podfs trusts with its records: those that only root can change.
+//! Which directories podfs trusts with its records: directories that only root can change.
 //!
-//! The run directory records what podfs unmounts and removes as root, and has the sockets that get Secrets. A user that
-//! can write to it, or put another directory in its place, could make podfs do that anywhere. So podfs checks its whole
-//! path:
+//! The lock files in the run directory record the paths that podfs unmounts and removes as root, and the sockets there receive
+//! Secrets. A user that can write to the run directory, or put another directory in its place, could make podfs unmount and remove
+//! other paths, and could receive Secrets. So podfs checks the whole path of the run directory:
 //!
 //! 1. The directory itself belongs to root, and no other user may write to it.
-//! 2. The same holds for each directory above it, or the directory is sticky, as `/tmp` is: there others may make files of
-//!    their own, but not replace those of root.
-//! 3. A symbolic link on the path belongs to root, and the directories that it leads to are checked, too.
+//! 2. The same holds for each directory above it. A directory above it may also be sticky, as `/tmp` is: in a sticky directory,
+//!    other users may make files, but cannot replace the files of root.
+//! 3. A symbolic link on the path belongs to root, and podfs also checks the directories to which the link leads.
 
 use std::fs::{File, Metadata, OpenOptions};
 use std::io::{self, ErrorKind};
@@ -30,7 +30,7 @@ impl From<Untrusted> for io::Error {
     }
 }
 
-/// Checks the part of a directory's path that exists.
+/// Checks a directory and the directories above it, as far as they exist.
 ///
 /// # Errors
 /// When a user other than root could change its entries.
@@ -46,7 +46,7 @@ pub fn check(directory: &Path) -> Result<(), Untrusted> {
 fn check_path(path: &Path, directory: &Path) -> Result<(), Untrusted> {
     let above: Vec<_> = path.ancestors().collect();
     for at in above.into_iter().rev() {
-        // A missing path belongs to no other user. A path that cannot be looked at cannot be used either.
+        // No other user can own a missing path. If stat(2) fails for another reason, podfs cannot use the path either.
         let Ok(found) = std::fs::symlink_metadata(at) else { return Ok(()) };
         let (problem, advice) = if !belongs_to_root(&found) {
             (format!("belongs to uid {}", found.uid()), "give it to root, or choose another directory")
@@ -66,14 +66,15 @@ fn belongs_to_root(found: &Metadata) -> bool {
     found.uid() == 0 || found.uid() == rustix::process::geteuid().as_raw()
 }
 
-/// Whether other users may replace entries of a directory, or, in the `last` directory of a path, also add to it.
-fn is_open_to_others(found: &Metadata, last: bool) -> bool {
+/// Whether other users may replace the entries of a directory. If it is the last directory of a path, whether they may also add
+/// entries.
+fn is_open_to_others(found: &Metadata, is_last: bool) -> bool {
     const STICKY: u32 = 0o1000;
     const GROUP: u32 = 0o020;
     const OTHERS: u32 = 0o002;
     let group = if found.gid() == 0 { 0 } else { GROUP };
-    let open = found.is_dir() && found.mode() & (OTHERS | group) != 0;
-    open && (last || found.mode() & STICKY == 0)
+    let is_writable = found.is_dir() && found.mode() & (OTHERS | group) != 0;
+    is_writable && (is_last || found.mode() & STICKY == 0)
 }
 
 /// Opens a regular file of the run directory without following links. `O_NONBLOCK`, because open(2) of a FIFO would

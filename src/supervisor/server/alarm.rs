@@ -1,8 +1,8 @@
 //! An alarm that wakes the process once.
 //!
-//! A timer of tokio that is seconds away wakes the process up to three times: it moves from a coarse wheel to finer
-//! ones on its way. A node has a supervisor for each pod, and an idle supervisor costs little but its wake-ups. So the
-//! alarm is a timer of the kernel (`timerfd_create(2)`).
+//! A timer of tokio that expires in some seconds wakes the process up to three times, because tokio moves the timer
+//! from coarse slots of its timer wheel to finer ones. A node has a supervisor for each pod, and an idle supervisor
+//! costs little but its wake-ups. So the alarm is a timer of the kernel (`timerfd_create(2)`).
 
 use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
@@ -16,17 +16,17 @@ use tokio::time::sleep_until;
 /// An alarm that is set.
 pub(super) struct Alarm {
     at: Instant,
-    /// `None` if the process has no descriptor left; then tokio's timer replaces it.
+    /// `None` if the kernel made no timer, because the process has no descriptor left. A timer of tokio replaces it.
     timer: Option<AsyncFd<OwnedFd>>,
 }
 
 impl Alarm {
-    /// To be called on the supervisor's runtime.
+    /// An alarm for this time. Call it on the supervisor's tokio runtime.
     pub(super) fn at(at: Instant) -> Alarm {
         Alarm { at, timer: timer(at.saturating_duration_since(Instant::now())) }
     }
 
-    /// Waits until the alarm's time; returns at once if that has passed.
+    /// Waits until the alarm's time. Returns at once if that time has passed.
     pub(super) async fn expires(&self) {
         match &self.timer {
             Some(timer) if timer.readable().await.is_ok() => {}
@@ -37,11 +37,11 @@ impl Alarm {
 
 fn timer(remaining: Duration) -> Option<AsyncFd<OwnedFd>> {
     let timer = TimerFd::new(ClockId::CLOCK_MONOTONIC, TimerFlags::TFD_NONBLOCK | TimerFlags::TFD_CLOEXEC).ok()?;
-    // Zero would disarm it.
+    // A time of zero would disarm the timer.
     let remaining = TimeSpec::from_duration(remaining.max(Duration::from_nanos(1)));
     timer.set(Expiration::OneShot(remaining), TimerSetTimeFlags::empty()).ok()?;
     let timer: OwnedFd = timer.into();
-    // SAFETY: the descriptor belongs to the `AsyncFd` and is closed with it.
+    // SAFETY: the `AsyncFd` owns the descriptor, and closes it when it is dropped.
     unsafe { AsyncFd::register_with_interest(timer, Interest::READABLE) }.ok()
 }
 

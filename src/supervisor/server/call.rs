@@ -2,16 +2,16 @@
 
 use std::fs;
 
-/// What a thread is doing.
+/// The system call of a thread, if it is in one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Call {
-    /// It runs its own code, or is about to.
+    /// The thread is in no system call: it runs, or waits for a CPU.
     Running,
-    /// The system call of this number.
+    /// The thread waits in the system call of this number.
     In(libc::c_long),
 }
 
-/// The state of a thread of a process; `None` where `/proc` does not show it.
+/// The system call of a thread of a process; `None` where `/proc` does not show it.
 pub(super) fn call(pid: i32, thread: i32) -> Option<Call> {
     let text = fs::read_to_string(format!("/proc/{pid}/task/{thread}/syscall")).ok()?;
     match text.split_whitespace().next()? {

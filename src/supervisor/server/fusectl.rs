@@ -1,6 +1,6 @@
-//! The number of FUSE requests that wait, from the kernel's control file system (fusectl).
+//! The number of FUSE requests that wait, from the kernel's control file system for FUSE (fusectl).
 //!
-//! Where fusectl is not mounted at its usual place, as in most containers, podfs mounts it without attaching the mount
+//! Where fusectl is not mounted at its usual path, as in most containers, podfs mounts it without attaching the mount
 //! (`fsmount(2)`).
 
 use std::os::fd::{AsFd, OwnedFd};
@@ -10,12 +10,12 @@ use rustix::fs::{CWD, Mode, OFlags, fstatfs, openat};
 use rustix::io::{Errno, read};
 use rustix::mount::{FsMountFlags, FsOpenFlags, MountAttrFlags, fsconfig_create, fsmount, fsopen};
 
-/// Its usual place.
+/// The usual mount point of fusectl.
 const PLACE: &str = "/sys/fs/fuse/connections";
 /// `FUSE_CTL_SUPER_MAGIC`.
 const MAGIC: i64 = 0x6573_5543;
 
-/// How many requests of a connection wait in the kernel or in the server; `None` where the kernel does not say.
+/// How many requests of a FUSE connection wait in the kernel or in the server; `None` if fusectl cannot be read.
 pub(super) fn waiting(connection: u32) -> Option<usize> {
     static ROOT: OnceLock<Option<OwnedFd>> = OnceLock::new();
     let root = ROOT.get_or_init(|| mounted().or_else(|_| mount()).ok()).as_ref()?;
@@ -25,11 +25,13 @@ pub(super) fn waiting(connection: u32) -> Option<usize> {
     str::from_utf8(&text[..length]).ok()?.trim().parse().ok()
 }
 
+/// The root of fusectl at its usual mount point.
 fn mounted() -> Result<OwnedFd, Errno> {
     let root = openat(CWD, PLACE, OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?;
     if fstatfs(&root)?.f_type == MAGIC { Ok(root) } else { Err(Errno::NOENT) }
 }
 
+/// The root of a new mount of fusectl, which is attached nowhere.
 fn mount() -> Result<OwnedFd, Errno> {
     let context = fsopen("fusectl", FsOpenFlags::FSOPEN_CLOEXEC)?;
     fsconfig_create(context.as_fd())?;

@@ -1,4 +1,4 @@
-//! The process that keeps the server's open files, from the supervisor's side.
+//! The keeper, as the supervisor sees it: the process that holds the server's open files for a successor.
 
 use std::io;
 
@@ -12,26 +12,26 @@ use super::process::WatchedProcess;
 
 /// The keeper of the server that serves.
 pub(super) enum KeeperState {
-    /// No keeper runs, or this supervisor does not know it.
+    /// No keeper runs, or this supervisor does not know the keeper.
     Unknown,
     /// The keeper lives, or ended while the supervisor watched it.
     Watched(WatchedProcess),
-    /// It had ended before this supervisor could watch it.
+    /// The keeper with this process id had ended before this supervisor could watch it.
     Gone(i32),
-    /// The server is starting another one.
+    /// The server is starting another keeper.
     Starting(JoinHandle<io::Result<()>>),
 }
 
 /// A change of the keeper.
 pub(super) enum KeeperChange {
-    /// This process ended.
+    /// The keeper with this process id has ended.
     Ended(i32),
-    /// The server has started another one, or could not.
+    /// The server has started another keeper, or could not start one.
     Started(io::Result<()>),
 }
 
 impl KeeperState {
-    /// Waits until the keeper ends, or the server has started another one.
+    /// Waits until the keeper ends, or until the server has started another keeper.
     pub(super) async fn changed(&mut self) -> KeeperChange {
         match self {
             Self::Unknown => std::future::pending().await,
@@ -40,13 +40,13 @@ impl KeeperState {
                 KeeperChange::Ended(process.pid())
             }
             Self::Gone(pid) => KeeperChange::Ended(*pid),
-            Self::Starting(coming) => KeeperChange::Started(coming.await.expect("a task that panics ends the process")),
+            Self::Starting(start) => KeeperChange::Started(start.await.expect("a task that panics ends the process")),
         }
     }
 }
 
-/// Whether the keeper of a dead server is dead, too. Waits for the end of a keeper that is being killed, unless it
-/// cannot end: then its locks on the source are free, and a successor can take them again.
+/// Whether the keeper of a dead server is dead, too. Waits at most [`KILL_TIMEOUT`] for the end of a keeper that is
+/// being killed. After the keeper's end, its file locks on the source are free, and a successor can take them again.
 pub(super) async fn is_gone(keeper: &LastKeeper) -> bool {
     let Some(pid) = keeper.pid() else { return false };
     let number = pid.cast_unsigned();

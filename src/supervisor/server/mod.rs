@@ -1,9 +1,9 @@
 //! The server of a pod. The supervisor watches it, and replaces it when it dies.
 //!
-//! A server that dies is no failure of the pod: the next one continues its connections
+//! A server that dies is no failure of the pod: the next server continues the FUSE connections
 //! (`podfs_fuse::client::succession` says why nothing is lost). The keeper of a server that was killed starts the next
-//! one, which is faster than executing the program. If servers die without having answered a request, podfs pauses
-//! before it starts the next one, longer each time. It never gives up the mounts.
+//! server, which is faster than executing the program. If several servers in a row die without having answered a
+//! request, the supervisor pauses before it starts the next one, longer each time. It never gives up the mounts.
 
 mod alarm;
 mod call;
@@ -42,14 +42,14 @@ use program::ServerProgram;
 pub use replace::UpgradeError;
 use watchdog::WatchdogState;
 
-/// The first pause before another server is started, and the longest.
+/// The first and the longest pause before the supervisor starts another server.
 const PAUSE: DoublingPause = DoublingPause::new(Duration::from_millis(20), Duration::from_secs(5));
 /// How long a process may take to end once it was killed.
 const KILL_TIMEOUT: Duration = Duration::from_secs(2);
-/// So many servers in a row may answer nothing before podfs pauses.
+/// How many servers in a row may end without having answered a request before the supervisor pauses.
 const TRIES: u32 = 2;
 
-/// The server of a pod, over all processes that follow each other.
+/// The server of a pod: the process that serves now, and its successors.
 pub(super) struct PodServer {
     client: Arc<ServerClient>,
     program: Arc<ServerProgram>,
@@ -61,9 +61,9 @@ pub(super) struct PodServer {
     life: ServerLife,
     keeper: KeeperState,
     history: ServerHistory,
-    /// How many servers have replaced another since the last report.
+    /// How many servers have replaced another one since the last report.
     restarts: u32,
-    /// Whether volumes were given up since the last report.
+    /// Whether a takeover has given up volumes since the last report.
     gave_up: bool,
     watchdog: WatchdogState,
 }
@@ -71,13 +71,13 @@ pub(super) struct PodServer {
 /// The history of a pod's servers.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ServerHistory {
-    /// The process that serves, if one does.
+    /// The process id of the server; `None` while there is no server.
     pub pid: Option<i32>,
-    /// How the last one ended.
+    /// How the last server ended.
     pub last_end: Option<String>,
-    /// How many in a row have answered nothing.
+    /// How many servers in a row have ended without having answered a request.
     pub unanswered: u32,
-    /// The volumes whose sources do not answer, by name.
+    /// The names of the volumes whose sources do not answer.
     pub silent_sources: Vec<String>,
 }
 
@@ -85,19 +85,19 @@ pub struct ServerHistory {
 enum ServerEvent {
     Ended(ProcessEnd),
     Keeper(KeeperChange),
-    /// The watchdog has looked at the server, and found this problem.
+    /// The watchdog has looked at the server. The text is its problem, if the server hangs.
     Looked(Option<String>),
 }
 
 /// The state of the server process.
 enum ServerLife {
-    /// A server serves. When it began, `answered_before` requests had been answered.
+    /// A server serves. The servers before it had answered `answered_before` requests.
     Serving { process: WatchedProcess, answered_before: u64 },
-    /// There is no server. podfs starts the next one at `until`, through the keeper if `by_keeper`.
+    /// There is no server. The supervisor starts the next one at `until`, through the keeper if `by_keeper`.
     Dead { until: Instant, keeper: LastKeeper, by_keeper: bool },
-    /// The next server takes over the connections.
+    /// The next server takes over the FUSE connections. On success it serves; otherwise there is no server again.
     Succeeding { process: Option<WatchedProcess>, attempt: JoinHandle<(io::Result<TakeoverOutcome>, LastKeeper)> },
-    /// The pod needs no server any more.
+    /// The supervisor has ended the server for good, because the pod ends.
     Over,
 }
 
@@ -105,7 +105,7 @@ impl PodServer {
     /// Starts a server for a pod that has none.
     ///
     /// # Errors
-    /// When it cannot be started or does not answer.
+    /// When the server cannot be started, or does not answer.
     pub(super) fn start(
         program: &Arc<ServerProgram>,
         pod: &PodIdentity,
@@ -116,14 +116,14 @@ impl PodServer {
         become_subreaper();
         let (process, control) =
             WatchedProcess::start(Program::Own(program), pod, profile, log_format, cgroup.as_ref())?;
-        let client = ServerClient::new(control, greeting(pod)).inspect_err(|_| process.kill())?;
-        Ok(Self::over(Arc::new(client), process, program, pod, profile, log_format).with_cgroup(cgroup))
+        let client = ServerClient::new(control, greeting(pod)).map_err(|error| process.why_not_ready(error))?;
+        Ok(Self::serving(Arc::new(client), process, program, pod, profile, log_format).with_cgroup(cgroup))
     }
 
-    /// Takes over the running server at the other end of `control`. Returns it with its volumes.
+    /// Adopts the running server at the other end of `control`. Returns the server and its volumes.
     ///
     /// # Errors
-    /// When it does not answer, or podfs does not understand its answer.
+    /// When the server does not answer, or podfs does not understand its answer.
     pub(super) fn adopt(
         control: UnixStream,
         pid: i32,
@@ -135,16 +135,17 @@ impl PodServer {
         become_subreaper();
         let process = WatchedProcess::with_pid(pid)?;
         let (client, volumes) = ServerClient::adopt(control, greeting(pod))?;
-        // It may serve more than the pod has now: the annotation may be gone.
+        // The server may serve a volume with an access log, although the pod has no such annotation any more.
         let audited = volumes.iter().any(|volume| volume.is_audited());
         let profile = if audited && profile == Profile::Projection { Profile::Audit } else { profile };
-        // A connection that uses rings keeps them until it ends, whatever the setting is now.
+        // A FUSE connection over io_uring keeps its rings until it ends, whatever --io-uring says now.
         let has_rings = volumes.iter().any(|volume| volume.is_over_io_uring());
         let profile = if has_rings { profile.max(Profile::Rings) } else { profile };
-        Ok((Self::over(client, process, program, pod, profile, log_format), volumes))
+        Ok((Self::serving(client, process, program, pod, profile, log_format), volumes))
     }
 
-    fn over(
+    /// The server whose process serves already, at the other end of `client`.
+    fn serving(
         client: Arc<ServerClient>,
         process: WatchedProcess,
         program: &Arc<ServerProgram>,
@@ -172,7 +173,7 @@ impl PodServer {
         server
     }
 
-    /// Starts the successors in this cgroup, and removes it with the last of them.
+    /// Sets the cgroup in which the supervisor starts successors. Dropping this server removes the cgroup.
     pub(super) fn with_cgroup(mut self, cgroup: Option<Cgroup>) -> Self {
         self.cgroup = cgroup;
         self
@@ -193,17 +194,17 @@ impl PodServer {
         &self.history
     }
 
-    /// How many servers have replaced another since the last call.
+    /// How many servers have replaced another one since the last call.
     pub(super) fn take_restarts(&mut self) -> u32 {
         std::mem::take(&mut self.restarts)
     }
 
-    /// The version of the server's program, while there is one.
+    /// The version of the server's program; `None` while there is no server.
     pub(super) fn version(&self) -> Option<String> {
         self.client.facts().map(|(_, program)| program)
     }
 
-    /// Whether volumes have been given up since the last call, and need a new mount.
+    /// Whether a takeover has given up volumes since the last call. They need a new mount.
     pub(super) fn gave_up(&mut self) -> bool {
         std::mem::take(&mut self.gave_up)
     }
@@ -222,18 +223,18 @@ impl PodServer {
         match &mut self.life {
             ServerLife::Serving { process, .. } => {
                 let event = tokio::select! {
-                    how = process.ended() => ServerEvent::Ended(how),
+                    end = process.ended() => ServerEvent::Ended(end),
                     change = self.keeper.changed() => ServerEvent::Keeper(change),
-                    found = self.watchdog.next_look(process.pid(), &self.client) => ServerEvent::Looked(found),
+                    problem = self.watchdog.next_look(process.pid(), &self.client) => ServerEvent::Looked(problem),
                 };
                 match event {
                     ServerEvent::Ended(end) => self.mark_dead(end.to_string(), end),
                     ServerEvent::Keeper(change) => self.replace_keeper(change),
-                    ServerEvent::Looked(found) => self.handle_look(found).await,
+                    ServerEvent::Looked(problem) => self.handle_look(problem).await,
                 }
             }
             ServerLife::Dead { until, keeper, .. } => {
-                // A timer takes a millisecond even if its time has passed.
+                // tokio's timer fires only at the next millisecond, even if its time has passed.
                 if *until > Instant::now() {
                     sleep_until(*until).await;
                 }
@@ -246,12 +247,12 @@ impl PodServer {
                 self.start_next_server();
             }
             ServerLife::Succeeding { process, attempt } => {
-                let done = tokio::select! {
-                    done = &mut *attempt => Some(done),
+                let outcome = tokio::select! {
+                    outcome = &mut *attempt => Some(outcome),
                     () = ended(process) => None,
                 };
-                let done = match done {
-                    Some(done) => done,
+                let outcome = match outcome {
+                    Some(outcome) => outcome,
                     None => {
                         if let Some(process) = process {
                             process.hang_up();
@@ -259,31 +260,31 @@ impl PodServer {
                         attempt.await
                     }
                 };
-                let done = done.expect("a task that panics ends the process");
-                self.settle(done);
+                let outcome = outcome.expect("a task that panics ends the process");
+                self.settle(outcome);
             }
             ServerLife::Over => std::future::pending().await,
         }
     }
 
-    /// Waits until the server no longer answers, because it ended or hangs. Without a server it waits forever: no
-    /// request can be lost then.
+    /// Waits until the server no longer answers, because it ended or hangs. Without a server this waits forever: no
+    /// server can lose a request then.
     pub(super) async fn lost(&mut self) {
         let ServerLife::Serving { process, .. } = &self.life else { return std::future::pending().await };
         loop {
             tokio::select! {
                 _ = process.ended() => return,
-                found = self.watchdog.next_look(process.pid(), &self.client) => if found.is_some() {
+                problem = self.watchdog.next_look(process.pid(), &self.client) => if problem.is_some() {
                     return;
                 },
             }
         }
     }
 
-    /// Notes the sources that do not answer, and kills a server that hangs.
-    async fn handle_look(&mut self, found: Option<String>) {
+    /// Records which sources do not answer, and kills a server that hangs. `problem` says how it hangs.
+    async fn handle_look(&mut self, problem: Option<String>) {
         self.history.silent_sources = self.watchdog.silent_sources();
-        if let (Some(reason), ServerLife::Serving { process, .. }) = (found, &self.life) {
+        if let (Some(reason), ServerLife::Serving { process, .. }) = (problem, &self.life) {
             error!("the server (pid {}) hangs: {reason}; podfs replaces it", process.pid());
             process.kill();
             let end = process.ended_or_inert().await;
@@ -291,17 +292,18 @@ impl PodServer {
         }
     }
 
-    fn mark_dead(&mut self, how: String, end: ProcessEnd) {
+    /// Records the end of the server, and schedules the start of the next one. `description` is the end in words.
+    fn mark_dead(&mut self, description: String, end: ProcessEnd) {
         let ServerLife::Serving { answered_before, .. } = &self.life else { return };
         let answered = self.client.requests() > *answered_before;
         self.history.unanswered = if answered { 0 } else { self.history.unanswered + 1 };
         self.history.silent_sources.clear();
         self.watchdog = WatchdogState::default();
         self.history.pid = None;
-        self.history.last_end = Some(how);
+        self.history.last_end = Some(description);
         let keeper = self.client.mark_dead();
-        // After a crash, podfs executes the program: the next server gets another layout of its memory, which an
-        // attacker may be guessing at.
+        // A clone of the keeper has the memory layout of the dead server. After a crash, which may be the failed guess
+        // of an attacker at that layout, the supervisor executes the program instead, so that the layout is a new one.
         let by_keeper = end == ProcessEnd::Signal(Signal::SIGKILL);
         let dead = ServerLife::Dead { until: Instant::now() + self.pause(), keeper, by_keeper };
         if let ServerLife::Serving { process, .. } = std::mem::replace(&mut self.life, dead) {
@@ -328,8 +330,8 @@ impl PodServer {
         }
     }
 
-    /// Starts the successor as a clone of the keeper, which needs no execve(2) and is confined already; otherwise
-    /// executes the program.
+    /// Starts the successor as a clone of the keeper, which needs no execve(2) and is confined already. Executes the
+    /// program if `by_keeper` is false, or if the keeper starts no server.
     fn start_successor(&self, keeper: &LastKeeper, by_keeper: bool) -> io::Result<(WatchedProcess, UnixStream)> {
         if by_keeper {
             match WatchedProcess::start_by_keeper(keeper, self.profile) {
@@ -342,19 +344,20 @@ impl PodServer {
         WatchedProcess::start(program, &self.pod, self.profile, self.log_format, cgroup)
     }
 
+    /// Handles the outcome of a takeover.
     fn settle(&mut self, (outcome, keeper): (io::Result<TakeoverOutcome>, LastKeeper)) {
         let ServerLife::Succeeding { process, .. } = &mut self.life else { return };
         let Some(process) = process.take() else { return };
         match outcome {
-            Ok(succession) => {
-                for (_, reason) in succession.given_up {
+            Ok(takeover) => {
+                for (_, reason) in takeover.given_up {
                     self.gave_up = true;
                     error!("containers have lost a volume, and podfs mounts it anew: {reason}");
                 }
                 self.restarts += 1;
                 self.history.pid = Some(process.pid());
-                let how = self.history.last_end.as_deref().unwrap_or("it is gone");
-                info!("the server ended ({how}); another one (pid {}) goes on", process.pid());
+                let last_end = self.history.last_end.as_deref().unwrap_or("it is gone");
+                info!("the server ended ({last_end}); another one (pid {}) goes on", process.pid());
                 self.life = ServerLife::Serving { process, answered_before: self.client.requests() };
                 self.watch_keeper();
             }
@@ -371,6 +374,7 @@ impl PodServer {
         }
     }
 
+    /// Records that no server could be started, and schedules the next attempt.
     fn fail(&mut self, error: &io::Error, keeper: LastKeeper) {
         self.history.unanswered += 1;
         self.history.last_end = Some(format!("it did not get ready: {error}"));
@@ -379,6 +383,7 @@ impl PodServer {
         self.life = ServerLife::Dead { until: Instant::now() + pause, keeper, by_keeper: false };
     }
 
+    /// The pause before the supervisor starts the next server.
     fn pause(&self) -> Duration {
         match self.history.unanswered.checked_sub(TRIES) {
             None | Some(0) => Duration::ZERO,
@@ -386,9 +391,10 @@ impl PodServer {
         }
     }
 
+    /// Watches the keeper of the server that serves now, and lets the kernel not kill it when memory runs out.
     fn watch_keeper(&mut self) {
         if let KeeperState::Watched(last) = std::mem::replace(&mut self.keeper, KeeperState::Unknown) {
-            // The keeper was dismissed; this reaps it.
+            // The successor has the open files of this earlier keeper, which ends; this reaps it.
             last.leave();
         }
         if let Some((keeper, _)) = self.client.facts() {
@@ -397,7 +403,7 @@ impl PodServer {
         }
     }
 
-    /// Makes the server start another keeper after the keeper has died.
+    /// Handles a change of the keeper. Makes the server start another keeper after the keeper has ended.
     fn replace_keeper(&mut self, change: KeeperChange) {
         match change {
             KeeperChange::Ended(keeper) => {
@@ -416,7 +422,15 @@ impl PodServer {
         }
     }
 
-    /// Kills the server: every call that waits for it fails.
+    /// Continues the server if it is stopped. Returns its process id then.
+    pub(super) fn continue_if_stopped(&self) -> Option<i32> {
+        let ServerLife::Serving { process, .. } = &self.life else { return None };
+        let stopped = Some(process).filter(|process| watchdog::is_stopped(process.pid()))?;
+        stopped.signal(rustix::process::Signal::CONT);
+        Some(stopped.pid())
+    }
+
+    /// Kills the server for good: every call that waits for it fails.
     pub(super) async fn kill(&mut self) {
         self.client.end();
         let life = std::mem::replace(&mut self.life, ServerLife::Over);
@@ -437,7 +451,11 @@ impl PodServer {
         if let ServerLife::Succeeding { .. } = &self.life {
             self.kill().await;
         }
-        // The keeper ends with the server and with this end of its channel, which went with the connection.
+        // The keeper ends when the server has ended and this process has closed its end of the keeper's channel.
+        // `ServerClient::end` has closed that.
+        if matches!(self.keeper, KeeperState::Unknown) {
+            return;
+        }
         if timeout(limit, self.keeper.changed()).await.is_err()
             && let KeeperState::Watched(keeper) = &self.keeper
         {
@@ -452,8 +470,8 @@ async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) 
     tokio::task::spawn_blocking(work).await.expect("a blocking thread that panics ends the process")
 }
 
-/// Waits at most [`KILL_TIMEOUT`] for the end of a process that was killed. A process that has to write data to a
-/// machine that does not answer ends when that machine is back.
+/// Waits at most [`KILL_TIMEOUT`] for the end of a process that was killed. A process that has to write data to an NFS
+/// server that does not answer ends when that NFS server answers again.
 async fn gone(process: &WatchedProcess) {
     if timeout(KILL_TIMEOUT, process.ended()).await.is_err() {
         warn!("process {} was killed and waits for a source that does not answer; it ends by itself", process.pid());
@@ -468,10 +486,10 @@ async fn ended(process: &Option<WatchedProcess>) {
     }
 }
 
-/// Makes this process a subreaper (`PR_SET_CHILD_SUBREAPER`): keepers of dead servers become its children, and it reaps
-/// them.
+/// Makes this process a subreaper (`PR_SET_CHILD_SUBREAPER`): the kernel makes the keepers of dead servers its
+/// children, and it reaps them.
 fn become_subreaper() {
-    // Without it, on an old kernel, the init process reaps them.
+    // On an error, the init process of the PID namespace reaps them instead.
     let _ = rustix::process::set_child_subreaper(Some(rustix::process::getpid()));
 }
 

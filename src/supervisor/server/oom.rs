@@ -2,11 +2,11 @@
 //!
 //! | process | score | why |
 //! |---|---|---|
-//! | keeper | -1000 | never: it takes next to no memory, and no other process has the descriptors it keeps. This also exempts it where a cgroup is killed as a whole (`memory.oom.group`) |
+//! | keeper | -1000 | the kernel never kills it: it takes next to no memory, and no other process has the descriptors that it holds. The score also exempts it where the kernel kills a cgroup as a whole (`memory.oom.group`) |
 //! | supervisor | -999 | as the kubelet: it starts the next server |
-//! | server | -998 | after every container, of which the best protected have -997; before the supervisor, for it can be replaced |
+//! | server | -998 | after every container (the best protected have -997); before the supervisor, which can replace it |
 //!
-//! Lowering a score takes `CAP_SYS_RESOURCE`. The supervisor does it for all of them: servers have no privileges.
+//! Lowering a score takes `CAP_SYS_RESOURCE`. The supervisor sets all of these scores, because servers have no privileges.
 
 use std::fs;
 use std::io;
@@ -17,7 +17,7 @@ const KEEPER: i32 = -1000;
 const SUPERVISOR: i32 = -999;
 const SERVER: i32 = -998;
 
-/// Protects this process, a supervisor. A lower score stays.
+/// Protects this process, a supervisor. If its score is lower already, the score stays.
 pub(in crate::supervisor) fn protect_supervisor() {
     let own = fs::read_to_string("/proc/self/oom_score_adj").ok().and_then(|score| score.trim().parse().ok());
     if own.is_none_or(|own: i32| own > SUPERVISOR) {

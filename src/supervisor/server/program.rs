@@ -1,8 +1,8 @@
 //! The server's program, podfs-fuse, which podfs executes by its descriptor.
 //!
-//! The supervisor opens the program at its start, and executes the descriptor for each server. So an upgrade that
-//! replaces
-//! the files changes nothing for a supervisor that runs: its next server is of the supervisor's own version.
+//! The supervisor opens the program at its start, and executes the descriptor for each server. So a package upgrade
+//! that replaces the files changes nothing for a running supervisor: its next server is of the supervisor's own
+//! version.
 
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::path::PathBuf;
@@ -17,11 +17,11 @@ use crate::supervisor::installed::{ProgramError, find_server, own_path};
 pub struct ServerProgram(OwnedFd);
 
 impl ServerProgram {
-    /// The program that the podfs before left open, if it rolled back to this one; otherwise the program on disk:
-    /// beside podfs, or where a package has it.
+    /// The program that a newer podfs left open when it rolled an upgrade back to this one; without a rollback, the
+    /// program on disk: beside podfs, or where a package has it.
     ///
     /// # Errors
-    /// When there is none that can be executed.
+    /// When the program is not installed, or cannot be executed.
     pub fn find() -> Result<Self, ProgramError> {
         if let Some(left) = exec_state::server_program_left() {
             return Ok(Self(left));
@@ -29,7 +29,8 @@ impl ServerProgram {
         find_server().map(|(_, program)| Self(program))
     }
 
-    /// A path to execute, good in this process and in a child that has copies of its descriptors.
+    /// The path to execute. It is valid in this process, and in a child that has copies of the descriptors of this
+    /// process.
     pub fn executable(&self) -> PathBuf {
         format!("/proc/self/fd/{}", self.0.as_raw_fd()).into()
     }

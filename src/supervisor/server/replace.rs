@@ -1,4 +1,4 @@
-//! Replaces a live server: by one of another version of podfs, or by one with more privileges.
+//! Replaces a live server by a server of another version of podfs, or by a server with more privileges.
 
 use std::sync::Arc;
 
@@ -6,37 +6,37 @@ use podfs_fuse::confinement::Profile;
 use tokio::time::timeout;
 use tracing::info;
 
-use super::{KILL_TIMEOUT, PodServer, Program, ServerLife, WatchedProcess, blocking, keeper};
+use super::{KILL_TIMEOUT, PodServer, Program, ServerLife, WatchdogState, WatchedProcess, blocking, keeper};
 
 /// Why a server was not replaced.
 #[derive(Debug, thiserror::Error)]
 pub enum UpgradeError {
-    /// Nothing was changed.
+    /// The supervisor has changed nothing.
     #[error("{0}")]
     Refused(String),
-    /// The new server failed, and another one of this supervisor's program took over.
+    /// The new server failed, and another server of this supervisor's own program has taken over.
     #[error("{0}")]
     RolledBack(String),
 }
 
 impl PodServer {
-    /// Gives the server at least the rights of `profile`. Replaces a server with fewer rights by one with more, which
-    /// starts before the old one is killed.
+    /// Gives the server at least the rights of `profile`. Replaces a server with fewer rights by a server with more,
+    /// which the supervisor starts before it kills the old one.
     ///
     /// # Errors
-    /// When the pod keeps its server, or gets another one with the same rights.
+    /// When the pod keeps its server, or gets another server with the same rights.
     pub(in crate::supervisor) async fn widen(&mut self, profile: Profile) -> Result<(), UpgradeError> {
         let before = self.profile;
         self.profile = before.max(profile);
-        let became_one = async {
+        let until_serving = async {
             while !matches!(self.life, ServerLife::Serving { .. } | ServerLife::Over) {
                 self.guard().await;
             }
         };
         let refused = || UpgradeError::Refused("the pod has no server at this moment; try again".to_owned());
-        timeout(KILL_TIMEOUT, became_one).await.map_err(|_| refused())?;
+        timeout(KILL_TIMEOUT, until_serving).await.map_err(|_| refused())?;
         let ServerLife::Serving { process, .. } = &self.life else { return Err(refused()) };
-        if process.profile().is_none_or(|has| has >= self.profile) {
+        if process.profile().is_none_or(|current| current >= self.profile) {
             return Ok(());
         }
         info!("podfs replaces the pod's server by one that can serve directories of the node, too");
@@ -48,15 +48,16 @@ impl PodServer {
         replaced
     }
 
-    /// Replaces the server by one that is started from `program`, before the old one is killed.
+    /// Replaces the server by a server of `program`, which the supervisor starts before it kills the old one.
     ///
     /// # Errors
-    /// When a server of the old program goes on: the same process, or another one.
+    /// When a server of the old program goes on: the same process, or a new process.
     pub(in crate::supervisor) async fn upgrade(&mut self, program: Program<'_>) -> Result<(), UpgradeError> {
         self.replace(program, "it gave way to an upgrade").await
     }
 
-    async fn replace(&mut self, program: Program<'_>, why: &str) -> Result<(), UpgradeError> {
+    /// As [`Self::upgrade`]. `reason` becomes the end of the old server in the history.
+    async fn replace(&mut self, program: Program<'_>, reason: &str) -> Result<(), UpgradeError> {
         let refused = |error: &dyn std::fmt::Display| UpgradeError::Refused(error.to_string());
         let ServerLife::Serving { process: old, .. } = &self.life else {
             return Err(refused(&"the pod has no server at this moment; try again"));
@@ -68,15 +69,17 @@ impl PodServer {
             Ok(successor) => successor,
             Err(error) => {
                 new.kill();
-                let how = new.ended().await;
+                let end = new.ended().await;
                 return Err(UpgradeError::Refused(format!(
-                    "the new podfs does not answer ({error}); it ended ({how})"
+                    "the new podfs does not answer ({error}); it ended ({end})"
                 )));
             }
         };
         old.kill();
         old.ended_or_inert().await;
-        self.history.last_end = Some(why.to_owned());
+        self.history.last_end = Some(reason.to_owned());
+        self.history.silent_sources.clear();
+        self.watchdog = WatchdogState::default();
         let mut keeper = self.client.mark_dead();
         if keeper::is_gone(&keeper).await {
             keeper.let_go();
@@ -86,8 +89,8 @@ impl PodServer {
             let outcome = client.succeed(successor, &mut keeper);
             (outcome, keeper)
         });
-        let following = ServerLife::Succeeding { process: Some(new), attempt };
-        if let ServerLife::Serving { process: old, .. } = std::mem::replace(&mut self.life, following) {
+        let succeeding = ServerLife::Succeeding { process: Some(new), attempt };
+        if let ServerLife::Serving { process: old, .. } = std::mem::replace(&mut self.life, succeeding) {
             old.leave();
         }
         let mut failure = None;

@@ -1,9 +1,9 @@
-//! Starts a server, or a supervisor, in its cgroup from its first moment.
+//! Starts a server, or a supervisor, directly in its cgroup.
 //!
-//! `clone3(2)` makes the child there (`CLONE_INTO_CGROUP`, Linux 5.7). Moving a process to a cgroup later takes the
-//! kernel about ten milliseconds, since it waits for all CPUs: longer than all else between the end of a server and the
-//! first answer of the next one. The standard library cannot use `clone3`, so this module does what that does between
-//! `fork` and `exec`.
+//! `clone3(2)` makes the child in the cgroup (`CLONE_INTO_CGROUP`, Linux 5.7). Moving a process to a cgroup later takes the
+//! kernel about ten milliseconds, since it waits for all CPUs: longer than all other steps between the end of a server and
+//! the first answer of the next one. The standard library cannot use `clone3`, so this module does what the standard
+//! library does between `fork` and `exec`.
 
 use std::ffi::{CStr, CString, OsStr};
 use std::fs::File;
@@ -17,15 +17,15 @@ use nix::sys::wait::waitpid;
 use nix::unistd::Pid;
 use rustix::pipe::{PipeFlags, pipe_with};
 
-/// From `linux/sched.h`; the one in libc is too narrow.
+/// From `linux/sched.h`. The constant of the crate libc has a type of 32 bits, and this flag is bit 33.
 const CLONE_INTO_CGROUP: u64 = 0x2_0000_0000;
 
-/// The variables that a server gets: those for its log. An operator's environment may hold secrets, and a container
-/// that controls a server could read them.
+/// The environment variables that a server gets: those for its log. An operator's environment may hold secrets, and a
+/// container that controls a server could read them.
 const VARIABLES: [&str; 4] = ["RUST_LOG", "RUST_BACKTRACE", "NO_COLOR", "TERM"];
 
-/// The variables that a supervisor does not get: a service manager, or the first process of a container, sets them for
-/// the process that starts the supervisor.
+/// The environment variables that a supervisor does not get. They are for the process that starts the supervisor alone: a
+/// service manager has set them, or the first process of a container.
 const OF_PARENT: [&str; 9] = [
     "NOTIFY_SOCKET",
     "WATCHDOG_PID",
@@ -42,25 +42,27 @@ const OF_PARENT: [&str; 9] = [
 pub(crate) struct Start<'a> {
     /// The program's path.
     pub(crate) program: &'a Path,
-    /// Its arguments, the first of which is its name.
+    /// The arguments, the first of which is the name of the program.
     pub(crate) arguments: &'a [&'a OsStr],
-    /// Its standard input.
+    /// The standard input.
     pub(crate) input: OwnedFd,
-    /// The directory of its cgroup. Where the kernel does not allow it, the process starts in the cgroup of this one.
+    /// The directory of the process's cgroup. If the kernel refuses it, the process starts in the cgroup of this process.
     pub(crate) cgroup: Option<BorrowedFd<'a>>,
-    /// The namespaces that it enters.
+    /// The namespaces that the process enters.
     pub(crate) namespaces: &'a [OwnedFd],
-    /// Its role.
+    /// The role of the process.
     pub(crate) role: ProcessKind,
 }
 
 /// The kinds of processes that podfs starts.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum ProcessKind {
-    /// In a process group of its own: a Ctrl-C is for the supervisor, which unmounts first. A server ignores SIGTERM and SIGHUP:
-    /// when a whole unit or machine stops, the supervisor gets the signal too, and unmounts before it ends the server.
+    /// A server starts a new process group: a terminal sends the SIGINT of a Ctrl-C only to the supervisor, which unmounts before
+    /// it ends the server. A server ignores SIGTERM and SIGHUP: when a whole unit or machine stops, the supervisor gets the
+    /// signal too, and unmounts before it ends the server.
     Server,
-    /// In a session of its own, with the environment of this process: it goes on when this process and its terminal are gone.
+    /// A supervisor starts a new session, so that it goes on when this process and its terminal are gone. It gets the
+    /// environment of this process, without the variables in [`OF_PARENT`].
     Supervisor,
 }
 
@@ -74,14 +76,15 @@ impl Start<'_> {
         let arguments =
             self.arguments.iter().map(|argument| CString::new(argument.as_bytes())).collect::<Result<Vec<_>, _>>()?;
         let is_given = |name: &OsStr| match self.role {
-            ProcessKind::Server => VARIABLES.iter().any(|given| name == *given),
-            ProcessKind::Supervisor => !OF_PARENT.iter().any(|kept| name == *kept),
+            ProcessKind::Server => VARIABLES.iter().any(|variable| name == *variable),
+            ProcessKind::Supervisor => !OF_PARENT.iter().any(|variable| name == *variable),
         };
-        let set = std::env::vars_os().filter(|(name, _)| is_given(name));
-        let environment = set.map(|(name, value)| variable(&name, &value)).collect::<Result<Vec<_>, _>>()?;
+        let given = std::env::vars_os().filter(|(name, _)| is_given(name));
+        let environment = given.map(|(name, value)| variable(&name, &value)).collect::<Result<Vec<_>, _>>()?;
         let (argv, envp) = (pointers(&arguments), pointers(&environment));
         let (failure, errors) = pipe_with(PipeFlags::CLOEXEC)?;
-        // SAFETY: the child makes system calls only, on what was made before, and ends or becomes another program.
+        // SAFETY: the child makes only system calls, with memory that this process allocated before the fork. Then the child
+        // ends, or becomes another program.
         let pid = unsafe {
             match fork_into(self.cgroup)? {
                 0 => match enter(self.namespaces) {
@@ -100,8 +103,8 @@ impl Start<'_> {
                 let _ = waitpid(Pid::from_raw(pid), None);
                 Err(io::Error::from_raw_os_error(i32::from_ne_bytes(errno)))
             }
-            // The other end was closed by the program that was executed.
-            Err(_end) => Ok(pid),
+            // The kernel closed the child's end of the pipe, because it executed the program.
+            Err(_end_of_file) => Ok(pid),
         }
     }
 }
@@ -110,49 +113,49 @@ fn variable(name: &OsStr, value: &OsStr) -> io::Result<CString> {
     Ok(CString::new([name.as_bytes(), b"=", value.as_bytes()].concat())?)
 }
 
-/// The pointers for `execve(2)`, with a null at the end. They are valid as long as the strings.
+/// The pointers for `execve(2)`, with a null at the end. They are valid for as long as the strings.
 fn pointers(strings: &[CString]) -> Vec<*const libc::c_char> {
     strings.iter().map(|string| string.as_ptr()).chain([ptr::null()]).collect()
 }
 
-/// Forks, with the child in the cgroup if possible. Returns 0 in the child.
+/// Forks, with the child in the cgroup if the kernel allows that. Returns 0 in the child.
 ///
 /// # Safety
 /// The child may only make system calls: other threads of this process may hold locks.
 unsafe fn fork_into(cgroup: Option<BorrowedFd<'_>>) -> io::Result<libc::pid_t> {
     if let Some(cgroup) = cgroup {
         // SAFETY: zeros are a valid value of each field.
-        let mut how: libc::clone_args = unsafe { std::mem::zeroed() };
-        how.flags = CLONE_INTO_CGROUP;
-        how.exit_signal = libc::SIGCHLD as u64;
-        how.cgroup = cgroup.as_raw_fd() as u64;
+        let mut arguments: libc::clone_args = unsafe { std::mem::zeroed() };
+        arguments.flags = CLONE_INTO_CGROUP;
+        arguments.exit_signal = libc::SIGCHLD as u64;
+        arguments.cgroup = cgroup.as_raw_fd() as u64;
         // SAFETY: the struct outlives the call, and its size is given.
-        let pid = unsafe { libc::syscall(libc::SYS_clone3, &raw const how, size_of::<libc::clone_args>()) };
+        let pid = unsafe { libc::syscall(libc::SYS_clone3, &raw const arguments, size_of::<libc::clone_args>()) };
         if pid >= 0 {
             return Ok(pid as libc::pid_t);
         }
-        // The cgroup is gone, or a sandbox denies the call.
+        // The cgroup is gone, or a sandbox denies the call: the child starts in the cgroup of this process.
     }
-    // SAFETY: the caller is responsible for the child.
+    // SAFETY: the caller promises that the child makes only system calls.
     match unsafe { libc::fork() } {
         -1 => Err(io::Error::last_os_error()),
         pid => Ok(pid),
     }
 }
 
-/// Moves the calling process to these namespaces.
+/// Moves the calling process to these namespaces. Returns false if the kernel refuses one.
 ///
 /// # Safety
-/// To be called in a child that has its memory for itself.
+/// Call it only in a child that shares its memory with no other process.
 unsafe fn enter(namespaces: &[OwnedFd]) -> bool {
-    // SAFETY: the call takes numbers. Zero stands for each kind.
+    // SAFETY: the call takes numbers. Zero means a namespace of any type.
     namespaces.iter().all(|namespace| unsafe { libc::setns(namespace.as_raw_fd(), 0) } == 0)
 }
 
-/// Reports the error, and ends the child.
+/// Writes the error number of the last system call to `errors`, and ends the child.
 ///
 /// # Safety
-/// To be called in a child that has its memory for itself.
+/// Call it only in a child that shares its memory with no other process.
 unsafe fn fail(errors: RawFd) -> ! {
     // SAFETY: these calls take numbers, and memory that outlives them.
     unsafe {
@@ -162,10 +165,11 @@ unsafe fn fail(errors: RawFd) -> ! {
     }
 }
 
-/// Executes the program in the child. If that fails, writes the error to `errors`, which the program closes otherwise.
+/// Executes the program in the child, and the kernel closes `errors` then. If that fails, writes the error number to `errors`.
 ///
 /// # Safety
-/// To be called in a child that has its memory for itself; the pointers end with null and point to C strings.
+/// Call it only in a child that shares its memory with no other process. `argv` and `envp` point to C strings, and end with
+/// null.
 unsafe fn become_program(
     program: &CStr,
     argv: &[*const libc::c_char],
@@ -176,12 +180,12 @@ unsafe fn become_program(
 ) -> ! {
     // SAFETY: these calls take numbers, and memory that outlives them.
     unsafe {
-        let alone = match role {
+        let is_separate = match role {
             ProcessKind::Server => libc::setpgid(0, 0) == 0,
             ProcessKind::Supervisor => libc::setsid() >= 0,
         };
-        let ready = alone && libc::dup2(input, 0) >= 0 && libc::chdir(c"/".as_ptr()) == 0;
-        if ready {
+        let is_ready = is_separate && libc::dup2(input, 0) >= 0 && libc::chdir(c"/".as_ptr()) == 0;
+        if is_ready {
             let mut none = std::mem::zeroed();
             libc::sigemptyset(&raw mut none);
             libc::sigprocmask(libc::SIG_SETMASK, &raw const none, ptr::null_mut());

@@ -1,9 +1,10 @@
 //! A server that was killed but has not ended.
 //!
-//! Not every wait in the kernel ends by a signal: a thread that closes a file of an unreachable NFS server waits until
-//! the written data is there (`folio_wait_writeback`), killed or not. Such a thread keeps its process, but will never
-//! run the server's code again: the process is inert. If the thread's call cannot conflict with what the successor
-//! does, the successor starts without waiting for it.
+//! SIGKILL does not end every wait in the kernel. A thread that closes a file of an unreachable NFS server waits until
+//! the NFS server has the written data (`folio_wait_writeback`), even after a SIGKILL. The process exists as long as
+//! such a thread, but the thread never runs the server's code again: the process is inert. If the thread's system call
+//! cannot conflict with what the successor does, the supervisor starts the successor without waiting for the end of the
+//! process.
 
 use std::fs;
 
@@ -11,7 +12,8 @@ use podfs_fuse::caller::ending::{is_dying, is_exiting};
 
 use super::call::{Call, call};
 
-/// Calls that write data back, or only read: repeating or delaying them makes no difference.
+/// System calls that write back data, or only read. It makes no difference whether the kernel ends them late, or
+/// whether the successor repeats them.
 const HARMLESS: [libc::c_long; 9] = [
     libc::SYS_close,
     libc::SYS_fsync,
@@ -24,7 +26,7 @@ const HARMLESS: [libc::c_long; 9] = [
     libc::SYS_getdents64,
 ];
 
-/// Whether a process was killed and none of its threads can change anything any more, though it may not have ended.
+/// Whether a process was killed and none of its threads can change anything any more. The process may not have ended.
 pub(super) fn is_inert(pid: i32) -> bool {
     let Ok(threads) = fs::read_dir(format!("/proc/{pid}/task")) else { return false };
     let mut threads = threads.flatten().filter_map(|thread| thread.file_name().to_str()?.parse().ok());
@@ -49,7 +51,7 @@ mod tests {
 
     #[test]
     fn a_live_process_is_not_inert() {
-        // It reads, which is harmless, and was not killed.
+        // The child is in read(2), a harmless call, and was not killed.
         let mut child = Command::new("cat").stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("cat");
         let pid = child.id().cast_signed();
         while !is_harmless(call(pid, pid)) {}

@@ -1,16 +1,16 @@
-//! The watchdog: notices a server that lives and makes no progress.
+//! The watchdog: the supervisor looks from time to time whether its server makes progress.
 //!
-//! A volume is stuck while requests wait and none is read or answered. The region shows what each thread does, and
-//! fusectl how many requests wait. While no request waits and none is being answered, a look costs a few system calls
-//! on the supervisor's own thread, and wakes no other. Otherwise the supervisor decides from outside whether the server
-//! is at fault:
+//! A volume is stuck while requests wait and the server reads or answers none. The region shows which request each thread of
+//! the server works on, and fusectl shows how many requests wait. While no request waits and the server answers none, a look
+//! costs a few system calls on the supervisor's own thread, and wakes no other thread. Otherwise the supervisor decides
+//! whether the server is at fault:
 //!
-//! 1. The server hangs, and podfs replaces it, if its process is stopped, if each look finds a thread running or
-//!    waiting for another thread of the server, or if it does not answer its supervisor.
+//! 1. The server hangs, and the supervisor replaces it, if its process is stopped, if each look finds a thread running or
+//!    waiting for another thread of the server, or if the server does not answer the supervisor.
 //! 2. A thread in any other system call waits for the source of its volume. Another server would wait there too, so the
-//!    supervisor does nothing: each volume has threads of its own, and the others go on.
-//! 3. A server that was killed and cannot end, because a thread of it waits for a source in a call that ends by no
-//!    signal, counts as ended (`unkillable`).
+//!    supervisor does nothing: each volume has threads of its own, and the other volumes go on.
+//! 3. A server that was killed and cannot end, because one of its threads waits for a source in a system call that no signal
+//!    ends, counts as ended (`unkillable`).
 //! 4. Volumes of podfs's own NFS client share one thread, which never blocks. The region shows since when an NFS server
 //!    has owed answers. Again the supervisor does nothing.
 
@@ -29,22 +29,22 @@ use super::alarm::Alarm;
 use super::call::{Call, call};
 use super::{fusectl, unkillable};
 
-/// How often the watchdog looks at an idle server: each look wakes an idle machine.
+/// The time between two looks at an idle server. It is long, because each look wakes an idle machine.
 const IDLE_INTERVAL: Duration = Duration::from_secs(8);
-/// How often it looks while requests are under way.
+/// The time between two looks while requests are under way.
 const BUSY_INTERVAL: Duration = Duration::from_secs(1);
-/// How long a volume may be stuck.
+/// How long a volume may be stuck, or a server stopped, before the supervisor acts.
 const TIMEOUT: Duration = Duration::from_secs(5);
 /// How long a server may take to end once it was killed.
 const ENDING: Duration = Duration::from_millis(500);
 /// How long the server may take to answer the watchdog.
 const ANSWER: Duration = Duration::from_secs(2);
 
-/// The watchdog, between two looks at the server or during one.
+/// The watchdog, between two looks at the server or during a look.
 pub(super) enum WatchdogState {
-    /// Waits until the next look is due. The alarm is set when the supervisor first waits for it.
+    /// The next look is due at `until`. The supervisor sets the alarm when it first waits for that.
     Waiting { watchdog: Watchdog, until: Instant, alarm: Option<Alarm> },
-    /// Looks at the server, on a blocking thread. This takes as long as the server takes to answer.
+    /// A blocking thread looks at the server. This takes as long as the server takes to answer.
     InProgress(JoinHandle<(Option<String>, Watchdog)>),
 }
 
@@ -59,8 +59,8 @@ impl WatchdogState {
         Self::Waiting { until: Instant::now() + watchdog.interval(), watchdog, alarm: None }
     }
 
-    /// Waits for the next look at a server that is not at rest. Returns the problem if the server hangs. Cancel-safe:
-    /// the next call continues.
+    /// Waits for the next look at a server that is not at rest, and for its outcome. Returns the problem if the server hangs.
+    /// Cancel-safe: the next call continues.
     pub(super) async fn next_look(&mut self, pid: i32, client: &Arc<ServerClient>) -> Option<String> {
         if let Self::Waiting { watchdog, until, alarm } = self {
             loop {
@@ -75,9 +75,9 @@ impl WatchdogState {
             *self = Self::InProgress(spawn_blocking(move || (watchdog.look(pid, &client), watchdog)));
         }
         let Self::InProgress(look) = self else { return None };
-        let (found, watchdog) = look.await.expect("a blocking thread that panics ends the process");
+        let (problem, watchdog) = look.await.expect("a blocking thread that panics ends the process");
         *self = Self::until_next_look(watchdog);
-        found
+        problem
     }
 
     /// The volumes whose sources do not answer.
@@ -89,13 +89,16 @@ impl WatchdogState {
     }
 }
 
-/// What the last look saw.
+/// What the looks so far have found.
 #[derive(Default)]
 pub(super) struct Watchdog {
+    /// The stuck volumes, by name.
     stuck: HashMap<String, StuckVolume>,
-    /// Volumes whose NFS servers do not answer, and whether that has lasted for [`TIMEOUT`].
+    /// The names of volumes whose NFS servers do not answer, and whether that has lasted for [`TIMEOUT`].
     silences: HashMap<String, bool>,
+    /// Since when the server process is stopped.
     stopped: Option<Instant>,
+    /// When the supervisor last asked the server for an answer.
     asked: Option<Instant>,
 }
 
@@ -103,27 +106,27 @@ pub(super) struct Watchdog {
 struct StuckVolume {
     activity: VolumeActivity,
     since: Instant,
-    /// Since when each look has found its requests in the server's own code.
+    /// Since when each look has found the volume's requests in the server's own code.
     in_server_since: Option<Instant>,
-    /// Whether podfs has reported that its source does not answer.
-    in_source: bool,
+    /// Whether the supervisor has reported that the volume's source does not answer.
+    is_reported: bool,
 }
 
-/// The verdict on a stuck volume.
+/// What the supervisor does about a stuck volume.
 #[derive(Debug, PartialEq, Eq)]
 enum StuckVolumeAction {
-    /// Nothing yet, or nothing new.
+    /// Nothing now.
     Wait,
-    /// Its source has been silent for so long that podfs reports it.
+    /// Reports that the source does not answer.
     SourceIsSilent,
-    /// The server may not read requests: podfs asks it.
+    /// Asks the server for an answer, because the server may not read requests any more.
     Ask,
-    /// It is the server's fault.
+    /// Replaces the server, because the server hangs.
     Hangs,
 }
 
 impl Watchdog {
-    /// Looks at a server. Returns the problem if it hangs. This may take as long as the server may take to answer.
+    /// Looks at a server. Returns the problem if the server hangs. This takes at most as long as the server may take to answer.
     fn look(&mut self, pid: i32, client: &ServerClient) -> Option<String> {
         if stays_inert(pid) {
             return Some("it was killed, and waits for a source".to_owned());
@@ -135,10 +138,10 @@ impl Watchdog {
             false => self.stopped = None,
         }
         let activities = client.activities();
-        let blind = activities.iter().any(|activity| waiting(activity).is_none());
-        let mut ask = false;
+        let is_blind = activities.iter().any(|activity| waiting(activity).is_none());
+        let mut must_ask = false;
         self.note_silent_servers(&activities);
-        let mut seen = HashMap::new();
+        let mut still_stuck = HashMap::new();
         for activity in activities {
             let volume = activity.volume.clone();
             if activity.busy.is_empty() && waiting(&activity).is_none_or(|waiting| waiting <= activity.waits) {
@@ -146,19 +149,19 @@ impl Watchdog {
             }
             let before = self.stuck.remove(&volume).filter(|before| before.activity == activity);
             let mut stuck = before.unwrap_or_else(|| StuckVolume::new(activity, now));
-            match stuck.seen(place(pid, &stuck.activity), now) {
+            match stuck.take_look(place(pid, &stuck.activity), now) {
                 StuckVolumeAction::Wait => {}
                 StuckVolumeAction::SourceIsSilent => report_silent_source(&volume),
-                StuckVolumeAction::Ask => ask = true,
+                StuckVolumeAction::Ask => must_ask = true,
                 StuckVolumeAction::Hangs => {
                     return Some(format!("it does not get on with a request of volume {volume:?}"));
                 }
             }
-            seen.insert(volume, stuck);
+            still_stuck.insert(volume, stuck);
         }
-        self.stuck = seen;
-        ask |= blind && self.asked.is_none_or(|asked| now - asked >= TIMEOUT);
-        if !ask {
+        self.stuck = still_stuck;
+        must_ask |= is_blind && self.asked.is_none_or(|asked| now - asked >= TIMEOUT);
+        if !must_ask {
             return None;
         }
         self.asked = Some(now);
@@ -183,13 +186,13 @@ impl Watchdog {
         if self.is_idle() { IDLE_INTERVAL } else { BUSY_INTERVAL }
     }
 
-    /// Whether the last look found nothing that needs another one soon.
+    /// Whether the last look found nothing that needs another look soon.
     fn is_idle(&self) -> bool {
         self.stuck.is_empty() && self.silences.is_empty() && self.stopped.is_none()
     }
 
     fn silent_sources(&self) -> Vec<String> {
-        let stuck = self.stuck.iter().filter(|(_, stuck)| stuck.in_source).map(|(volume, _)| volume);
+        let stuck = self.stuck.iter().filter(|(_, stuck)| stuck.is_reported).map(|(volume, _)| volume);
         let silent = self.silences.iter().filter(|(_, is_silent)| **is_silent).map(|(volume, _)| volume);
         stuck.chain(silent).cloned().collect()
     }
@@ -197,18 +200,19 @@ impl Watchdog {
 
 impl StuckVolume {
     fn new(activity: VolumeActivity, now: Instant) -> Self {
-        Self { activity, since: now, in_server_since: None, in_source: false }
+        Self { activity, since: now, in_server_since: None, is_reported: false }
     }
 
-    /// Takes in where a look found its requests. A thread that was in a call on the source a moment ago may now run the
-    /// server's own code, with the same request: so the server hangs only if each look finds it there.
-    fn seen(&mut self, place: WaitPlace, now: Instant) -> StuckVolumeAction {
+    /// Records where a look found the volume's requests, and decides what to do. A thread that was in a system call on the
+    /// source a moment ago may now run the server's own code, with the same request. So the server hangs only if each look for
+    /// [`TIMEOUT`] finds the thread in the server's own code.
+    fn take_look(&mut self, place: WaitPlace, now: Instant) -> StuckVolumeAction {
         self.in_server_since = (place == WaitPlace::Server).then(|| self.in_server_since.unwrap_or(now));
         let is_long_ago = |since: Instant| now - since >= TIMEOUT;
         match place {
             WaitPlace::Server if self.in_server_since.is_some_and(is_long_ago) => StuckVolumeAction::Hangs,
-            WaitPlace::Source if is_long_ago(self.since) && !self.in_source => {
-                self.in_source = true;
+            WaitPlace::Source if is_long_ago(self.since) && !self.is_reported => {
+                self.is_reported = true;
                 StuckVolumeAction::SourceIsSilent
             }
             WaitPlace::Nowhere if is_long_ago(self.since) => StuckVolumeAction::Ask,
@@ -217,7 +221,7 @@ impl StuckVolume {
     }
 }
 
-/// Logs that a source does not answer. Called once for each silence.
+/// Logs that a source does not answer. The watchdog calls it once for each period without an answer.
 fn report_silent_source(volume: &str) {
     warn!(volume, "volume {volume:?}: its source does not answer; the other volumes go on");
 }
@@ -233,23 +237,25 @@ enum WaitPlace {
     Nowhere,
 }
 
+/// Where the requests of a stuck volume are, according to the system calls of the threads that work on them.
 fn place(pid: i32, activity: &VolumeActivity) -> WaitPlace {
     let calls: Vec<_> = activity.busy.iter().map(|(thread, _)| call(pid, *thread)).collect();
     match calls.as_slice() {
         [] => WaitPlace::Nowhere,
         calls if calls.contains(&Some(Call::Running)) => WaitPlace::Server,
-        // A thread that waits for a thread in the source waits for the source, too.
+        // If one thread is in a call on the source, a thread that waits for it waits for the source, too.
         calls if calls.iter().flatten().next().is_some() && calls.iter().flatten().all(is_wait) => WaitPlace::Server,
         _ => WaitPlace::Source,
     }
 }
 
-/// Whether a thread that is at this waits for another one.
+/// Whether a thread in this call waits for another thread.
 fn is_wait(call: &Call) -> bool {
     *call == Call::In(libc::SYS_futex)
 }
 
-/// Whether a server was killed and does not end within [`ENDING`]. One that ends needs no report: its pidfd shows it.
+/// Whether a server was killed and does not end within [`ENDING`]. The watchdog does not report a server that ends, because its
+/// pidfd shows its end.
 fn stays_inert(pid: i32) -> bool {
     unkillable::is_inert(pid) && {
         thread::sleep(ENDING);
@@ -257,7 +263,8 @@ fn stays_inert(pid: i32) -> bool {
     }
 }
 
-fn is_stopped(pid: i32) -> bool {
+/// Whether a signal or a debugger has stopped a process.
+pub(super) fn is_stopped(pid: i32) -> bool {
     matches!(state(pid), Some(b'T' | b't'))
 }
 
@@ -266,13 +273,13 @@ fn state(pid: i32) -> Option<u8> {
     // The beginning of the file has it, in one read.
     let (mut text, mut file) = ([0; 512], fs::File::open(format!("/proc/{pid}/stat")).ok()?);
     let length = file.read(&mut text).ok()?;
-    // The name may contain parentheses.
+    // The name of the program, in parentheses before the state, may contain parentheses itself.
     let end = text[..length].windows(2).rposition(|pair| pair == b") ")?;
     text[..length].get(end + 2).copied()
 }
 
-/// Whether the server waits for requests, and no request waits for it. A server that was killed or stopped does not: its main thread
-/// ends, stops, or is in a call that ends by no signal.
+/// Whether the server waits for requests, and no request waits for the server. A killed or stopped server is not at rest: its
+/// main thread has ended, is stopped, or is in a system call that no signal ends.
 fn is_at_rest(pid: i32, client: &ServerClient) -> bool {
     let is_idle = |activity: &VolumeActivity| {
         activity.busy.is_empty()
@@ -282,7 +289,7 @@ fn is_at_rest(pid: i32, client: &ServerClient) -> bool {
     matches!(state(pid), Some(b'S' | b'R')) && client.activities().iter().all(is_idle)
 }
 
-/// How many requests wait in the kernel or in the server, where fusectl is mounted.
+/// How many requests of the volume wait in the kernel or in the server; `None` if fusectl cannot be read.
 fn waiting(activity: &VolumeActivity) -> Option<usize> {
     fusectl::waiting(activity.connection?)
 }
@@ -291,7 +298,7 @@ fn waiting(activity: &VolumeActivity) -> Option<usize> {
 mod tests {
     use super::*;
 
-    /// The verdicts of looks that find a volume at these places, a second apart.
+    /// The actions after looks, a second apart, that find the volume's requests at these places.
     fn looks(places: &[WaitPlace]) -> Vec<StuckVolumeAction> {
         let activity = VolumeActivity {
             volume: String::new(),
@@ -304,7 +311,7 @@ mod tests {
         let begin = Instant::now();
         let mut stuck = StuckVolume::new(activity, begin);
         let at = |number: usize| begin + BUSY_INTERVAL * u32::try_from(number).expect("few");
-        places.iter().enumerate().map(|(number, place)| stuck.seen(*place, at(number))).collect()
+        places.iter().enumerate().map(|(number, place)| stuck.take_look(*place, at(number))).collect()
     }
 
     fn last(places: &[WaitPlace]) -> StuckVolumeAction {

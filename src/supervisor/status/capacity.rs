@@ -1,9 +1,9 @@
-//! The capacity of volumes that show something of the host. statfs(2) on a source that does not answer blocks, and so
-//! does a call of a driver that hangs. So a few threads look. A thread that hangs is left behind; until it returns,
-//! podfs does not look at its volume again. A scrape starts at most [`MOST_THREADS`], whatever earlier ones have left
-//! behind.
+//! The capacity of volumes that show a source of the node. statfs(2) on a source that does not answer blocks, and so
+//! does the call of a driver that hangs. So a few threads look at the sources. The scrape does not wait for a thread
+//! that hangs. Until that thread returns, podfs does not look at its volume again. Each scrape starts at most
+//! [`MOST_THREADS`] threads, however many threads of earlier scrapes still hang.
 //!
-//! They are not blocking threads of the runtime: a hanging one would be missing for mounts and refreshes.
+//! These threads are not blocking threads of the runtime: mounts and refreshes would lack each such thread that hangs.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -24,31 +24,31 @@ use tracing::{debug, info, warn};
 use crate::driver::DriverHome;
 use crate::driver::csi::{self, Amounts, DriverUsage};
 
-/// How long all looks together may take. A client that asks for metrics waits two seconds.
+/// How long all looks of a scrape together may take. A client that asks for metrics waits two seconds.
 const TIMEOUT: Duration = Duration::from_secs(1);
 /// How many volumes podfs looks at simultaneously.
 const MOST_THREADS: usize = 16;
 
 /// A volume to look at.
 pub(in crate::supervisor) struct CapacityCheck {
-    /// Its place in the manifest.
+    /// The place of the volume.
     pub(in crate::supervisor) place: usize,
-    /// Its name.
+    /// The name of the volume.
     pub(in crate::supervisor) name: String,
-    /// Its home, if a CSI driver has mounted it. podfs asks a driver with volume statistics, rather than the file
-    /// system.
+    /// The home of the volume, if a CSI driver has mounted it. If the driver has volume statistics, podfs asks the
+    /// driver instead of the file system.
     pub(in crate::supervisor) home: Option<DriverHome>,
-    /// What to look at.
+    /// The object whose capacity is that of the volume.
     pub(in crate::supervisor) at: CapacityTarget,
-    /// The state from earlier looks.
+    /// The state from earlier looks at the volume.
     pub(in crate::supervisor) earlier: CapacityHistory,
 }
 
-/// What to look at.
+/// The object whose capacity is that of a volume.
 pub(in crate::supervisor) enum CapacityTarget {
-    /// Its source.
+    /// The source of a volume that the server serves.
     Source(VolumeObserver),
-    /// Its mount point: it is a bind mount.
+    /// The mount point of a bind mount.
     Mount(PathBuf),
     /// A block device.
     Device(PathBuf),
@@ -59,31 +59,31 @@ pub(in crate::supervisor) enum CapacityTarget {
 pub(in crate::supervisor) struct CapacityHistory {
     /// Whether a look has not returned yet.
     is_hanging: Arc<AtomicBool>,
-    /// The last condition that its driver has reported. Locked for single comparisons.
+    /// The last condition that the volume's driver has reported. A thread locks it only for a comparison.
     condition: Arc<Mutex<String>>,
 }
 
-/// Looks at all of these, and returns the usage by place. Leaves out volumes that do not answer in time.
+/// Looks at these volumes, and returns their usage by place. Leaves out volumes that do not answer in time.
 pub(in crate::supervisor) fn look(mut looks: Vec<CapacityCheck>) -> HashMap<usize, DriverUsage> {
     let until = Instant::now() + TIMEOUT;
     looks.retain(|look| !look.earlier.is_hanging.load(Ordering::Acquire));
     let threads = looks.len().min(MOST_THREADS);
-    let (looks, (found, findings)) = (Arc::new(Mutex::new(looks.into_iter())), channel());
+    let (looks, (sender, receiver)) = (Arc::new(Mutex::new(looks.into_iter())), channel());
     for _ in 0..threads {
-        let (looks, found) = (Arc::clone(&looks), found.clone());
+        let (looks, sender) = (Arc::clone(&looks), sender.clone());
         let work = move || {
             while let Some(look) = next(&looks, until) {
                 let place = look.place;
-                // The reader may have given up by then.
-                let _ = found.send((place, look.usage()));
+                // The scrape may have ended by then, and dropped the receiver.
+                let _ = sender.send((place, look.usage()));
             }
         };
-        // Without a single thread, all volumes count as ones that do not answer.
+        // If the kernel starts no thread at all, the scrape leaves out all volumes, as if none answered.
         let _none = thread::Builder::new().name("capacity".to_owned()).spawn(work);
     }
-    drop(found);
+    drop(sender);
     let mut usages = HashMap::new();
-    while let Ok((place, usage)) = findings.recv_timeout(until.saturating_duration_since(Instant::now())) {
+    while let Ok((place, usage)) = receiver.recv_timeout(until.saturating_duration_since(Instant::now())) {
         if let Some(usage) = usage {
             usages.insert(place, usage);
         }
@@ -93,8 +93,8 @@ pub(in crate::supervisor) fn look(mut looks: Vec<CapacityCheck>) -> HashMap<usiz
 
 /// The next look, unless the time is over.
 fn next(looks: &Mutex<IntoIter<CapacityCheck>>, until: Instant) -> Option<CapacityCheck> {
-    let in_time = Instant::now() < until;
-    looks.lock().expect("no thread panics while it takes one").next().filter(|_| in_time)
+    let is_in_time = Instant::now() < until;
+    looks.lock().expect("no thread panics while it takes one").next().filter(|_| is_in_time)
 }
 
 impl CapacityCheck {
@@ -122,13 +122,13 @@ fn of_driver(home: &DriverHome) -> Option<DriverUsage> {
 }
 
 impl CapacityHistory {
-    /// Logs the condition of a volume, unless the last line said the same.
+    /// Logs the condition of a volume, if it has changed. An empty condition means that the volume is healthy.
     fn compare(&self, volume: &str, condition: &str) {
-        let mut before = self.condition.lock().expect("no thread panics while it compares");
-        if *before == condition {
+        let mut last = self.condition.lock().expect("no thread panics while it compares");
+        if *last == condition {
             return;
         }
-        condition.clone_into(&mut before);
+        condition.clone_into(&mut last);
         match condition {
             "" => info!(volume, "volume {volume:?}: its CSI driver reports it as healthy again"),
             condition => {
@@ -154,8 +154,9 @@ impl CapacityTarget {
     }
 }
 
-fn of_file_system(room: SpaceUsage) -> DriverUsage {
-    let SpaceUsage { capacity, free, available, inodes, inodes_free } = room;
+/// The usage of a file system, in the type of a driver's report.
+fn of_file_system(usage: SpaceUsage) -> DriverUsage {
+    let SpaceUsage { capacity, free, available, inodes, inodes_free } = usage;
     let bytes = Amounts { total: capacity, available, used: capacity.saturating_sub(free) };
     let files = Amounts { total: inodes, available: inodes_free, used: inodes.saturating_sub(inodes_free) };
     DriverUsage { bytes: Some(bytes), inodes: Some(files).filter(|files| files.total > 0), condition: None }

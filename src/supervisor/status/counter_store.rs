@@ -1,10 +1,10 @@
-//! The counters of a pod, shared by the supervisor's task, which counts, and the threads that show them. A file in the
-//! pod's run directory keeps them, so that no count goes back when the next supervisor continues with the pod.
+//! The counters of a pod, shared by the supervisor's task, which counts, and the threads that report the counts. A file in the
+//! pod's run directory keeps the counts, so that no count goes back when the next supervisor continues with the pod.
 //!
-//! 1. A blocking thread writes the file, and the lock is not held meanwhile: a slow disk delays neither the supervisor's task nor
-//!    a status.
-//! 2. One thread writes at a time, always the newest counts: no older counts replace newer ones.
-//! 3. It writes a file beside the old one and renames it: a supervisor that is killed meanwhile leaves the old counts.
+//! 1. A blocking thread writes the file, and does not hold the lock meanwhile: a slow disk delays neither the supervisor's task
+//!    nor a status.
+//! 2. One thread writes at a time, and always the newest counts: no older counts replace newer ones.
+//! 3. The thread writes a second file and renames it to the first: if the supervisor is killed meanwhile, the old counts stay.
 //! 4. A scrape waits until the counts that it shows are in the file ([`CounterStore::wait_until_written`]), so that
 //!    none goes back when the supervisor is killed after the scrape. It waits at most for [`SCRAPE_TIMEOUT`]; if the
 //!    disk is slower, the scrape gets its answer all the same.
@@ -25,10 +25,9 @@ use super::counters::PodCounters;
 use crate::supervisor::run_dir::claim::{COUNTS, NEXT_COUNTS};
 use crate::supervisor::run_dir::trust;
 
-/// How long a supervisor that ends waits for the disk.
+/// How long a supervisor that ends, leaves or is upgraded waits for the disk.
 const END_TIMEOUT: Duration = Duration::from_secs(2);
-/// How long a scrape waits for the disk. Its client waits two seconds, of which a source that does not answer takes
-/// one.
+/// How long a scrape waits for the disk. The client waits two seconds, and sources that do not answer take one of them.
 const SCRAPE_TIMEOUT: Duration = Duration::from_millis(500);
 
 /// The counters of a pod. Cheap to clone.
@@ -39,19 +38,20 @@ struct SharedCounters {
     state: Mutex<State>,
     /// Announces that a write has ended.
     written: Condvar,
+    /// The function that writes the file. A test has another one.
     write: fn(&Path, &[u8]) -> io::Result<()>,
 }
 
 #[derive(Default)]
 struct State {
     counters: PodCounters,
-    /// The file, if the counters are kept.
+    /// The file that keeps the counters; `None` if no file does.
     file: Option<PathBuf>,
-    /// How often they have changed.
+    /// How often the counters have changed.
     changes: u64,
     /// How many of the changes are in the file.
     written: u64,
-    /// Whether a thread is to write changes.
+    /// Whether a thread writes changes, or is about to.
     is_writing: bool,
     /// Whether that thread waits for the disk.
     is_at_disk: bool,
@@ -111,6 +111,7 @@ impl CounterStore {
         self.wait(SCRAPE_TIMEOUT);
     }
 
+    /// Blocks until the file has all counts so far, or for `limit`.
     fn wait(&self, limit: Duration) {
         let state = self.0.lock();
         let counted = state.changes;
@@ -123,17 +124,18 @@ impl CounterStore {
     pub(in crate::supervisor) async fn written(&self) {
         let store = self.clone();
         let wait = spawn_blocking(move || store.wait(END_TIMEOUT));
-        // Volumes may block all threads.
+        // If volumes block all blocking threads, this one does not even start.
         let _late = timeout(END_TIMEOUT, wait).await;
     }
 
-    /// Waits like [`CounterStore::written`], and ends the writing: the file may be removed then.
+    /// Waits like [`CounterStore::written`], and then lets no further write begin.
     pub(in crate::supervisor) async fn finish(&self) {
         self.written().await;
         self.0.lock().file = None;
     }
 
-    /// Blocks until the disk has answered a write that has begun. After [`CounterStore::finish`], none begins.
+    /// Blocks until the disk has answered a write that has begun. After [`CounterStore::finish`] and this, the caller may remove
+    /// the file.
     pub(in crate::supervisor) fn wait_for_disk(&self) {
         let waited = self.0.written.wait_while(self.0.lock(), |state| state.is_at_disk);
         drop(waited.expect("no thread panics while it counts"));
@@ -145,6 +147,7 @@ impl CounterStore {
         self.changed(state);
     }
 
+    /// Notes a change of the counters, and starts a thread that writes it, unless one writes already.
     fn changed(&self, mut state: MutexGuard<'_, State>) {
         state.changes += 1;
         if state.file.is_some() && !std::mem::replace(&mut state.is_writing, true) {
@@ -187,7 +190,7 @@ pub fn kept_restarts(directory: &Path) -> u64 {
     read(&directory.join(COUNTS)).server_restarts
 }
 
-/// The counts in a file; zeros if it cannot be read.
+/// The counts in a file; zeros if the file cannot be read.
 fn read(file: &Path) -> PodCounters {
     let mut text = Vec::new();
     let read = trust::open(OpenOptions::new().read(true), file).and_then(|mut kept| kept.read_to_end(&mut text));

@@ -1,4 +1,5 @@
-//! What the supervisor counts of its pod: a few events, all rare. The counters of volumes are in their regions.
+//! The events that the supervisor counts for its pod. They are few and rare. The counters of a volume, such as its FUSE
+//! requests, are in its region.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, SystemTime};
@@ -16,18 +17,19 @@ pub(in crate::supervisor) struct PodCounters {
     /// Servers that replaced a dead one.
     pub(in crate::supervisor) server_restarts: u64,
     pub(in crate::supervisor) operations: Vec<OperationCounts>,
-    /// By the name of the volume.
+    /// Mounts and refreshes that failed, by the name of the volume.
     pub(in crate::supervisor) refresh_errors: BTreeMap<String, Errors>,
-    /// The count of `server_restarts` when a volume was first served, by the name of each that is served.
+    /// For each volume that a server serves now, by name: the count of `server_restarts` when a server began to serve
+    /// it.
     restarts_before: BTreeMap<String, u64>,
 }
 
-/// Operations of one kind, by how long they took.
+/// The operations of one kind and outcome, by their durations.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(in crate::supervisor) struct OperationCounts {
-    /// The kubelet's name for it: `volume_mount`.
+    /// The kubelet's name of the operation, such as `volume_mount`.
     pub(in crate::supervisor) name: String,
-    /// The kubelet's name for it: `kubernetes.io/secret`.
+    /// The kubelet's name of the volume plugin, such as `kubernetes.io/secret`.
     pub(in crate::supervisor) plugin: String,
     pub(in crate::supervisor) succeeded: bool,
     pub(in crate::supervisor) durations: Distribution,
@@ -37,7 +39,7 @@ pub(in crate::supervisor) struct OperationCounts {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(in crate::supervisor) struct Errors {
     pub(in crate::supervisor) count: u64,
-    /// The time of the last one.
+    /// The time of the last error.
     pub(in crate::supervisor) last: SystemTime,
 }
 
@@ -49,8 +51,10 @@ impl PodCounters {
 
     /// Counts an operation on a volume.
     pub(super) fn operated(&mut self, name: &str, plugin: &str, succeeded: bool, took: Duration) {
-        let is_it = |one: &&mut OperationCounts| one.name == name && one.plugin == plugin && one.succeeded == succeeded;
-        match self.operations.iter_mut().find(is_it) {
+        let is_same = |counts: &&mut OperationCounts| {
+            counts.name == name && counts.plugin == plugin && counts.succeeded == succeeded
+        };
+        match self.operations.iter_mut().find(is_same) {
             Some(operations) => operations.durations.add(took),
             None => {
                 let mut durations = Distribution::new(&OPERATION_BOUNDS);
@@ -68,8 +72,8 @@ impl PodCounters {
         *errors = Errors { count: errors.count + 1, last: now };
     }
 
-    /// Notes whether a server serves this volume now. An earlier supervisor may have noted the same. Returns whether
-    /// that is new.
+    /// Notes whether a server serves this volume now. Returns whether the counters have changed: an earlier supervisor
+    /// may have noted the same.
     pub(super) fn served(&mut self, volume: &str, is_served: bool) -> bool {
         if self.restarts_before.contains_key(volume) == is_served {
             return false;

@@ -1,7 +1,7 @@
 //! The health of a pod's server: the history of its servers, and whether that is a problem.
 //!
-//! A replaced server is no problem by itself. It is one while there is no server, and for a minute after a server died
-//! that had answered nothing, or after several died.
+//! A replaced server is no problem by itself. There is a problem while there is no server, for a minute after a server
+//! ended that had answered nothing, and for a minute after several servers ended.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
@@ -9,9 +9,9 @@ use std::time::{Duration, Instant};
 use super::pod_status::{ProcessStatus, ServerStatus};
 use crate::supervisor::server::ServerHistory;
 
-/// For how long the death of a server is recent.
+/// How long the end of a server counts as recent.
 const RECENT: Duration = Duration::from_secs(60);
-/// So many recent restarts are too many.
+/// How many recent restarts are a problem.
 const MANY: usize = 3;
 
 /// The servers of a pod, as far as the supervisor knows them.
@@ -19,12 +19,13 @@ const MANY: usize = 3;
 pub(in crate::supervisor) struct ServerHealth {
     history: ServerHistory,
     version: Option<String>,
-    /// When the last servers replaced another one, at most [`MANY`].
+    /// The times of the last restarts, at most [`MANY`].
     restarted: VecDeque<Instant>,
 }
 
 impl ServerHealth {
-    /// Takes in the history of the servers, and how many have replaced another one since the last time.
+    /// Records the history of the servers. `restarts` is how many servers have replaced another one since the last
+    /// call.
     pub(in crate::supervisor) fn note(
         &mut self,
         history: &ServerHistory,
@@ -42,32 +43,32 @@ impl ServerHealth {
         self.version = version;
     }
 
-    /// The serving process, if there is one, with its count of restarts.
+    /// The status of the server, if there is one, with this count of restarts.
     pub(in crate::supervisor) fn status(&self, restarts: u64) -> Option<ServerStatus> {
         let pid = self.history.pid.and_then(|pid| u32::try_from(pid).ok())?;
         let process = ProcessStatus { pid, version: self.version.clone() };
         Some(ServerStatus { process, restarts })
     }
 
-    /// If there is no server: how the last one ended, and how many have answered nothing.
+    /// If there is no server: how the last server ended, and how many servers in a row have answered nothing.
     pub(in crate::supervisor) fn dead(&self) -> Option<String> {
-        let ServerHistory { pid: None, last_end: Some(how), unanswered, .. } = &self.history else { return None };
+        let ServerHistory { pid: None, last_end: Some(end), unanswered, .. } = &self.history else { return None };
         Some(format!(
-            "no server answers, podfs starts another one; the last one ended ({how}){}",
+            "no server answers, podfs starts another one; the last one ended ({end}){}",
             unanswered_words(*unanswered)
         ))
     }
 
-    /// The problem with the servers after so many restarts, if there is one.
+    /// The problem with the servers, if there is one. `restarts` is the count of restarts, for the sentence.
     pub(in crate::supervisor) fn trouble(&self, restarts: u64, now: Instant) -> Option<String> {
         let is_recent = |at: &&Instant| now.duration_since(**at) < RECENT;
         let recent = self.restarted.iter().rev().take_while(is_recent).count();
         let ServerHistory { last_end, unanswered, .. } = &self.history;
         self.dead().or_else(|| {
-            let few = recent < MANY && (recent == 0 || *unanswered == 0);
-            let how = last_end.as_deref().unwrap_or("for an unknown reason");
-            let text = format!("the server does not stay up: {} so far, the last one ended ({how})", times(restarts));
-            (!few).then(|| text + &unanswered_words(*unanswered))
+            let is_healthy = recent < MANY && (recent == 0 || *unanswered == 0);
+            let end = last_end.as_deref().unwrap_or("for an unknown reason");
+            let text = format!("the server does not stay up: {} so far, the last one ended ({end})", times(restarts));
+            (!is_healthy).then(|| text + &unanswered_words(*unanswered))
         })
     }
 }
@@ -80,7 +81,7 @@ fn unanswered_words(unanswered: u32) -> String {
     match unanswered {
         0 => String::new(),
         1 => ", and had answered nothing".to_owned(),
-        more => format!(", and {more} in a row had answered nothing"),
+        count => format!(", and {count} in a row had answered nothing"),
     }
 }
 

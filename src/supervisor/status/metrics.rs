@@ -17,10 +17,10 @@ use crate::metrics::families::*;
 use crate::metrics::{PodLabels, PodReading};
 use crate::supervisor::volume::{ShownContent, VolumeLife};
 
-/// One reading at a time: several readings do not wait for the same silent source.
+/// A thread holds this lock while it takes a reading, so that several threads do not wait for the same silent source.
 static READING: Mutex<()> = Mutex::new(());
 
-/// The metrics of a pod at this moment. Takes a second where a source does not answer.
+/// The metrics of a pod at this moment. Takes a second if a source does not answer.
 pub(in crate::supervisor) fn read(store: &StatusStore) -> PodReading {
     let _turn = READING.lock().expect("no thread panics while a reading is taken");
     let status = store.status();
@@ -54,6 +54,7 @@ pub fn without_answer(status: &PodStatus) -> PodReading {
     reading
 }
 
+/// A reading without metrics yet, with the labels of the pod.
 fn begun(status: &PodStatus) -> PodReading {
     let text = |text: &Option<String>| text.clone().unwrap_or_default();
     PodReading::new(PodLabels { namespace: text(&status.namespace), pod: text(&status.name), uid: status.uid.clone() })
@@ -79,8 +80,8 @@ fn pod(reading: &mut PodReading, status: &PodStatus) {
 }
 
 fn state(reading: &mut PodReading, state: PodState) {
-    for one in PodState::ALL {
-        reading.add(&POD_STATE, &[&word(one)], as_number(one == state));
+    for listed in PodState::ALL {
+        reading.add(&POD_STATE, &[&word(listed)], as_number(listed == state));
     }
 }
 
@@ -91,9 +92,10 @@ fn word(state: impl Serialize) -> String {
 
 fn counts(reading: &mut PodReading, counters: &PodCounters) {
     reading.add(&SERVER_RESTARTS, &[], counters.server_restarts as f64);
-    for one in &counters.operations {
-        let status = if one.succeeded { "success" } else { "fail-unknown" };
-        reading.add_durations(&STORAGE_OPERATIONS, &[&one.name, &one.plugin, status, "false"], &one.durations);
+    for counts in &counters.operations {
+        let status = if counts.succeeded { "success" } else { "fail-unknown" };
+        let labels = [counts.name.as_str(), counts.plugin.as_str(), status, "false"];
+        reading.add_durations(&STORAGE_OPERATIONS, &labels, &counts.durations);
     }
 }
 
@@ -137,11 +139,11 @@ fn volume(reading: &mut PodReading, report: &VolumeReport, errors: Option<&Error
     }
 }
 
-/// A volume that shows something of the host. The usage of a source that does not answer is left out.
+/// The metrics of a volume that shows a source of the node. Without a `usage`, its source did not answer.
 fn host(reading: &mut PodReading, report: &VolumeReport, usage: Option<&DriverUsage>) {
     let name = report.name.as_str();
     reading.add(&SOURCE_ANSWERING, &[name], as_number(usage.is_some() && !report.source_is_silent));
-    // The file system of a directory of the host is the node's, not the pod's (ME-03).
+    // The file system of a hostPath belongs to the node, and not to the pod (ME-03).
     let (Some(usage), true) = (usage, report.has_room) else { return };
     let labels = [name, report.claim.as_deref().unwrap_or_default()];
     let mut add = |family, number: u64| reading.add(family, &labels, number as f64);
@@ -163,7 +165,7 @@ fn host(reading: &mut PodReading, report: &VolumeReport, usage: Option<&DriverUs
     }
 }
 
-/// The looks at the capacity of mounted volumes that show something of the host.
+/// The looks at the capacity of mounted volumes that show a source of the node.
 fn looks(known: &StoredStatus) -> Vec<CapacityCheck> {
     let look = |(place, report): (&usize, &VolumeReport)| {
         let (shown, path) = match &report.state {

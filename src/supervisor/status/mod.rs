@@ -5,11 +5,11 @@
 //! | `pod_status` | the status as JSON: the types |
 //! | `store` | the state of the pod at this moment, for `podfs status` and metrics |
 //! | [`report`] | readiness and state, reported to people, to the node agent and to systemd |
-//! | `progress` | the lines below the log of a terminal while volumes come up |
+//! | `progress` | the lines below the log of a terminal until all volumes are mounted |
 //! | `health` | whether the history of the servers is a problem |
-//! | [`metrics`] | the status in numbers |
-//! | `counters` | the counts |
-//! | `counter_store` | the counters, shared, and kept for the next supervisor |
+//! | [`metrics`] | the metrics of the pod |
+//! | `counters` | the events that the supervisor counts |
+//! | `counter_store` | the counters, shared between threads, and kept for the next supervisor |
 //! | `capacity` | the capacity of volumes whose sources may not answer |
 
 mod capacity;

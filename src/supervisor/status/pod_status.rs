@@ -13,17 +13,17 @@ use crate::supervisor::volume::Expansion;
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct PodStatus {
-    /// Its namespace, if a process or a file still has it.
+    /// The pod's namespace, if the supervisor or the pod's lock file still has it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub namespace: Option<String>,
-    /// Its name, likewise.
+    /// The pod's name, if the supervisor or the pod's lock file still has it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub name: Option<String>,
-    /// Its uid.
+    /// The pod's uid.
     pub uid: String,
-    /// Its state.
+    /// The pod's state.
     pub state: PodState,
-    /// Why it is not [`PodState::Running`].
+    /// Why the state is not [`PodState::Running`].
     #[serde(skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
     /// Since when the API server cannot be reached, or no longer has the pod (RFC 3339), if that is the reason.
@@ -35,9 +35,9 @@ pub struct PodStatus {
     /// The process that answers FUSE requests, if there is one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub server: Option<ServerStatus>,
-    /// Its volumes, in the order of the manifest, if its supervisor answers; otherwise none.
+    /// The pod's volumes, in the order of the manifest; none if the supervisor does not answer.
     pub volumes: Vec<VolumeStatus>,
-    /// The objects that its supervisor gets from an API server.
+    /// The objects that the supervisor gets from an API server.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub objects: Vec<ObjectStatus>,
 }
@@ -48,15 +48,15 @@ pub struct PodStatus {
 pub enum PodState {
     /// Every volume is mounted and current.
     Running,
-    /// podfs serves it, but something is wrong.
+    /// podfs serves the pod, but there is a problem.
     Degraded,
     /// The API server has deleted the pod. podfs serves its volumes until a signal stops it.
     PodDeleted,
-    /// Its supervisor has ended, and its server goes on: nothing is refreshed until the next `podfs run` of the pod.
+    /// The supervisor has ended, and the server goes on: no volume is refreshed until the next `podfs run` of the pod.
     NoSupervisor,
     /// A process holds the claim on the pod, but does not answer.
     NotAnswering,
-    /// No process serves it, but something of it is left on the node.
+    /// No process serves the pod, but files or mounts of the pod are left on the node.
     Dead,
 }
 
@@ -64,9 +64,9 @@ pub enum PodState {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ProcessStatus {
-    /// Its process id.
+    /// The process id.
     pub pid: u32,
-    /// The version of its podfs, if known.
+    /// The version of podfs that the process runs, if known.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub version: Option<String>,
 }
@@ -86,55 +86,56 @@ pub struct ServerStatus {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct VolumeStatus {
-    /// Its name.
+    /// The volume's name.
     pub name: String,
-    /// Its kind, as the manifest says it: `configMap`.
+    /// The volume's kind, in the word of the manifest, such as `configMap`.
     pub kind: String,
-    /// Where it is, or is going to be, mounted; absent until its PersistentVolume is known.
+    /// The path at which the volume is, or will be, mounted; absent until its PersistentVolume is known.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub path: Option<PathBuf>,
-    /// Its state.
+    /// The volume's state.
     pub state: VolumeState,
-    /// Why it is not [`VolumeState::Live`].
+    /// Why the state is not [`VolumeState::Live`].
     #[serde(skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
-    /// How podfs serves it, once it does: `zero-message`, `audited`, `passthrough`, `read-write`, `bind` or `nfs`.
+    /// How podfs provides the volume: `zero-message`, `audited`, `passthrough`, `read-write`, `bind`, `device` or `nfs`; absent
+    /// while the volume waits.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub mode: Option<String>,
     /// The NFS client of a volume of an NFS server: `user` is podfs's own, `kernel` the kernel's.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub backend: Option<String>,
-    /// How requests reach podfs: `/dev/fuse` or `io_uring`.
+    /// How FUSE requests reach podfs: `/dev/fuse` or `io_uring`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub transport: Option<String>,
-    /// The generation of files that it shows.
+    /// The generation of files that the volume shows.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub generation: Option<String>,
-    /// For how many seconds it has shown that generation.
+    /// How many seconds ago the volume began to show that generation.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub generation_age_seconds: Option<u64>,
-    /// How many earlier generations it keeps, for programs that have just resolved `..data`.
+    /// How many earlier generations the volume keeps, for programs that have just resolved `..data`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub old_generations: Option<usize>,
-    /// The memory that they take, in bytes.
+    /// The memory of the earlier generations, in bytes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub old_generation_bytes: Option<u64>,
-    /// FUSE requests served so far, as far as they are known.
+    /// The number of FUSE requests that servers have answered for the volume.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub requests: Option<u64>,
-    /// What the access log of an audited volume costs, and its counters.
+    /// The costs and the counters of the access log of an audited volume.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub audit: Option<AuditStatus>,
-    /// Whether containers can only read it, once it is mounted.
+    /// Whether containers can only read the volume; false until it is mounted.
     #[serde(default)]
     pub read_only: bool,
-    /// A supplemental group that containers need to use it (PV-04).
+    /// A supplemental group that containers need to use the volume (PV-04).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub supplemental_group: Option<u32>,
-    /// The outcome of its last growth on the node, until its claim has that size.
+    /// The outcome of the volume's last growth on the node, until the status of its claim reports that size.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub expansion: Option<ExpansionStatus>,
-    /// How many servers have been replaced since it was mounted.
+    /// How many servers have been replaced since a server began to serve the volume.
     pub restarts: u64,
     /// The last error, even if the volume has recovered since.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -145,12 +146,12 @@ pub struct VolumeStatus {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ExpansionStatus {
-    /// The bytes that its PersistentVolume has.
+    /// The size of the PersistentVolume, in bytes.
     pub bytes: u64,
-    /// Why the volume does not have them.
+    /// Why the volume does not have that size.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub error: Option<String>,
-    /// Whether the volume cannot have that size at all.
+    /// Whether the volume can never have that size.
     #[serde(default)]
     pub infeasible: bool,
 }
@@ -167,13 +168,13 @@ impl ExpansionStatus {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct AuditStatus {
-    /// FUSE messages that an open waits for.
+    /// The number of FUSE messages for which an open waits.
     pub messages_per_open: u32,
-    /// FUSE messages at its close, for which no process waits.
+    /// The number of FUSE messages at a close, for which no process waits.
     pub messages_per_close: u32,
-    /// Opens since it was mounted.
+    /// The number of opens since the volume was mounted.
     pub opens: u64,
-    /// Opens whose lines could not be written.
+    /// The number of opens whose lines the server could not write.
     pub lost: u64,
 }
 
@@ -188,18 +189,18 @@ impl AuditStatus {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ObjectStatus {
-    /// Its kind, namespace and name: `ConfigMap default/app`.
+    /// The object's kind, namespace and name, such as `ConfigMap default/app`.
     pub object: String,
-    /// The server's version up to which podfs knows all changes of it, if it knows any.
+    /// The `resourceVersion` of the API server up to which podfs knows all changes of the object, if it knows any.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub resource_version: Option<String>,
-    /// What podfs does about it: `listing`, `connecting`, `watching`, `polling`, `waiting` after something failed, or
-    /// `settled` when it cannot change any more.
+    /// How podfs follows the object: `listing`, `connecting`, `watching`, `polling`, `waiting` after an error, or `settled` when
+    /// the object cannot change any more.
     pub watch: String,
-    /// How many seconds ago the server last sent something about it.
+    /// How many seconds ago the API server last sent data about the object.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub contact_age_seconds: Option<u64>,
-    /// The problem at this moment.
+    /// The problem with the object or the API server at this moment.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub trouble: Option<String>,
 }
@@ -214,9 +215,9 @@ pub enum VolumeState {
     Live,
     /// Mounted; the last refresh failed.
     Behind,
-    /// Mounted; its source does not answer.
+    /// Mounted; the source of the volume does not answer.
     Silent,
-    /// Served, but its path does not show it: another process has unmounted it or mounted something over it.
+    /// Served, but not visible at its path: another process has unmounted the volume, or mounted a file system over it.
     Hidden,
 }
 
@@ -237,7 +238,7 @@ impl PodStatus {
         }
     }
 
-    /// `default/web`, or the uid when the name is unknown.
+    /// Namespace and name, such as `default/web`; the uid if they are unknown.
     pub fn title(&self) -> String {
         match (&self.namespace, &self.name) {
             (Some(namespace), Some(name)) => format!("{namespace}/{name}"),
@@ -245,7 +246,7 @@ impl PodStatus {
         }
     }
 
-    /// A hash of the status without ages, counts of requests and the memory of old generations.
+    /// A hash of the status without ages, counts of requests and opens, and old generations.
     pub(in crate::supervisor) fn digest(&self) -> u64 {
         let mut plain = self.clone();
         for volume in &mut plain.volumes {
@@ -261,7 +262,7 @@ impl PodStatus {
         hasher.finish()
     }
 
-    /// Whether the status may change without the supervisor's task: with time, or through an API server.
+    /// Whether the status may change without a notice from the supervisor's task: with time, or through an API server.
     pub(in crate::supervisor) fn may_recover_alone(&self) -> bool {
         self.state != PodState::Running || !self.objects.is_empty()
     }
@@ -296,10 +297,10 @@ impl PodState {
         }
     }
 
-    /// The state of a pod that podfs serves, and the reason: the problems of its volumes, and `trouble`, which concerns
-    /// all of them.
+    /// The state of a pod that podfs serves, and the reason: the problems of its volumes, and `trouble`, a problem of all of
+    /// them.
     pub fn of(volumes: &[VolumeStatus], trouble: Option<&str>) -> (PodState, Option<String>) {
-        let each = volumes.iter().filter_map(|volume| {
+        let of_volumes = volumes.iter().filter_map(|volume| {
             let reason = volume.reason.as_deref().unwrap_or("for an unknown reason");
             match volume.state {
                 VolumeState::Live => None,
@@ -312,7 +313,7 @@ impl PodState {
                 }
             }
         });
-        let reasons: Vec<_> = trouble.map(str::to_owned).into_iter().chain(each).collect();
+        let reasons: Vec<_> = trouble.map(str::to_owned).into_iter().chain(of_volumes).collect();
         if reasons.is_empty() { (PodState::Running, None) } else { (PodState::Degraded, Some(reasons.join("; "))) }
     }
 }

@@ -1,8 +1,9 @@
-//! The progress of volumes that come up, on a terminal: a few lines below the log, updated in place.
+//! The progress of volumes until all are mounted, on a terminal: a few lines below the log, which podfs updates in
+//! place.
 //!
-//! Standard error has these lines and the log, so this module writes both: a log line takes the place of these lines
-//! for a moment. podfs hides nothing and changes no mode of the terminal, so nothing has to be restored, however podfs
-//! ends.
+//! These lines and the log are both on standard error, so this module writes both. For each log line, it removes these
+//! lines, and draws them again below the log line. podfs does not hide the cursor and changes no mode of the terminal,
+//! so nothing has to be restored, however podfs ends.
 
 use std::io::{self, Write};
 use std::sync::{Mutex, MutexGuard};
@@ -13,7 +14,7 @@ use podfs_fuse::printable::printable;
 
 use crate::manifest::pod::PodIdentity;
 
-/// Most volumes that are listed as waiting.
+/// Most waiting volumes that the lines name.
 const MOST_ROWS: usize = 8;
 /// The columns and rows of a terminal that does not report its size.
 const USUAL_SIZE: (usize, usize) = (80, 24);
@@ -23,29 +24,30 @@ static SHOWN: Mutex<Option<ProgressBar>> = Mutex::new(None);
 
 /// The progress of the volumes.
 pub(in crate::supervisor) struct VolumeProgress<'a> {
-    /// The pod, if they belong to one.
+    /// The pod of the volumes; `None` for `podfs mount`.
     pub(in crate::supervisor) pod: Option<&'a PodIdentity>,
-    /// How many there will be.
+    /// How many volumes there are.
     pub(in crate::supervisor) expected: usize,
-    /// The names of the volumes that are up.
+    /// The names of the volumes that are mounted.
     pub(in crate::supervisor) up: Vec<&'a str>,
-    /// The names of those that wait, with the reason.
+    /// The names of the volumes that wait, each with the reason.
     pub(in crate::supervisor) waiting: Vec<(&'a str, &'a str)>,
 }
 
-/// The lines of one pod. Dropping it removes them from the terminal.
+/// The progress lines of one pod. Dropping this removes them from the terminal.
 pub(in crate::supervisor) struct StandardErrorLines {
     wanted: bool,
     lines: Vec<String>,
 }
 
 impl StandardErrorLines {
-    /// No lines yet, and none ever if they are not `wanted`, or if no terminal can show them.
+    /// No lines yet. There are never any if they are not `wanted`, or if standard error is no terminal that can show
+    /// them.
     pub(in crate::supervisor) fn new(wanted: bool) -> Self {
         Self { wanted: wanted && can_be_drawn_on(), lines: Vec::new() }
     }
 
-    /// Whether a terminal shows them.
+    /// Whether a terminal shows the lines.
     pub(in crate::supervisor) fn is_wanted(&self) -> bool {
         self.wanted
     }
@@ -87,25 +89,26 @@ impl VolumeProgress<'_> {
     /// A headline, and a line for each volume that waits, as far as there is room.
     fn lines(&self, (width, height): (usize, usize)) -> Vec<String> {
         let Self { pod, expected, up, waiting } = self;
-        let whose = pod.map_or(String::new(), |pod| format!(" of pod {pod}"));
-        let mut headline = format!("podfs: {} of {expected} volumes{whose} are up", up.len());
+        let of_pod = pod.map_or(String::new(), |pod| format!(" of pod {pod}"));
+        let mut headline = format!("podfs: {} of {expected} volumes{of_pod} are up", up.len());
         if !up.is_empty() {
             headline += &format!(": {}", up.join(", "));
         }
         let room = MOST_ROWS.min(height.saturating_sub(3));
         let longest = waiting.iter().take(room).map(|(name, _)| name.len()).max().unwrap_or_default();
         let rows = waiting.iter().take(room).map(|(name, reason)| format!("  {name:<longest$}  waits: {reason}"));
-        let more = waiting.len().saturating_sub(room);
-        let more = (more > 0 && room > 0).then(|| format!("  … and {more} more wait"));
-        std::iter::once(headline).chain(rows).chain(more).map(|line| fitted(&line, width)).collect()
+        let unnamed = waiting.len().saturating_sub(room);
+        let unnamed = (unnamed > 0 && room > 0).then(|| format!("  … and {unnamed} more wait"));
+        std::iter::once(headline).chain(rows).chain(unnamed).map(|line| fitted(&line, width)).collect()
     }
 }
 
-/// The beginning of a line that fits, without characters that would move the cursor.
+/// The part of a line that fits into the width of the terminal, without characters that would move the cursor.
 fn fitted(line: &str, width: usize) -> String {
     let line = printable(line);
     let shown: Vec<_> = line.chars().map(|sign| if sign.is_control() { ' ' } else { sign }).collect();
-    // A line that ends in the last column may or may not begin a new one.
+    // Terminals differ in whether a character in the last column moves the cursor to the next line, so podfs does not
+    // use it.
     let room = width.saturating_sub(1).max(1);
     match shown.get(..room) {
         Some(start) if shown.len() > room => start[..room - 1].iter().chain(&['…']).collect(),
@@ -126,8 +129,9 @@ fn size_of_terminal() -> (usize, usize) {
     }
 }
 
-/// Standard error as a canvas. Each drawing is one write(2), and leaves the cursor at the beginning of a line: behind
-/// the last one, the `^C` of a Ctrl-C would begin a new one, and all would be one line off.
+/// Standard error, as the crate indicatif draws on it. Each drawing is one write(2), and leaves the cursor at the
+/// beginning of a line. Otherwise the `^C` that the terminal shows for a Ctrl-C could wrap to a new line, and the next
+/// drawing would be one line too low.
 #[derive(Debug, Default)]
 struct TerminalOutput(Mutex<String>);
 
@@ -192,7 +196,7 @@ fn shown() -> MutexGuard<'static, Option<ProgressBar>> {
     SHOWN.lock().expect("no thread panics while the lines are locked")
 }
 
-/// Standard error, for log lines. Ignores errors: podfs goes on when the reader of the pipe has ended.
+/// Standard error, for log lines. It ignores errors: podfs goes on when the reader of its standard error has ended.
 pub(crate) struct LogOutput;
 
 impl Write for LogOutput {

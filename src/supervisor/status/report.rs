@@ -1,10 +1,10 @@
-//! Reports readiness and state.
+//! Reports the readiness and the state of the volumes.
 //!
 //! | to | when | what |
 //! |---|---|---|
-//! | people, on standard error | once, when ready | one line |
-//! | people at a terminal | until then | the volumes that are up, and those that wait, see `progress` |
-//! | the node agent, on `--ready-fd` | once, when ready | one JSON object, then the end of the file |
+//! | people, on standard error | once, when all volumes are ready | one line |
+//! | people at a terminal | until then | the volumes that are mounted, and those that wait, see `progress` |
+//! | the node agent, on `--ready-fd` | once, when all volumes are ready | one JSON object, then the end of the file |
 //! | systemd, by `sd_notify(3)` | at every change | `STATUS=`, `READY=1` when ready, and `EXTEND_TIMEOUT_USEC=` for each volume that is unmounted |
 //! | clients of the control socket | at any time | the status store, see `store` |
 
@@ -30,16 +30,16 @@ use crate::supervisor::server::ServerHistory;
 use crate::supervisor::volume::{PodVolume, VolumeLife};
 use crate::volume::Volume;
 
-/// The time limit for the unmount of one volume, as in the unit: podfs also deletes the content of an emptyDir.
-/// Microseconds.
+/// The time limit for the unmount of one volume, in microseconds, as in the systemd unit. It is long, because podfs also deletes
+/// the content of an emptyDir.
 const FOR_ONE_VOLUME: u32 = 5 * 60 * 1_000_000;
 
-/// What the supervisor serves.
+/// The scope of a supervisor's reports.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ReportScope {
     /// The volumes of a pod.
     Pod,
-    /// One volume, for a person.
+    /// One volume, for a person (`podfs mount`).
     Volume,
 }
 
@@ -50,7 +50,9 @@ pub struct Report {
     store: StatusStore,
     log_format: LogFormat,
     ready_fd: Option<OwnedFd>,
+    /// Whether all volumes have been ready.
     ready: bool,
+    /// The status that systemd got last.
     status: String,
     progress: StandardErrorLines,
 }
@@ -92,7 +94,7 @@ impl Report {
         ready_fd: Option<OwnedFd>,
     ) -> Self {
         let (store, status) = (StatusStore::new(identity.clone(), volumes), String::new());
-        // A server that writes its access log to the same terminal would be overwritten.
+        // A server may write its access log to the same terminal. The progress lines would overwrite the log.
         let is_quiet = volumes.iter().all(|volume| !volume.preferences.audit);
         let progress = StandardErrorLines::new(log_format == LogFormat::Text && is_quiet);
         Self { subject, identity, store, log_format, ready_fd, ready: false, status, progress }
@@ -105,23 +107,25 @@ impl Report {
         }
     }
 
-    /// The form of the lines on standard error.
+    /// The format of the lines on standard error.
     pub(in crate::supervisor) fn log_format(&self) -> LogFormat {
         self.log_format
     }
 
-    /// Notes that the volume at this place in the manifest was refreshed. `mounted` is its mount, which it may share.
+    /// Records the state of the volume at this place after a refresh. `mounted` is the volume whose mount it shows: itself, or the
+    /// leader of its claim.
     pub(in crate::supervisor) fn volume(&mut self, place: usize, volume: &Volume, mounted: &PodVolume) {
         self.store.known().refreshed(place, volume, mounted);
         self.count_service(volume, mounted);
     }
 
-    /// Notes the state of the volume at this place before its next refresh.
+    /// Records the state of the volume at this place before its next refresh. `mounted` is as for [`Self::volume`].
     pub(in crate::supervisor) fn found(&mut self, place: usize, volume: &Volume, mounted: &PodVolume) {
         self.store.known().found(place, volume, mounted);
         self.count_service(volume, mounted);
     }
 
+    /// Notes whether a server serves the volume, for its count of restarts.
     fn count_service(&self, volume: &Volume, mounted: &PodVolume) {
         self.store.counters().served(volume.name.as_str(), mounted.watch().is_some());
     }
@@ -137,19 +141,19 @@ impl Report {
         removed.iter().for_each(|volume| self.store.counters().served(&volume.name, false));
     }
 
-    /// Notes the history of the servers, how many have replaced another one since the last call, and the version of the
-    /// current one.
+    /// Records the history of the servers, how many servers have replaced another one since the last call (`restarts`), and the
+    /// version of the current server.
     pub(in crate::supervisor) fn server(&mut self, history: &ServerHistory, restarts: u32, version: Option<String>) {
         self.store.known().server(history, restarts, version);
         self.store.counters().restarted(restarts);
     }
 
-    /// Sets the record of contacts with an API server.
+    /// Sets the record of the contacts with an API server.
     pub(in crate::supervisor) fn contacts(&mut self, contacts: Contacts) {
         self.store.known().contacts(contacts);
     }
 
-    /// Continues the counts of the supervisor before, in the pod's run directory.
+    /// Continues the counts of the earlier supervisor, and keeps them in the pod's run directory.
     pub(in crate::supervisor) fn count_in(&mut self, directory: &Path) {
         self.store.counters().keep_in(directory);
     }
@@ -185,7 +189,7 @@ impl Report {
         if !self.ready && self.is_ready() {
             self.ready = true;
             self.progress.clear();
-            self.tell_ready();
+            self.report_ready();
         } else if !self.ready && self.progress.is_wanted() {
             self.show_progress();
         }
@@ -204,9 +208,9 @@ impl Report {
         notify(&[NotifyState::Stopping, NotifyState::Status("unmounting")]);
     }
 
-    /// Reports how many volumes are still to be unmounted.
-    pub(in crate::supervisor) fn unmounting(&self, left: usize) {
-        let status = format!("unmounting; {left} volumes are left");
+    /// Reports how many volumes the supervisor still has to unmount.
+    pub(in crate::supervisor) fn unmounting(&self, remaining: usize) {
+        let status = format!("unmounting; {remaining} volumes are left");
         notify(&[NotifyState::ExtendTimeoutUsec(FOR_ONE_VOLUME), NotifyState::Status(&status)]);
     }
 
@@ -234,6 +238,7 @@ impl Report {
         self.progress.show(&upcoming);
     }
 
+    /// The state of the pod in one line, for systemd.
     fn describe(&self) -> String {
         let known = self.store.known();
         let volumes = || known.volumes.values().filter(|volume| volume.tried);
@@ -250,17 +255,18 @@ impl Report {
                 VolumeLife::Live(_) => {}
             }
         }
-        // sd_notify is a protocol of lines.
+        // In the protocol of sd_notify(3), a line break ends the status.
         text.replace('\n', " ")
     }
 
-    fn tell_ready(&mut self) {
+    /// Reports that all volumes are ready.
+    fn report_ready(&mut self) {
         let line = match self.subject {
             ReportScope::Pod => format!("pod {} is ready: {}", self.identity, self.places()),
             ReportScope::Volume => format!("{}; Ctrl-C unmounts it", self.volume_places()),
         };
         match self.log_format {
-            // In one write(2): a server may write there, too.
+            // One write(2) for the whole line, because a server may write to the same standard error.
             LogFormat::Text => drop(LogOutput.write_all(format!("podfs: {line}\n").as_bytes())),
             LogFormat::Json => info!("{line}"),
         }
@@ -295,7 +301,7 @@ impl Report {
         if places.is_empty() { "it has no volumes".to_owned() } else { places.join("; ") }
     }
 
-    /// `volume "config" is ready at /mnt`
+    /// The volumes with their paths: `volume "config" is ready at /mnt`.
     fn volume_places(&self) -> String {
         let place = |volume: &VolumeReport| {
             let mode = volume.mode_if_passthrough().map_or(String::new(), |mode| format!(" ({mode})"));
@@ -325,6 +331,7 @@ impl Report {
 }
 
 impl VolumeReport {
+    /// The name of the volume, with the mode of a volume without generations.
     fn title(&self) -> String {
         match self.mode_if_passthrough() {
             Some(mode) => format!("{} ({mode})", self.name),
@@ -347,7 +354,7 @@ impl VolumeReport {
 
 /// Notifies systemd, if it has started this process with a notification socket.
 pub(crate) fn notify(state: &[NotifyState<'_>]) {
-    // Without systemd this does nothing, and that is no error.
+    // If no service manager has started this process, this does nothing and returns no error.
     if let Err(error) = sd_notify::notify(state) {
         warn!("cannot notify the service manager: {error}");
     }

@@ -1,5 +1,6 @@
 //! The state of the pod at this moment. The supervisor's task writes it; the threads that answer status requests read
-//! it. No thread waits while it holds the lock, except for the lock of the counters, which is taken second.
+//! it. A thread that holds the lock of the status waits for nothing but the lock of the counters, which it takes
+//! second.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -38,7 +39,7 @@ pub(in crate::supervisor) struct StatusStore {
     changed: Arc<watch::Sender<()>>,
 }
 
-/// Why the requests of a volume cannot be watched.
+/// Why podfs cannot trace the requests of a volume.
 #[derive(Debug, thiserror::Error)]
 pub(in crate::supervisor) enum WatchError {
     #[error("pod {pod} has no volume {name:?}; it has {names}")]
@@ -52,16 +53,16 @@ pub(in crate::supervisor) enum WatchError {
 /// The status of a pod.
 pub(in crate::supervisor) struct StoredStatus {
     identity: PodIdentity,
-    /// Since when the supervisor serves the pod.
+    /// When the supervisor began to serve the pod.
     pub(in crate::supervisor) started: SystemTime,
     health: ServerHealth,
-    /// Another problem of all volumes.
+    /// A problem of all volumes, besides those of the servers.
     trouble: Option<String>,
-    /// The record of contacts with an API server.
+    /// The record of the contacts with an API server.
     pub(in crate::supervisor) contacts: Contacts,
     /// The tokens that volumes show.
     pub(in crate::supervisor) tokens: Tokens,
-    /// By place in the manifest.
+    /// The status of each volume, by place.
     pub(in crate::supervisor) volumes: BTreeMap<usize, VolumeReport>,
 }
 
@@ -74,21 +75,22 @@ pub(in crate::supervisor) struct VolumeReport {
     pub(in crate::supervisor) is_read_only: bool,
     expansion: Option<Expansion>,
     pub(in crate::supervisor) state: VolumeLife,
-    /// Whether a refresh of it has ended, or podfs searches for its source.
+    /// Whether a refresh of the volume has ended. True from the start for a volume with a source on the node.
     pub(in crate::supervisor) tried: bool,
-    /// Since when its generation is visible.
+    /// Since when the volume's generation is visible.
     since: Instant,
-    /// The earlier generations that it still keeps.
+    /// The earlier generations that the volume still keeps.
     pub(in crate::supervisor) old: OldUsage,
     last_error: Option<String>,
-    /// Whether its source does not answer.
+    /// Whether the volume's source does not answer.
     pub(in crate::supervisor) source_is_silent: bool,
+    /// The observer of the volume's requests, if the server serves it.
     pub(in crate::supervisor) watch: Option<VolumeObserver>,
-    /// The claim that it shows.
+    /// The name of the PersistentVolumeClaim that the volume shows.
     pub(in crate::supervisor) claim: Option<String>,
-    /// Whether podfs reports its capacity.
+    /// Whether podfs reports the volume's capacity.
     pub(in crate::supervisor) has_room: bool,
-    /// The state from earlier looks at its capacity.
+    /// The state from earlier looks at the volume's capacity.
     pub(in crate::supervisor) earlier: CapacityHistory,
 }
 
@@ -118,6 +120,7 @@ impl StatusStore {
         self.changed.subscribe()
     }
 
+    /// Locks the status.
     pub(in crate::supervisor) fn known(&self) -> MutexGuard<'_, StoredStatus> {
         self.known.lock().expect("no thread panics while the store is locked")
     }
@@ -150,7 +153,7 @@ impl StatusStore {
         }
     }
 
-    /// The watch on the requests of the volume of this name.
+    /// The observer of the requests of the volume with this name.
     ///
     /// # Errors
     /// When there is no such volume, it is not mounted yet, or its requests do not reach podfs.
@@ -172,7 +175,8 @@ impl StatusStore {
 }
 
 impl StoredStatus {
-    /// Notes that the volume at this place was refreshed. `mounted` is its mount, which it may share.
+    /// Records the state of the volume at this place after a refresh. `mounted` is the volume whose mount it shows:
+    /// itself, or the leader of its claim.
     pub(in crate::supervisor) fn refreshed(&mut self, place: usize, volume: &Volume, mounted: &PodVolume) {
         self.found(place, volume, mounted);
         if let Some(report) = self.volumes.get_mut(&place) {
@@ -180,7 +184,7 @@ impl StoredStatus {
         }
     }
 
-    /// Notes the state of the volume at this place before its next refresh.
+    /// Records the state of the volume at this place before its next refresh. `mounted` is as for [`Self::refreshed`].
     pub(in crate::supervisor) fn found(&mut self, place: usize, volume: &Volume, mounted: &PodVolume) {
         let before = self.volumes.remove(&place);
         let state = mounted.state().clone();
@@ -221,8 +225,8 @@ impl StoredStatus {
         self.volumes.remove(&place)
     }
 
-    /// Notes the history of the servers, how many have replaced another one since the last call, and the version of the
-    /// current one.
+    /// Records the history of the servers, how many servers have replaced another one since the last call (`restarts`),
+    /// and the version of the current server.
     pub(in crate::supervisor) fn server(&mut self, history: &ServerHistory, restarts: u32, version: Option<String>) {
         self.health.note(history, restarts, version, Instant::now());
         for volume in self.volumes.values_mut().filter(|volume| volume.watch.is_some()) {
@@ -235,7 +239,7 @@ impl StoredStatus {
         self.health.dead()
     }
 
-    /// Sets the record of contacts with an API server.
+    /// Sets the record of the contacts with an API server.
     pub(in crate::supervisor) fn contacts(&mut self, contacts: Contacts) {
         self.contacts = contacts;
     }
@@ -246,15 +250,16 @@ impl StoredStatus {
     }
 }
 
-/// When a generation became visible that an earlier supervisor may have made; now, if the clock was set back.
+/// When a generation became visible, according to its name: an earlier supervisor may have made it. If the name has a
+/// time in the future, because the clock was set back, the result is this moment.
 fn since(generation: Option<&GenerationName>) -> Instant {
     let age = generation.and_then(GenerationName::made_at).and_then(|made_at| made_at.elapsed().ok());
     let now = Instant::now();
     age.and_then(|age| now.checked_sub(age)).unwrap_or(now)
 }
 
-/// The state of a pod whose objects come from an API server, with the reason: `of_volumes`, unless the server has
-/// deleted the pod or cannot be reached. Then also the time since when.
+/// The state of a pod whose objects come from an API server, with the reason. It is `of_volumes`, unless the API server
+/// has deleted the pod or cannot be reached. Then the result also has the time since when that is so.
 fn with_source(
     contacts: &Contacts,
     of_volumes: (PodState, Option<String>),
@@ -276,6 +281,7 @@ fn with_source(
     (state, Some([Some(cause), reason].into_iter().flatten().collect::<Vec<_>>().join("; ")), since)
 }
 
+/// The status of an object, from the record of the last contact about it.
 fn object((object, contact): (String, Contact)) -> ObjectStatus {
     ObjectStatus {
         object,
@@ -287,7 +293,7 @@ fn object((object, contact): (String, Contact)) -> ObjectStatus {
 }
 
 impl VolumeReport {
-    /// The report of a volume of which only the manifest is known.
+    /// The status of a volume of which podfs knows only the definition in the manifest.
     fn waiting(volume: &Volume, pod: &PodIdentity) -> Self {
         Self {
             name: volume.name.to_string(),
@@ -313,7 +319,7 @@ impl VolumeReport {
         self.state.generation()
     }
 
-    /// Its state, in the words of `podfs status`.
+    /// The volume's state, in the words of `podfs status`.
     pub(in crate::supervisor) fn state(&self) -> VolumeState {
         match &self.state {
             VolumeLife::Waiting(_) => VolumeState::Waiting,
@@ -353,7 +359,7 @@ impl VolumeReport {
     }
 }
 
-/// How requests reach podfs.
+/// How FUSE requests reach podfs.
 fn transport(watch: &VolumeObserver) -> &'static str {
     if watch.is_over_io_uring() { "io_uring" } else { "/dev/fuse" }
 }

@@ -1,5 +1,5 @@
-//! A volume that an earlier supervisor has mounted, and what that recorded of it. The bytes of [`VolumeRecord`] are a format:
-//! other versions of podfs read them.
+//! A volume that an earlier supervisor has mounted, and that supervisor's record of the volume. The bytes of [`VolumeRecord`]
+//! are a format: other versions of podfs read them.
 
 use std::path::PathBuf;
 
@@ -7,22 +7,25 @@ use podfs_fuse::client::AdoptedVolume;
 use podfs_fuse::mount::visible::{MountPoint, VisibleMount};
 use serde::{Deserialize, Serialize};
 
-/// What a supervisor records of a volume for the one that adopts it, beside its name.
+/// What a supervisor records of a volume, besides its name, for the supervisor that adopts the volume.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(in crate::supervisor) struct VolumeRecord {
-    /// Where it is visible.
+    /// The path of the volume's visible mount.
     pub(in crate::supervisor) path: PathBuf,
-    /// A group that containers need to use it.
+    /// A group that containers need to use the volume.
     #[serde(default)]
     pub(in crate::supervisor) group: Option<u32>,
-    /// Whether it is visible read-only; `None` from an earlier version of podfs.
+    /// Whether the visible mount is read-only; `None` in a record of an earlier version of podfs.
     #[serde(default)]
     pub(in crate::supervisor) read_only: Option<bool>,
+    /// The name of the volume's claim. `None` for a volume without a claim, and in a record of an earlier version of podfs.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(in crate::supervisor) claim: Option<String>,
 }
 
-/// A volume that is served and visible already.
+/// A volume that the adopted server serves, and whose mount is kept.
 pub(in crate::supervisor) struct KeptVolume {
-    pub(in crate::supervisor) about: VolumeRecord,
+    pub(in crate::supervisor) record: VolumeRecord,
     pub(in crate::supervisor) served: AdoptedVolume,
     pub(in crate::supervisor) point: MountPoint,
     pub(in crate::supervisor) visible: VisibleMount,

@@ -1,5 +1,5 @@
-//! A volume that containers get as a block device (`volumeMode: Block`). Nothing is mounted: podfs holds the device
-//! open, and makes links to it.
+//! A volume that containers get as a block device (`volumeMode: Block`). podfs mounts nothing: it holds the device
+//! open, and makes symbolic links to it.
 
 use std::path::Path;
 use std::time::Instant;
@@ -10,7 +10,7 @@ use tracing::warn;
 
 use super::growth::{Expansion, ExpansionState};
 use super::mounter::Mounter;
-use super::passthrough::claim::resolve;
+use super::passthrough::claim::{IN_USE, resolve, turn};
 use super::{PodEnd, RefreshFailure, ShownContent, VolumeContext, driver};
 use crate::binding::BoundSource;
 use crate::host::block::{self, BlockVolume};
@@ -26,11 +26,12 @@ pub(super) struct DeviceVolume {
     setting: VolumeContext,
     group: Option<u32>,
     read_only: bool,
-    /// Its links, as soon as their place is known. An earlier podfs of the pod may have made them.
+    /// The symbolic links, once their paths are known. An earlier podfs of the pod may have made them.
     links: Option<BlockVolume>,
     /// The device that the pod has, held open.
     device: Option<BlockDevice>,
     growth: ExpansionState,
+    /// The last warnings about the PersistentVolume.
     warned: Vec<String>,
 }
 
@@ -68,6 +69,7 @@ impl DeviceVolume {
         }
     }
 
+    /// Finds and opens the device, and makes the links.
     fn map(&mut self, spec: &Volume, pod: &PodView) -> Result<BlockDevice, RefreshFailure> {
         let name = spec.name.as_str();
         let bound = resolve(spec, &self.claim, pod)?;
@@ -81,9 +83,9 @@ impl DeviceVolume {
             ));
         };
         let volume = BlockVolume::new(&root, &bound.source.directory(), &bound.name, pod.identity.uid.as_str());
+        let _until_the_links_are_made = turn(&self.setting, volume.link(), bound.exclusive)?;
         if bound.exclusive && neighbours::have_device_of(volume.link()) {
-            let text = "volume uses the ReadWriteOncePod access mode and is already in use by another pod";
-            return Err(RefreshFailure::Temporary(text.to_owned()));
+            return Err(RefreshFailure::Temporary(IN_USE.to_owned()));
         }
         let device = match &bound.source {
             BoundSource::Local(local) => block::open(Path::new(&local.path))?,
@@ -112,7 +114,7 @@ impl Mounter for DeviceVolume {
         &self.setting
     }
 
-    /// The link to the device, once its place is known.
+    /// The path of the link to the device, once it is known.
     fn path(&self) -> Option<&Path> {
         self.links.as_ref().map(BlockVolume::link)
     }
@@ -133,10 +135,10 @@ impl Mounter for DeviceVolume {
         self.device.as_ref().map(|device| ShownContent::Device(device.number()))
     }
 
-    /// A server has no volume for a device.
+    /// Does nothing: a server does not serve block devices, so an adopted volume of this name is of another kind.
     fn adopt(&mut self, _: KeptVolume) {}
 
-    /// Finds the device and makes the links, unless that is done.
+    /// Finds the device and makes the links, unless this process has done so already.
     fn show(&mut self, spec: &Volume, pod: &PodView, _: Option<Instant>) -> Result<ShownContent, RefreshFailure> {
         if let Some(shown) = self.shown() {
             self.follow_capacity(spec, pod)?;
@@ -149,7 +151,7 @@ impl Mounter for DeviceVolume {
         Ok(shown)
     }
 
-    /// Releases the device: removes its links, then closes it.
+    /// Releases the device: removes the links, then closes the device.
     fn take_down(self: Box<Self>, volume: &str, _: PodEnd) -> Result<(), MountError> {
         let Self { links, device, .. } = *self;
         links.map_or(Ok(()), |links| links.unmap()).unwrap_or_else(|error| warn!("volume {volume:?}: {error}"));

@@ -1,4 +1,5 @@
-//! A volume that a driver of the node mounts: its home in the pod's directory, and the mount that podfs serves.
+//! A volume that a driver of another vendor mounts: its home, a directory in the pod's directory, and the mount that
+//! podfs serves.
 //!
 //! podfs serves a clone of the driver's mount. So the driver can unmount its own mount at any time, even while
 //! containers have files of the volume open.
@@ -38,22 +39,23 @@ impl From<DriverError> for RefreshFailure {
     }
 }
 
-/// Makes a FlexVolume driver mount a volume, under the name of its PersistentVolume or its own, and plans the mount at
-/// `path`.
+/// Makes a FlexVolume driver mount a volume, and plans the mount at `path`. `name` is the name of the PersistentVolume,
+/// or that of the volume in the pod.
 pub(super) fn mount_flex(
     setting: &VolumeContext,
     spec: &Volume,
     path: PathBuf,
     flex: &Flex,
-    name: &str,
-    read_only: bool,
+    bound: Option<&BoundVolume>,
     pod: &PodView,
 ) -> Result<MountPlan, RefreshFailure> {
+    let (name, read_only) = (name(spec, bound), bound.map_or(flex.read_only, |bound| bound.read_only));
     let (drivers, home) = home(setting, &flex.directory(), name)?;
     let mount = FlexMount {
         flex,
         volume: spec.name.as_str(),
         name,
+        is_persistent: bound.is_some(),
         pod: &pod.identity,
         facts: &pod.facts,
         secret: flex.secret.as_ref().map(|reference| secret(reference, pod)).transpose()?,
@@ -63,7 +65,8 @@ pub(super) fn mount_flex(
     plan(spec, path, mount.set_up(&home)?, access(read_only))
 }
 
-/// Makes a CSI driver mount a volume, that of a PersistentVolume or of the pod, and plans the mount at `path`.
+/// Makes a CSI driver mount a volume, and plans the mount at `path`. The volume is the PersistentVolume `bound`, or a
+/// csi volume of the pod itself.
 pub(super) fn mount_csi(
     setting: &VolumeContext,
     spec: &Volume,
@@ -124,7 +127,8 @@ pub(super) fn map_csi(
     Ok(call.mount(spec, Some(bound), pod, &drivers).set_up_device(&home)?)
 }
 
-/// Makes the CSI driver of a PersistentVolume grow it, if that has more bytes than at the driver's last call.
+/// Makes the CSI driver of a PersistentVolume grow it, if the PersistentVolume has more bytes than at the driver's last
+/// call.
 pub(super) fn expand_csi(
     setting: &VolumeContext,
     spec: &Volume,
@@ -134,9 +138,9 @@ pub(super) fn expand_csi(
     growth: &mut ExpansionState,
 ) -> Result<(), RefreshFailure> {
     let (drivers, home) = home(setting, Csi::DIRECTORY, &bound.name)?;
-    let record = home.read().unwrap_or_default();
+    let record = home.read().map_err(DriverError::from)?.unwrap_or_default();
     if bound.read_only || !record.published || record.capacity >= bound.capacity {
-        // Another supervisor of the pod may have grown it.
+        // An earlier supervisor of the pod may have grown the volume.
         growth.succeed(bound, record.expanded.is_some_and(|_| record.expanded >= bound.capacity));
         return Ok(());
     }
@@ -152,12 +156,12 @@ pub(super) fn expand_csi(
     }
 }
 
-/// The name of the PersistentVolume, or of the volume in the pod.
+/// The name of the PersistentVolume; without one, the name of the volume in the pod.
 fn name<'a>(spec: &'a Volume, bound: Option<&'a BoundVolume>) -> &'a str {
     bound.map_or(spec.name.as_str(), |bound| &bound.name)
 }
 
-/// Makes the home of a volume. Returns it with the directories of the node's drivers.
+/// Makes the home of a volume. Returns the home, and the directories of the node's drivers.
 fn home(setting: &VolumeContext, kind: &str, name: &str) -> Result<(Drivers, DriverHome), RefreshFailure> {
     let VolumeContext { site, flex_volumes, .. } = setting;
     let Site::Pod(pod) = site else {
@@ -167,13 +171,13 @@ fn home(setting: &VolumeContext, kind: &str, name: &str) -> Result<(Drivers, Dri
     };
     let made = setting.mount_points().make_home(Some(DriverHome::of(pod, kind, name).path().to_owned()));
     made.map_err(|error| RefreshFailure::Temporary(error.to_string()))?;
-    // The path in mount tables, now that it exists.
+    // Now that the pod's directory exists, this is its path in mount tables.
     let pod = site.pod().unwrap_or_else(|| pod.clone());
     let root = pod.ancestors().nth(2).unwrap_or(&pod).to_owned();
     Ok((Drivers { root, flex_volumes: flex_volumes.clone() }, DriverHome::of(&pod, kind, name)))
 }
 
-/// What a call of a CSI driver needs from the cluster's objects.
+/// The data from the cluster's objects for calls of a CSI driver.
 struct CsiCall<'a> {
     csi: Csi,
     driver: CsiDriver,
@@ -185,13 +189,14 @@ struct CsiCall<'a> {
 }
 
 impl<'a> CsiCall<'a> {
+    /// Collects the data, without the Secret for growing.
     fn of(csi: &Csi, pod: &'a PodView) -> Result<CsiCall<'a>, RefreshFailure> {
         let mut csi = csi.clone();
         complete(&mut csi, &pod.identity.namespace);
         let objects = &pod.known.objects;
         let driver = match objects.csi_driver(&csi.driver) {
             Some(driver) => driver.clone(),
-            // podfs does not know whether the volume has to be attached.
+            // If podfs cannot read the CSIDriver object, it does not know whether the volume has to be attached.
             None => match objects.why_absent(ObjectKind::CsiDriver, "", &csi.driver) {
                 Some(reason) => return Err(RefreshFailure::Manifests(reason.to_owned())),
                 None => CsiDriver::default(),
@@ -204,7 +209,7 @@ impl<'a> CsiCall<'a> {
             publish_context: if driver.attach_required { attached(&csi, pod)? } else { BTreeMap::new() },
             stage_secret: secret(&csi.stage_secret)?,
             publish_secret: secret(&csi.publish_secret)?,
-            // Only a volume that has grown needs it.
+            // Only the growth of a volume needs this Secret.
             expand_secret: None,
             tokens: tokens(&driver, pod)?,
             csi,
@@ -212,6 +217,7 @@ impl<'a> CsiCall<'a> {
         })
     }
 
+    /// The request to the driver.
     fn mount<'b>(
         &'b self,
         spec: &'b Volume,
@@ -242,7 +248,8 @@ impl<'a> CsiCall<'a> {
     }
 }
 
-/// The publish context of a volume that the cluster's controller has attached to this node.
+/// The publish context of a volume, from its VolumeAttachment. Fails until a controller of the cluster has attached the
+/// volume to the node.
 fn attached(csi: &Csi, pod: &PodView) -> Result<BTreeMap<String, String>, RefreshFailure> {
     let Some(handle) = &csi.handle else { return Ok(BTreeMap::new()) };
     let Some(node) = pod.facts.node_name.as_deref() else {
@@ -253,8 +260,8 @@ fn attached(csi: &Csi, pod: &PodView) -> Result<BTreeMap<String, String>, Refres
         )));
     };
     let name = csi.attachment(Some(node)).unwrap_or_default();
-    let failed = |what: &str| {
-        RefreshFailure::Manifests(format!("volume {handle:?} is not attached to node {node:?} yet: {what}"))
+    let failed = |reason: &str| {
+        RefreshFailure::Manifests(format!("volume {handle:?} is not attached to node {node:?} yet: {reason}"))
     };
     match pod.known.objects.volume_attachment(&name) {
         Some(attachment) if attachment.deleting => Err(failed(&format!("VolumeAttachment {name} is being deleted"))),
@@ -268,7 +275,7 @@ fn attached(csi: &Csi, pod: &PodView) -> Result<BTreeMap<String, String>, Refres
     }
 }
 
-/// The tokens that a driver gets, by audience, as JSON.
+/// The service account tokens that a driver asks for, by audience, as JSON.
 fn tokens(driver: &CsiDriver, pod: &PodView) -> Result<Option<String>, RefreshFailure> {
     if driver.token_requests.is_empty() {
         return Ok(None);
@@ -296,7 +303,7 @@ fn tokens(driver: &CsiDriver, pod: &PodView) -> Result<Option<String>, RefreshFa
     Ok(Some(serde_json::Value::Object(tokens).to_string()))
 }
 
-/// Plans the mount of a driver's mount.
+/// Plans the mount of a volume that a driver has mounted at `source`.
 fn plan(
     spec: &Volume,
     path: PathBuf,
@@ -305,7 +312,7 @@ fn plan(
 ) -> Result<MountPlan, RefreshFailure> {
     let served_by = spec.preferences.served_by.unwrap_or(ServedBy::Fuse);
     let source = match served_by {
-        // A bind mount is a clone.
+        // A bind mount is a clone already.
         ServedBy::Bind => source,
         ServedBy::Fuse => {
             HostSource::of_clone(bind(source.as_fd(), ContainerAccess::ReadWrite).map_err(RefreshFailure::of_mount)?)?
@@ -326,13 +333,24 @@ pub(super) fn secret<'a>(reference: &SecretReference, pod: &'a PodView) -> Resul
     })
 }
 
-/// Makes drivers undo their calls for one volume of the pod.
+/// Makes drivers undo their calls for one volume of the pod, which is mounted at `path`.
 ///
 /// # Errors
-/// When a driver fails, with the mounts and files that are left.
-pub(super) fn undo(setting: &VolumeContext, volume: &str) -> Result<(), UndoError> {
-    let mut homes = homes(&setting.site).into_iter().filter(|(_, of)| of == volume);
+/// When a driver fails. The error names the mounts and files that stay.
+pub(super) fn undo(setting: &VolumeContext, volume: &str, path: Option<&Path>) -> Result<(), UndoError> {
+    let is_of_volume = |home: &DriverHome| path.is_some_and(|path| is_home_of(home, path));
+    let mut homes = homes(&setting.site).into_iter().filter(|(home, of)| of == volume || is_of_volume(home));
     homes.try_for_each(|(home, _)| undo_home(setting, &home))
+}
+
+/// Whether this is the home of the volume that is mounted at `path`. The record in the home may have another name of the volume,
+/// because several volumes of the pod may name one claim.
+pub(in crate::supervisor) fn is_home_of(home: &DriverHome, path: &Path) -> bool {
+    let (Some(kind), Some(name)) = (home.path().parent().and_then(Path::file_name), home.path().file_name()) else {
+        return false;
+    };
+    // The mount of a CSI driver is in the directory `mount` below the volume's.
+    path.ancestors().take(2).any(|at| at.ends_with(Path::new("volumes").join(kind).join(name)))
 }
 
 /// The homes of the pod's volumes, with the name of the volume of each.
@@ -341,10 +359,10 @@ pub(in crate::supervisor) fn homes(site: &Site) -> Vec<(DriverHome, String)> {
     all.into_iter().map(|(home, record)| (home, record.volume)).collect()
 }
 
-/// Makes a driver undo its calls for a home. Blocks for as long as the driver takes.
+/// Makes a driver undo its calls for the volume with this home. Blocks for as long as the driver takes.
 ///
 /// # Errors
-/// When the driver fails, with the mounts and files that are left.
+/// When the driver fails. The error names the mounts and files that stay.
 pub(in crate::supervisor) fn undo_home(setting: &VolumeContext, home: &DriverHome) -> Result<(), UndoError> {
     driver::undo(home)?;
     info!("the driver has unmounted {}", home.target().display());
@@ -352,7 +370,23 @@ pub(in crate::supervisor) fn undo_home(setting: &VolumeContext, home: &DriverHom
     Ok(())
 }
 
+/// Removes the home from the record, and the empty directories of it.
 fn forget(setting: &VolumeContext, home: &Path) {
     let forgotten = setting.mount_points().forget(home, Some(home), setting.site.path());
     forgotten.unwrap_or_else(|error| warn!("{error}"));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_home_belongs_to_the_volume_at_the_path_of_the_same_kind_and_name() {
+        let pod = Path::new("/k/pods/u");
+        let is_home_of = |kind: &str, path: &str| is_home_of(&DriverHome::of(pod, kind, "pv-1"), &pod.join(path));
+        assert!(is_home_of("kubernetes.io~csi", "volumes/kubernetes.io~csi/pv-1/mount"));
+        assert!(is_home_of("example.com~disk", "volumes/example.com~disk/pv-1"));
+        assert!(!is_home_of("kubernetes.io~csi", "volumes/kubernetes.io~csi/pv-2/mount"));
+        assert!(!is_home_of("kubernetes.io~csi", "volumes/example.com~disk/pv-1"));
+    }
 }

@@ -1,5 +1,6 @@
 //! The growth of a volume on the node, when its PersistentVolume has grown. A controller of the cluster enlarges the
-//! disk; podfs grows what is on it, and then the claim's status may report the new size.
+//! disk. podfs grows the file system on the disk, or makes a CSI driver do so. Then the claim's status may report the
+//! new size.
 
 use super::RefreshFailure;
 use crate::binding::BoundVolume;
@@ -9,7 +10,7 @@ use crate::host::HostError;
 /// The state of a volume's growth.
 #[derive(Debug, Default)]
 pub(super) struct ExpansionState {
-    /// The size of the PersistentVolume that the volume was grown for.
+    /// The size of the PersistentVolume at the last growth.
     grown_for: Option<u64>,
     /// The outcome of the last growth, until the claim's status reports it.
     outcome: Option<Expansion>,
@@ -18,18 +19,18 @@ pub(super) struct ExpansionState {
 /// The outcome of a volume's growth on the node.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Expansion {
-    /// The bytes that its PersistentVolume has.
+    /// The size of the PersistentVolume, in bytes.
     pub bytes: u64,
-    /// Why the volume does not have them.
+    /// Why the volume does not have that size.
     pub failure: Option<ExpansionFailure>,
 }
 
 /// Why a volume did not grow.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ExpansionFailure {
-    /// In one sentence.
+    /// The reason, in one sentence.
     pub sentence: String,
-    /// Whether it cannot have this size at all.
+    /// Whether the volume can never have this size.
     pub is_infeasible: bool,
 }
 
@@ -44,13 +45,14 @@ impl ExpansionState {
         self.outcome.as_ref()
     }
 
-    /// Notes that the volume has the bytes of its PersistentVolume. `by_node` is false if a controller has grown it.
+    /// Notes that the volume has the size of its PersistentVolume. `by_node` is false if a controller of the cluster
+    /// has grown the volume, and the node had nothing to do.
     pub(super) fn succeed(&mut self, bound: &BoundVolume, by_node: bool) {
         self.grown_for = bound.capacity;
         self.set_outcome(larger_than_claim(bound).filter(|_| by_node), None);
     }
 
-    /// Notes that the driver did not grow the volume. podfs calls it again.
+    /// Notes that the driver did not grow the volume. podfs calls the driver again.
     pub(super) fn refused(&mut self, bound: &BoundVolume, error: DriverError) -> RefreshFailure {
         // If the outcome is uncertain, the driver may still be growing the volume.
         if !error.is_uncertain {
@@ -72,7 +74,7 @@ impl ExpansionState {
     }
 }
 
-/// The bytes of the PersistentVolume, if the claim's status reports fewer. `None` where no controller reports any.
+/// The size of the PersistentVolume, if the claim's status reports a smaller size; `None` if the status reports none.
 fn larger_than_claim(bound: &BoundVolume) -> Option<u64> {
     bound.capacity.filter(|bytes| bound.claimed.is_some_and(|claimed| claimed < *bytes))
 }

@@ -1,13 +1,15 @@
-//! Volumes whose path does not show them: another process has unmounted them, or has mounted something over them.
+//! Hidden volumes: their path does not show them, because another process has unmounted them or mounted a file system
+//! over them.
 //!
-//! 1. The supervisor compares the mount with the mount table, in which a volume is a line. It never accesses the path:
-//!    the call may wait for the server that the supervisor has to replace.
+//! 1. The supervisor looks for the volume's mount in the mount table. It never accesses the path: the call may wait for
+//!    the server that the supervisor has to replace.
 //! 2. podfs replaces a mount that is gone by another clone of the volume's private mount. So containers that still use
-//!    the old one see the same files as those that come later, and every refresh reaches both. It mounts a bind mount
-//!    anew from its source.
-//! 3. A mount of another process over a volume stays; the volume is visible again when that is unmounted.
-//! 4. Each unmount within a minute of the one before doubles the pause before podfs mounts the volume again, up to 30
-//!    s. So a process that unmounts a volume in a loop fills no log.
+//!    the old mount see the same files as containers that start later, and every refresh reaches both. podfs mounts a
+//!    bind mount anew from its source.
+//! 3. podfs does not unmount what another process has mounted over a volume. When that is unmounted, the volume is
+//!    visible again.
+//! 4. Each unmount within a minute of the unmount before doubles the pause before podfs mounts the volume again, up to
+//!    30 s. So a process that unmounts a volume in a loop does not fill the log.
 
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
@@ -24,9 +26,10 @@ const SERIES_GAP: Duration = Duration::from_secs(60);
 /// Why the path of a volume does not show it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum HiddenReason {
-    /// It is not mounted, for this cause. `failure` is why podfs could not mount it again, once it has tried.
+    /// The volume is not mounted, for this cause. `failure` is why podfs could not mount it again, once podfs has
+    /// tried.
     Unmounted { cause: String, failure: Option<String> },
-    /// Another process has mounted something over it; the sentence says what.
+    /// Another process has mounted a file system over the volume. The sentence names it.
     Covered(String),
 }
 
@@ -35,6 +38,7 @@ impl HiddenReason {
         HiddenReason::Unmounted { cause, failure: None }
     }
 
+    /// The reason, as a sentence for the status.
     pub(super) fn reason(&self) -> String {
         match self {
             HiddenReason::Unmounted { cause, failure: None } => format!("{cause}; podfs mounts it again"),
@@ -54,7 +58,7 @@ pub(super) struct UnmountSeries {
 }
 
 impl UnmountSeries {
-    /// The pause after one more unmount, before podfs mounts the volume again.
+    /// Counts one more unmount. Returns the pause before podfs mounts the volume again.
     fn pause(&mut self, now: Instant) -> Duration {
         if self.last.replace(now).is_none_or(|last| now.saturating_duration_since(last) > SERIES_GAP) {
             self.count = 0;
@@ -68,8 +72,8 @@ impl UnmountSeries {
 }
 
 impl PodVolume {
-    /// Compares the volume with the mount table. If its path shows something else than before, changes its state, and
-    /// returns the pause before its next refresh.
+    /// Looks for the volume's mount in the mount table. If the volume's path shows something else than at the last
+    /// look, changes the state of the volume, and returns the pause before its next refresh.
     pub(in crate::supervisor) fn look(&mut self, table: &[MountTableEntry]) -> Option<Duration> {
         let _span = self.enter_span();
         let visible = self.visible()?;
@@ -101,8 +105,8 @@ impl PodVolume {
         Some(if is_unmounted { self.unmounts.pause(Instant::now()) } else { Duration::ZERO })
     }
 
-    /// Notes if the path of an adopted volume does not show it: the earlier supervisor was killed before it mounted the
-    /// volume, or another process has unmounted it since. The first refresh mounts it, before the pod is ready.
+    /// Notes if an adopted volume is not mounted: the earlier supervisor was killed before it mounted the volume, or
+    /// another process has unmounted the volume since. The first refresh mounts the volume, before the pod is ready.
     pub(super) fn expect_to_be_mounted(&mut self) {
         if let Some(lost) = self.visible().filter(|visible| visible.is_lost()) {
             let cause =
@@ -116,7 +120,8 @@ impl PodVolume {
         matches!(self.hidden, Some(HiddenReason::Unmounted { .. }))
     }
 
-    /// Where another process has unmounted the volume, if it has. podfs does not unmount it again at its end.
+    /// The path from which another process has unmounted the volume, if one has. podfs does not unmount the volume
+    /// again when it ends.
     pub(in crate::supervisor) fn unmounted_from(&mut self, table: &[MountTableEntry]) -> Option<PathBuf> {
         let visible = self.visible().filter(|visible| visible.presence(table) == Presence::Gone)?;
         visible.lose();
@@ -130,16 +135,17 @@ impl PodVolume {
         match self.mounter.show_again() {
             Ok(()) => {
                 self.hidden = None;
-                // The refresh mounts bind mounts, and volumes that the servers have given up.
-                let is_there = self.visible().is_some_and(|visible| !visible.is_lost());
-                if let Some(shown) = self.mounter.shown().filter(|_| is_there) {
+                // A bind mount, and a volume that a takeover has given up, are not mounted yet: the refresh mounts them
+                // anew.
+                let is_mounted = self.visible().is_some_and(|visible| !visible.is_lost());
+                if let Some(shown) = self.mounter.shown().filter(|_| is_mounted) {
                     info!("volume {:?} is mounted at {path} again", self.spec.name.as_str());
                     self.state = VolumeLife::Live(shown);
                 }
                 self.last_error = Some(format!("{cause}; podfs mounted it again"));
             }
-            Err(trouble) => {
-                let failure = match trouble {
+            Err(failure) => {
+                let failure = match failure {
                     RefreshFailure::Manifests(failure) | RefreshFailure::Temporary(failure) => failure,
                     RefreshFailure::Permanent(error) => error.to_string(),
                 };
@@ -148,6 +154,7 @@ impl PodVolume {
         }
     }
 
+    /// The volume's mount, once it is mounted.
     pub(super) fn visible(&mut self) -> Option<&mut VisibleMount> {
         self.mounter.visible()
     }

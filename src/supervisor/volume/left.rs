@@ -1,4 +1,4 @@
-//! Why podfs could not remove something of a volume.
+//! Why podfs could not remove a volume, or a part of one.
 
 use std::path::PathBuf;
 
@@ -8,13 +8,13 @@ use crate::driver::UndoError;
 use crate::host::HostError;
 use crate::supervisor::run_dir::mount_points::MountPointsError;
 
-/// Why a volume, or what an earlier supervisor left of one, is still there.
+/// Why a volume, or a leftover of an earlier supervisor, is still on the node.
 #[derive(Debug, thiserror::Error)]
 pub(in crate::supervisor) enum LeftError {
-    /// A driver failed to undo its part. Its error names the volume.
+    /// A driver failed to undo its calls. Its error names the volume.
     #[error(transparent)]
     Driver(#[from] UndoError),
-    /// Something else of a volume of the pod stays.
+    /// A mount, a file or a directory of a volume of the pod stays.
     #[error("volume {volume:?}: {cause}")]
     Volume {
         volume: String,
@@ -30,14 +30,14 @@ pub(in crate::supervisor) enum LeftError {
     },
 }
 
-/// The cause.
+/// The cause of a [`LeftError`].
 #[derive(Debug, thiserror::Error)]
 pub(in crate::supervisor) enum LeftCause {
     #[error(transparent)]
     Mount(#[from] MountError),
     #[error(transparent)]
     Files(#[from] HostError),
-    /// Something of the content of an emptyDir stays.
+    /// A part of the content of an emptyDir stays. The text names it.
     #[error("{0}")]
     Content(String),
     #[error(transparent)]

@@ -17,14 +17,14 @@ use crate::manifest::PodView;
 /// A local volume, open.
 pub(super) struct OpenedLocal {
     pub(super) source: HostSource,
-    /// Whether it is read-only, whatever the claim allows.
+    /// Whether the source is read-only, whatever the claim allows.
     pub(super) read_only: bool,
-    /// Warnings about it, for the user.
+    /// Warnings about the volume, for the user.
     pub(super) warnings: Vec<String>,
 }
 
-/// Opens a local volume for a mount at `path`. Mounts the file system of a device first, unless another pod has done
-/// so.
+/// Opens a local volume for a mount at `path`. If the volume is a block device, mounts its file system first, unless that is
+/// mounted for another pod already.
 pub(super) fn open(
     setting: &VolumeContext,
     bound: &BoundVolume,
@@ -45,7 +45,8 @@ pub(super) fn open(
             source.path
         )));
     };
-    // Recorded, so that all directories for the mount are removed with the pod, even the root directory.
+    // podfs records the directories for the mount before `local::mount` makes the root directory. So it removes them all with the
+    // pod, even the root directory.
     let expected = setting.mount_points().expect(path, MountPointType::Directory);
     expected.map_err(|error| RefreshFailure::Temporary(error.to_string()))?;
     let user = GlobalMountUser { uid: pod.identity.uid.as_str(), claim: &claim };
@@ -60,8 +61,8 @@ fn ignored_options(source: &Local) -> Vec<String> {
     ignored.map(|word| format!("mount option {word:?} has no effect on a directory in podfs")).collect()
 }
 
-/// Grows the file system of a device to the size of the PersistentVolume. A directory has the capacity of its file
-/// system.
+/// Grows the file system of a device to the size of the PersistentVolume. A directory needs no growth: it has the capacity of the
+/// file system that it is in.
 pub(super) fn grow(setting: &VolumeContext, bound: &BoundVolume, pod: &PodView, growth: &mut ExpansionState) {
     let (BoundSource::Local(source), Some(root)) = (&bound.source, setting.site.root()) else { return };
     let device = match local::open(&source.path) {
@@ -77,7 +78,7 @@ pub(super) fn grow(setting: &VolumeContext, bound: &BoundVolume, pod: &PodView, 
         return;
     };
     let user = GlobalMountUser { uid: pod.identity.uid.as_str(), claim: &claim };
-    // Under the lock of the mount: several pods may notice the growth at the same moment.
+    // `enter` holds the lock of the mount: several pods may notice the growth at the same moment.
     match mount.enter(user, |held| device::grow(&device, bound.capacity, held.place())) {
         Ok(()) => growth.succeed(bound, true),
         Err(error) => {
@@ -87,7 +88,7 @@ pub(super) fn grow(setting: &VolumeContext, bound: &BoundVolume, pod: &PodView, 
     }
 }
 
-/// Releases the file system of a device at `path` for this pod. Does nothing for other volumes.
+/// Ends this pod's use of the device whose file system the pod has at `path`. Does nothing for volumes of other kinds.
 pub(super) fn leave(setting: &VolumeContext, path: &Path) -> Result<(), HostError> {
     let (Some(root), Some(uid)) = (setting.site.root(), setting.site.uid()) else { return Ok(()) };
     let is_local = path.parent().and_then(Path::file_name).is_some_and(|plugin| plugin == local::PLUGIN);

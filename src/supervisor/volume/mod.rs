@@ -2,19 +2,20 @@
 //!
 //! | module | owns |
 //! |---|---|
-//! | `mounter` | the trait that mounts a volume, and the registry of volume kinds |
+//! | `mounter` | the trait for mounting a volume, and the registry of volume kinds |
 //! | `projected` | volumes whose files podfs assembles |
 //! | `passthrough` | volumes that show a source as it is, in one file for each kind |
 //! | `device` | volumes that containers get as block devices |
 //! | `growth` | volumes whose PersistentVolume has grown |
 //! | `adopted` | a volume that an earlier supervisor has mounted |
 //! | `driver` | volumes that a driver of another vendor mounts |
-//! | `hidden` | volumes that another process has unmounted or covered |
+//! | `hidden` | volumes that another process has unmounted, or over which it has mounted something |
+//! | `left` | errors about parts of a volume that podfs could not remove |
 //! | `state` | the states of a volume |
 //! | `local` | local PersistentVolumes: directories, and file systems of block devices |
 //! | `nfs` | finding an export and its server |
 //! | `sub_path` | parts of the volume that are mounted for containers |
-//! | [`search`] | searching for a server that has moved |
+//! | [`search`] | searching for an NFS server that has moved to another address |
 
 pub(in crate::supervisor) mod adopted;
 mod device;
@@ -49,6 +50,7 @@ use super::run_dir::mount_points::{MountPoints, MountPointsError};
 use super::run_dir::site::Site;
 use crate::host::empty_dir;
 use crate::manifest::PodView;
+use crate::manifest::pod::PodIdentity;
 use crate::source::Condition;
 use crate::volume::{EmptyDir, SubPathMode, Volume, VolumeSource};
 pub use growth::{Expansion, ExpansionFailure};
@@ -57,24 +59,24 @@ use left::{LeftCause, LeftError};
 use mounter::{Mounter, mounter};
 pub use state::{ShownContent, VolumeLife};
 
-/// The pauses before podfs retries a failed system call; each is twice as long as the one before.
+/// The pauses before podfs retries a refresh that failed; each is twice as long as the pause before.
 const RETRY: DoublingPause = DoublingPause::new(Duration::from_millis(100), Duration::from_secs(30));
 
 /// The file that shows that SELinux is in use.
 pub(in crate::supervisor) const SELINUX: &str = "/sys/fs/selinux/enforce";
 
-/// What all volumes of a supervisor have in common. Cheap to clone.
+/// The data and settings that all volumes of a supervisor have in common. Cheap to clone.
 #[derive(Clone)]
 pub struct VolumeContext {
-    /// The process that answers their requests.
+    /// The connection to the server, which answers the volumes' requests.
     pub server: Arc<ServerClient>,
-    /// Where they appear.
+    /// Where the volumes appear.
     pub site: Site,
-    /// The mount points. Locked for single calls that make a directory or a file.
+    /// The mount points. A thread locks them for single calls that make or remove a directory or a file.
     pub mount_points: Arc<Mutex<MountPoints>>,
     /// The directory of FlexVolume drivers.
     pub flex_volumes: PathBuf,
-    /// Report every FUSE request on standard output.
+    /// Whether the server reports every FUSE request on standard output.
     pub trace: bool,
     /// How long a projection keeps a generation after the switch to the next one.
     pub keep_old_generations: Duration,
@@ -105,11 +107,18 @@ impl VolumeContext {
     }
 
     /// The name of a volume, and the record for the supervisor that adopts it.
-    fn identity(volume: &Volume, path: &Path, group: Option<u32>, access: ContainerAccess) -> VolumeIdentity {
-        let read_only = Some(access == ContainerAccess::ReadOnly);
-        let about = VolumeRecord { path: path.to_owned(), group, read_only };
-        // JSON cannot hold a path that is not UTF-8: such a volume is mounted anew.
-        VolumeIdentity::new(volume.name.as_str(), serde_json::to_value(about).unwrap_or_default())
+    fn identity(
+        volume: &Volume,
+        pod: &PodIdentity,
+        path: &Path,
+        group: Option<u32>,
+        access: ContainerAccess,
+    ) -> VolumeIdentity {
+        let (read_only, claim) = (Some(access == ContainerAccess::ReadOnly), volume.claim_name(&pod.name));
+        let record = VolumeRecord { path: path.to_owned(), group, read_only, claim };
+        // JSON cannot hold a path that is not UTF-8. Such a volume has no record, so the next supervisor does not adopt
+        // it.
+        VolumeIdentity::new(volume.name.as_str(), serde_json::to_value(record).unwrap_or_default())
     }
 }
 
@@ -120,26 +129,26 @@ fn selinux_context(pod: &PodView) -> Option<String> {
 
 /// The outcome of a refresh.
 pub enum RefreshOutcome {
-    /// There is nothing to do until something changes.
+    /// The volume needs no refresh until the pod or its objects change.
     Settled,
-    /// The kernel, the server or the host refused; another try may succeed.
+    /// The volume needs another refresh after this time: the last one failed, or a CSI driver has to be called again.
     RetryIn(Duration),
-    /// The volume can never be mounted by this process.
+    /// This process can never mount the volume.
     Permanent(MountError),
 }
 
 /// How a supervisor ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PodEnd {
-    /// On request: the pod is gone.
+    /// A signal asked the supervisor to end: the pod has ended.
     Clean,
-    /// With a failure: the next podfs goes on with what is there.
+    /// The supervisor ends with an error: the next podfs of the pod continues with the volumes' content.
     Failed,
 }
 
 /// Why a refresh failed.
 enum RefreshFailure {
-    /// The manifests are wrong or incomplete; only a change of them helps.
+    /// The pod's manifest or its objects are wrong or incomplete; only a change of them helps.
     Manifests(String),
     /// The failure may be temporary; podfs tries again.
     Temporary(String),
@@ -160,22 +169,22 @@ impl RefreshFailure {
 pub struct PodVolume {
     spec: Volume,
     mounter: Box<dyn Mounter>,
-    /// Whether it was published after this process had started.
+    /// Whether the volume was published after this process had started.
     is_published: bool,
     state: VolumeLife,
-    /// Why its path does not show it, if it does not.
+    /// Why the path of the volume does not show it, if it does not.
     hidden: Option<HiddenReason>,
     unmounts: UnmountSeries,
-    /// Whether it waits for an object that was requested only seconds ago, which is no problem yet.
+    /// Whether the volume waits for an object that podfs requested only seconds ago, which is no problem yet.
     is_settling: bool,
     backoff: Backoff,
     last_error: Option<String>,
-    /// When podfs saw the oldest change that is not shown yet.
+    /// When podfs saw the oldest change that the volume does not show yet.
     noticed_at: Option<Instant>,
 }
 
 impl PodVolume {
-    /// A volume of which nothing is mounted yet. `point` is its mount point, if that is made already.
+    /// A volume that is not mounted yet. `point` is its mount point, if podfs has made that already.
     pub fn new(spec: Volume, point: Option<MountPoint>, setting: VolumeContext) -> Self {
         let (state, mounter) = (VolumeLife::first(&spec), mounter(&spec, point, setting));
         Self {
@@ -192,7 +201,7 @@ impl PodVolume {
         }
     }
 
-    /// A volume that was published after the pod had started. Nothing is made or mounted yet.
+    /// A volume that was published after this process had started. It is not mounted yet, and has no mount point.
     pub fn published(spec: Volume, setting: VolumeContext) -> Self {
         Self { is_published: true, ..Self::new(spec, None, setting) }
     }
@@ -208,11 +217,11 @@ impl PodVolume {
         volume
     }
 
-    /// Until the result is dropped, the fields of each event on this thread name the volume, and the generation that it
-    /// shows now.
+    /// Enters a span with the volume and the generation that it shows now. Until the result is dropped, each event on
+    /// this thread has these as fields.
     fn enter_span(&self) -> EnteredSpan {
         let (volume, generation) = (self.spec.name.as_str(), self.state.generation().map(field::display));
-        // With the level of an error, so that every event has its fields, whatever --log lets through.
+        // The span has the level of an error, so that events have its fields whatever filter --log sets.
         error_span!("volume", volume, generation).entered()
     }
 
@@ -226,47 +235,48 @@ impl PodVolume {
         self.spec.source = VolumeSource::EmptyDir(source);
     }
 
-    /// Where it is, or will be, mounted; unknown until its PersistentVolume is known.
+    /// The path at which the volume is, or will be, mounted; unknown until its PersistentVolume is known.
     pub fn path(&self) -> Option<&Path> {
         self.mounter.path()
     }
 
-    /// A group that containers need to use it.
+    /// A group that containers need to use the volume.
     pub fn group(&self) -> Option<u32> {
         self.mounter.group()
     }
 
-    /// Whether containers can only read it.
+    /// Whether containers can only read the volume.
     pub fn is_read_only(&self) -> bool {
         self.mounter.is_read_only()
     }
 
-    /// The outcome of its last growth on the node, if its claim does not report it.
+    /// The outcome of the volume's last growth on the node, if its claim does not report it.
     pub fn expansion(&self) -> Option<&Expansion> {
         self.mounter.expansion()
     }
 
-    /// The watch on its requests, once a server serves it.
+    /// The observer of the volume's requests, once a server serves it.
     pub fn watch(&self) -> Option<VolumeObserver> {
         self.mounter.watch()
     }
 
-    /// Its state.
+    /// The volume's state.
     pub fn state(&self) -> &VolumeLife {
         &self.state
     }
 
-    /// Whether it waits for an object that was requested only seconds ago.
+    /// Whether the volume waits for an object that podfs requested only seconds ago.
     pub fn is_settling(&self) -> bool {
         self.is_settling
     }
 
-    /// Its problem, if it has one.
+    /// The volume's problem, if it has one.
     pub fn problem(&self) -> Option<&str> {
         self.state.reason().filter(|_| !self.is_settling)
     }
 
-    /// Whether it is mounted and current; unknown while it waits for an object that was requested only seconds ago.
+    /// Whether the volume is mounted and current; unknown while it waits for an object that podfs requested only
+    /// seconds ago.
     pub fn condition(&self) -> Option<Condition> {
         let failing = |reason: &str| Condition::Failing(reason.to_owned());
         (!self.is_settling).then(|| self.state.reason().map_or(Condition::Mounted, failing))
@@ -277,15 +287,17 @@ impl PodVolume {
         self.last_error.as_deref()
     }
 
-    /// The kubelet's name of its plugin: `kubernetes.io/secret`. `unknown` for a claim that is not bound yet.
+    /// The kubelet's name of the volume's plugin, such as `kubernetes.io/secret`; `unknown` for a claim that is not
+    /// bound yet.
     pub fn plugin(&self) -> String {
-        let of_kind = |path: &&Path| path.parent().is_some_and(|above| above.ends_with("volumes"));
-        let of_claim = || self.path()?.ancestors().find(of_kind)?.file_name()?.to_str();
+        let is_of_plugin = |path: &&Path| path.parent().is_some_and(|above| above.ends_with("volumes"));
+        let of_claim = || self.path()?.ancestors().find(is_of_plugin)?.file_name()?.to_str();
         self.spec.kind.directory.or_else(of_claim).unwrap_or("unknown").replace('~', "/")
     }
 
-    /// Shows what `pod` describes. `noticed_at` is when podfs saw the change that caused the refresh, if one did. If it
-    /// fails, the volume keeps what it shows. Mounts the volume again first if another process has unmounted it.
+    /// Refreshes the volume: makes it show what `pod` describes. `noticed_at` is when podfs saw the change that caused
+    /// the refresh, if a change did. If another process has unmounted the volume, mounts it again first. If the refresh
+    /// fails, the volume continues to show what it showed before.
     pub fn refresh(&mut self, pod: &PodView, noticed_at: Option<Instant>) -> RefreshOutcome {
         let _span = self.enter_span();
         self.noticed_at = self.noticed_at.or(noticed_at);
@@ -302,12 +314,14 @@ impl PodVolume {
                     Some(hidden) => {
                         self.last_error = Some(hidden.reason());
                         self.enter(VolumeLife::Hidden(shown, hidden.reason()));
-                        // The supervisor watches what covers the volume.
+                        // The supervisor watches the mount table, and refreshes a covered volume when its path shows it
+                        // again.
                         if self.is_unmounted() { self.retry() } else { RefreshOutcome::Settled }
                     }
                 }
             }
-            // The other volumes of the pod are served already.
+            // A permanent failure ends the supervisor. But the pod's other volumes are in use when this one is
+            // published.
             Err(RefreshFailure::Permanent(error)) if self.is_published => {
                 self.fail(error.to_string());
                 self.retry()
@@ -317,7 +331,7 @@ impl PodVolume {
                 // podfs cannot show this change; only another change helps.
                 self.noticed_at = None;
                 match (pod.known.is_settling, &self.state) {
-                    // It is the same problem as before.
+                    // The volume has the same problem as before, which is reported already.
                     (true, VolumeLife::Waiting(known)) if *known == reason && !self.is_settling => {}
                     (true, VolumeLife::Waiting(_)) => self.settle(reason),
                     (true, VolumeLife::Live(_)) => {}
@@ -332,7 +346,7 @@ impl PodVolume {
         }
     }
 
-    /// When the supervisor removes old generations of the volume.
+    /// When the next old generation of the volume is due for removal.
     pub fn next_removal(&self) -> Option<Instant> {
         self.mounter.next_removal()
     }
@@ -343,7 +357,7 @@ impl PodVolume {
         self.mounter.remove_old(self.spec.name.as_str());
     }
 
-    /// What old generations take.
+    /// The number of old generations, and their memory.
     pub fn old_generations(&self) -> OldUsage {
         self.mounter.old_usage()
     }
@@ -373,23 +387,24 @@ impl PodVolume {
         };
         let at = |cause: LeftCause| LeftError::Volume { volume: name.to_string(), cause };
         self.take_down(PodEnd::Clean).map_err(|error| at(error.into()))?;
-        driver::undo(&setting, name.as_str())?;
+        driver::undo(&setting, name.as_str(), path.as_deref())?;
         if let Some(home) = home.as_deref().filter(|home| home.exists()) {
-            let left = empty_dir::remove(home).map_err(|error| at(error.into()))?;
-            if !left.is_empty() {
-                return Err(at(LeftCause::Content(format!("podfs leaves of its content {left}"))));
+            let undeleted = empty_dir::remove(home).map_err(|error| at(error.into()))?;
+            if !undeleted.is_empty() {
+                return Err(at(LeftCause::Content(format!("podfs leaves of its content {undeleted}"))));
             }
         }
         let Some(path) = path else { return Ok(()) };
         setting.mount_points().forget(&path, home.as_deref(), setting.site.path()).map_err(|error| at(error.into()))
     }
 
-    /// Ends the pauses, so that the next try does not wait.
+    /// Resets the pauses between tries, so that they begin short again.
     pub fn hurry(&mut self) {
         self.backoff.reset();
         self.unmounts = UnmountSeries::default();
     }
 
+    /// Changes the state after a refresh that failed.
     fn fail(&mut self, reason: String) {
         self.last_error = Some(reason.clone());
         let state = match (self.mounter.shown(), &self.hidden) {
@@ -400,12 +415,13 @@ impl PodVolume {
         self.enter(state);
     }
 
-    /// Notes that it waits for an object that was requested only seconds ago. This logs no warning.
+    /// Notes that the volume waits for an object that podfs requested only seconds ago. Logs no warning.
     fn settle(&mut self, reason: String) {
         self.is_settling = true;
         self.state = VolumeLife::Waiting(reason);
     }
 
+    /// A retry after the next pause.
     fn retry(&mut self) -> RefreshOutcome {
         RefreshOutcome::RetryIn(self.backoff.fail())
     }

@@ -1,4 +1,4 @@
-//! The trait that mounts a volume of the pod, and the registry of volume kinds.
+//! The trait for mounting a volume of the pod, and the registry of volume kinds.
 
 use std::os::fd::OwnedFd;
 use std::path::Path;
@@ -26,37 +26,38 @@ use crate::volume::{Volume, VolumeSource};
 
 /// Mounts one volume, and owns the mount.
 pub(super) trait Mounter: Send {
-    /// The setting that all volumes of the pod share.
+    /// The data and settings that all volumes of the pod share.
     fn setting(&self) -> &VolumeContext;
 
-    /// Where the volume is, or will be, mounted; unknown until its PersistentVolume is known.
+    /// The path at which the volume is, or will be, mounted; unknown until its PersistentVolume is known.
     fn path(&self) -> Option<&Path>;
 
-    /// A group that containers need to use it.
+    /// A group that containers need to use the volume.
     fn group(&self) -> Option<u32> {
         None
     }
 
-    /// Whether containers can only read it.
+    /// Whether containers can only read the volume.
     fn is_read_only(&self) -> bool;
 
-    /// The shown content, if it is mounted.
+    /// The shown content, if the volume is mounted.
     fn shown(&self) -> Option<ShownContent>;
 
-    /// The watch on its requests, once a server serves it.
+    /// The observer of the volume's requests, once a server serves it.
     fn watch(&self) -> Option<VolumeObserver> {
         None
     }
 
-    /// Its mount, once it is mounted.
+    /// The visible mount, once the volume is mounted.
     fn visible(&mut self) -> Option<&mut VisibleMount> {
         None
     }
 
-    /// Adopts what another supervisor has mounted. Drops a mount of another kind.
+    /// Adopts the mount of an earlier supervisor. Drops a mount of a volume of another kind.
     fn adopt(&mut self, kept: KeptVolume);
 
-    /// Shows what `pod` describes, because of a change that podfs saw at `noticed_at`.
+    /// Makes the volume show what `pod` describes, because of a change that podfs saw at `noticed_at`. Mounts it if
+    /// needed.
     fn show(
         &mut self,
         spec: &Volume,
@@ -64,13 +65,13 @@ pub(super) trait Mounter: Send {
         noticed_at: Option<Instant>,
     ) -> Result<ShownContent, RefreshFailure>;
 
-    /// Mounts the volume again, after another process has unmounted it. Processes that still use the old mount and new
-    /// ones share one file system, and its server.
+    /// Mounts the volume again, after another process has unmounted it. Processes that still use the old mount, and
+    /// processes that use the new one, share one file system and its server.
     fn show_again(&mut self) -> Result<(), RefreshFailure> {
         Ok(())
     }
 
-    /// The outcome of its last growth on the node, if its claim does not report it.
+    /// The outcome of the volume's last growth on the node, if its claim does not report it.
     fn expansion(&self) -> Option<&Expansion> {
         None
     }
@@ -94,7 +95,7 @@ pub(super) trait Mounter: Send {
     }
 
     /// A mount of one path of a payload, which changes in place with each commit. `None` for a volume without payload,
-    /// and while it is not mounted.
+    /// and for a volume that is not mounted.
     fn live_part(&mut self, _path: &str) -> Option<Result<OwnedFd, LivePartError>> {
         None
     }
@@ -103,8 +104,8 @@ pub(super) trait Mounter: Send {
     fn take_down(self: Box<Self>, volume: &str, end: PodEnd) -> Result<(), MountError>;
 }
 
-/// The mounter of a volume of which nothing is mounted yet. The registry of kinds: a new one has a line here. `point`
-/// is its mount point, if that is made already, as it is for the projections of a pod that starts.
+/// The mounter of a volume that is not mounted yet. This is the registry of kinds: each kind has a line here. `point`
+/// is the mount point, if podfs has made that already, as it has for the projections of a pod that starts.
 pub(super) fn mounter(spec: &Volume, point: Option<MountPoint>, setting: VolumeContext) -> Box<dyn Mounter> {
     match &spec.source {
         VolumeSource::Projection(source) => Box::new(ProjectedVolume::new(source.clone(), spec, point, setting)),

@@ -18,10 +18,12 @@ use crate::manifest::PodView;
 use crate::volume::nfs_options::{Backend, Security};
 use crate::volume::{Nfs, NfsOptions, Volume};
 
-/// How long podfs may take to find out whether it can serve an export. It tries a slower server again later.
+/// How long podfs may take to find out whether it can serve an export. If the NFS server is slower, podfs tries again
+/// later.
 pub(super) const BUDGET: Duration = Duration::from_secs(10);
 
-/// The NFS client of a volume. Looks for the kernel's client only if that matters, because the check loads its module.
+/// The NFS client of a volume: podfs's or the kernel's. Checks whether the kernel has a client only if the choice
+/// depends on that, because the check loads the kernel's module.
 pub(super) fn backend(spec: &Volume, source: &Nfs, options: &NfsOptions) -> Result<Backend, RefreshFailure> {
     let wish = spec.preferences.nfs_backend;
     let chosen = match options.choose_backend(wish, false) {
@@ -40,7 +42,7 @@ pub(super) fn mount_by_kernel(
     Ok(kernel_nfs::mount(&kernel_nfs::KernelMount::new(source, options, access == ContainerAccess::ReadOnly))?)
 }
 
-/// The identity of calls to the server. The kernel's client implements `sec=none` itself.
+/// The identity with which the client calls the NFS server. The kernel's client implements `sec=none` itself.
 pub(super) fn callers(backend: Backend, options: &NfsOptions, pod: &PodView) -> ActAs {
     match (backend, &options.security, pod.facts.user_namespace) {
         (Backend::User, Security::None, _) => ActAs::Nobody,
@@ -60,7 +62,8 @@ pub(super) struct ReachedExport {
 }
 
 impl ReachedExport {
-    /// Finds the server of a volume, and asks it for the export. Volumes of a pod with one server share its sockets.
+    /// Finds the NFS server of a volume, and asks it for the export. The pod's volumes of one NFS server share the
+    /// sockets to it.
     pub(super) fn find(
         source: &Nfs,
         options: &NfsOptions,
@@ -88,29 +91,30 @@ impl ReachedExport {
     }
 }
 
-/// Tries the addresses of a server, one after the other. Each has an equal part of the time.
+/// Asks for an export at the addresses of its NFS server, one after the other. Each address gets an equal part of the
+/// time.
 fn reach_any(source: &Nfs, options: &NfsOptions) -> Result<MountedExport, RefreshFailure> {
     let addresses = resolve(&source.address.server)?;
     let search = search(options);
     let mount_address = mount_address(&search)?;
     let budget = BUDGET / u32::try_from(addresses.len()).unwrap_or(u32::MAX);
-    let mut last = RefreshFailure::Temporary(format!("NFS server {} has no address", source.address.server));
+    let mut failure = RefreshFailure::Temporary(format!("NFS server {} has no address", source.address.server));
     for address in addresses {
-        let asked = MountRequest {
+        let request = MountRequest {
             rsize: options.rsize,
             wsize: options.wsize,
             credential: if options.security == Security::None { Credential::Anonymous } else { Credential::root() },
             ..question(&source.address, address, &search, mount_address, budget)
         };
-        match reach(&asked) {
+        match reach(&request) {
             Ok(reached) => return Ok(reached),
-            Err(error) => last = RefreshFailure::Temporary(error.to_string()),
+            Err(error) => failure = RefreshFailure::Temporary(error.to_string()),
         }
     }
-    Err(last)
+    Err(failure)
 }
 
-/// The request that finds out whether a server at `address` has an export.
+/// The request that asks an NFS server at `address` for an export.
 pub(super) fn question(
     export: &ExportAddress,
     address: IpAddr,
@@ -127,12 +131,13 @@ pub(super) fn question(
     }
 }
 
-/// The address of the MOUNT service, if it is not the server's.
+/// The address of the MOUNT service, if it is another host than the NFS server.
 pub(super) fn mount_address(search: &PortOptions) -> Result<Option<IpAddr>, RefreshFailure> {
     let addresses = search.mount_host.as_deref().map(resolve).transpose()?;
     Ok(addresses.and_then(|addresses| addresses.first().copied()))
 }
 
+/// The options for finding the NFS server: ports, and the host of the MOUNT service.
 fn search(options: &NfsOptions) -> PortOptions {
     PortOptions {
         port: options.port,
@@ -142,11 +147,11 @@ fn search(options: &NfsOptions) -> PortOptions {
     }
 }
 
-/// The addresses of a server, at most four.
+/// The addresses of an NFS server, at most four.
 pub(super) fn resolve(server: &str) -> Result<Vec<IpAddr>, RefreshFailure> {
     const MOST: usize = 4;
-    let found = address::resolve(server);
-    let mut addresses = found.map_err(|error| {
+    let resolved = address::resolve(server);
+    let mut addresses = resolved.map_err(|error| {
         RefreshFailure::Temporary(format!("NFS server {server}: its address cannot be found: {error}"))
     })?;
     addresses.dedup();
@@ -160,7 +165,7 @@ fn serving(source: &Nfs, options: &NfsOptions, reached: &MountedExport) -> Expor
     let attributes = &options.attributes;
     ExportOptions {
         mountd: Some(reached.mountd),
-        // An address always means the same machine.
+        // podfs does not search for a server that the volume names by its address.
         search: (!source.address.is_numeric()).then(|| search(options)),
         retry_policy: options.retry_policy,
         timeo: u32::try_from(options.timeout.as_millis() / 100).unwrap_or(u32::MAX),

@@ -30,11 +30,12 @@ pub(super) struct ProjectedVolume {
     source: volume::Projection,
     setting: VolumeContext,
     path: PathBuf,
-    /// Its mount point, once it is made.
+    /// The mount point, once podfs has made it.
     point: Option<MountPoint>,
     mounted: Option<MountedProjection>,
+    /// The warnings about the last payload.
     warned: Vec<String>,
-    /// The SELinux label of its mounts.
+    /// The SELinux label of the volume's mounts.
     label: Option<String>,
 }
 
@@ -101,7 +102,7 @@ impl Mounter for ProjectedVolume {
         self.mounted = Some(MountedProjection { visible, projection });
     }
 
-    /// Commits the files that result from what `pod` describes.
+    /// Assembles the files from the pod's objects, and commits them.
     fn show(
         &mut self,
         spec: &Volume,
@@ -162,6 +163,8 @@ impl ProjectedVolume {
         Self { source, setting, path, point, mounted: None, warned: Vec::new(), label: None }
     }
 
+    /// Assembles the payload, and commits it to the mounted projection. Mounts a new projection if none is mounted, or
+    /// if a takeover has given up the mounted one.
     fn show_payload(
         &mut self,
         spec: &Volume,
@@ -213,40 +216,42 @@ impl ProjectedVolume {
         let root = Root { mode, gid: directories.gid, directories: nested };
         let options = MountOptions { selinux_context: selinux_context(pod), shape: MountPointType::Directory };
         let VolumeContext { server, trace, .. } = &self.setting;
-        let identity = VolumeContext::identity(spec, &self.path, None, ContainerAccess::ReadOnly);
+        let identity = VolumeContext::identity(spec, &pod.identity, &self.path, None, ContainerAccess::ReadOnly);
         let audit = spec.preferences.audit.then(|| subject(&pod.identity));
         let reporting = Reporting { trace: *trace, audit };
         let mut projection = ProjectionMount::start(server, &root, &options, &identity, &reporting)?;
         projection.keep_old_for(self.setting.keep_old_generations);
         projection.commit(layout, directories)?;
-        let point = self.point.as_ref().expect("it was made before the first payload was assembled");
+        let point = self.point.as_ref().expect("`show` makes it before it assembles the first payload");
         let visible = projection.show(point)?;
         Ok(MountedProjection { visible, projection })
     }
 }
 
 impl MountedProjection {
-    /// The shown content. A later change of the annotation does not switch the access log on or off.
+    /// The shown content. A later change of the annotation `podfs.io/audit.VOLUME` does not switch the access log on or
+    /// off.
     fn shown(&self) -> Option<ShownContent> {
         let shown = if self.projection.is_audited() { ShownContent::Audited } else { ShownContent::Generation };
         self.projection.generation().cloned().map(shown)
     }
 }
 
-/// The owner of the files, for each line of the access log, which names the volume, too.
+/// The pod, for each line of the access log. The line names the volume, too.
 fn subject(pod: &PodIdentity) -> AuditSubject {
     let PodIdentity { namespace, name, uid } = pod;
     let pod = json!({"namespace": namespace, "name": name, "uid": uid.as_str()});
     AuditSubject([("pod".to_owned(), pod)].into_iter().collect())
 }
 
+/// Logs why podfs could not remove an old generation, or has to give up live parts. Logs each reason once.
 fn warn_of_left(volume: &str, projection: &mut ProjectionMount) {
     if let Some(reason) = projection.take_left() {
         warn!("volume {volume:?}: {reason}");
     }
 }
 
-/// Logs the warnings about a payload, except those about the payload before.
+/// Logs the warnings about a payload, except those that podfs has logged about the payload before.
 fn warn_once(warned: &mut Vec<String>, volume: &str, assembled: &AssembledPayload<'_>) {
     let warnings: Vec<_> = assembled.warnings.iter().map(ToString::to_string).collect();
     for warning in warnings.iter().filter(|warning| !warned.contains(warning)) {
@@ -255,6 +260,7 @@ fn warn_once(warned: &mut Vec<String>, volume: &str, assembled: &AssembledPayloa
     *warned = warnings;
 }
 
+/// The files of a payload, for an image.
 fn entries<'a>(payload: &'a Payload<'_>) -> impl Iterator<Item = FileEntry<'a>> {
     payload.files.iter().map(|(path, file)| FileEntry {
         path: path.as_str(),

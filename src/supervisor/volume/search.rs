@@ -1,14 +1,15 @@
-//! Searches for NFS servers that do not answer: their name may have moved to another machine.
+//! Searches for NFS servers that do not answer: their host name may now lead to another machine. In this module, a
+//! server is an NFS server, and not the pod's server process.
 //!
 //! 1. podfs searches for a server that has not answered a call for some seconds, and again after pauses that grow,
-//!    until it answers. The watchdog of the pod's server soon notices a server that does not answer, and the search
-//!    starts then: it has no timer of its own.
-//! 2. A blocking thread resolves names and asks machines, one for each server at a time.
-//! 3. A machine qualifies if its address is of the family that the sockets are bound to, and if it offers the export
-//!    and accepts reads and writes as large as the volume was mounted with. Then all volumes that share the server move
-//!    there.
-//! 4. The search does not check whether its files are the same. A different file there has another number, and calls on
-//!    the old one fail with `ESTALE`.
+//!    until it answers. The watchdog of the server process soon notices an NFS server that does not answer, and the
+//!    supervisor starts the search then: a search has no timer of its own.
+//! 2. A blocking thread resolves the name and asks the machines. There is at most one such thread for each server.
+//! 3. A machine qualifies if its address is of the family that the client's sockets are bound to, if it offers the
+//!    export, and if it accepts reads and writes as large as those that the volume was mounted with. Then all volumes
+//!    that share the server move to that machine.
+//! 4. The search does not check whether the files of the machine are the same. A different file has another number
+//!    there, and calls with the old number fail with `ESTALE`.
 //! 5. podfs does not search for a server that volumes name by its address.
 
 use std::collections::HashMap;
@@ -33,10 +34,11 @@ const TIMEOUT: Duration = Duration::from_secs(5);
 /// The pauses between searches.
 const PAUSE: DoublingPause = DoublingPause::new(Duration::from_secs(5), Duration::from_secs(30));
 
-/// The searches: for each server, by one of its volumes.
+/// The searches, one for each server. The key is one of the server's volumes.
 #[derive(Default)]
 pub struct Searches(HashMap<VolumeNumber, RunningSearch>);
 
+/// The last search for a server.
 struct RunningSearch {
     work: JoinHandle<()>,
     began: Instant,
@@ -46,16 +48,18 @@ struct RunningSearch {
 }
 
 impl RunningSearch {
+    /// Whether the next search for the server is due.
     fn is_due(&self) -> bool {
         self.work.is_finished() && self.began.elapsed() >= self.pause
     }
 }
 
 impl Searches {
-    /// Starts to search for the servers that are silent now. Never blocks.
+    /// Starts searches for the servers that are silent now. Forgets the searches for servers that answer again. Never
+    /// blocks.
     pub fn start(&mut self, client: &Arc<ServerClient>) {
         let silent = client.silent_exports(TIMEOUT);
-        self.0.retain(|volume, _| silent.iter().any(|(other, _)| other == volume));
+        self.0.retain(|volume, _| silent.iter().any(|(silent_volume, _)| silent_volume == volume));
         for (volume, options) in silent {
             let Some(search) = options.search.clone() else { continue };
             let mut backoff = match self.0.get(&volume) {
@@ -70,32 +74,32 @@ impl Searches {
     }
 }
 
-/// Searches once for the server of a volume. If it has moved, moves the volumes there.
+/// Searches once for the server of a volume. If the server has moved, moves all of its volumes to the new address.
 fn look(client: &ServerClient, volume: VolumeNumber, options: &ExportOptions, search: &PortOptions) {
     let server = &options.export.server;
-    let Some(place) = find(options, search) else { return };
-    match client.move_nfs(volume, place) {
-        Ok(()) => info!("NFS server {server} has moved from {} to {}", options.nfs.ip(), place.nfs.ip()),
+    let Some(address) = find(options, search) else { return };
+    match client.move_nfs(volume, address) {
+        Ok(()) => info!("NFS server {server} has moved from {} to {}", options.nfs.ip(), address.nfs.ip()),
         // The volume or the pod has ended.
-        Err(error) => debug!("NFS server {server} is not followed to {}: {error}", place.nfs.ip()),
+        Err(error) => debug!("NFS server {server} is not followed to {}: {error}", address.nfs.ip()),
     }
 }
 
 /// Another address of the server's name, at which a machine has the export.
 fn find(options: &ExportOptions, search: &PortOptions) -> Option<NfsAddress> {
     let current = options.nfs.ip();
-    let is_worth_it = |address: &IpAddr| *address != current && address.is_ipv4() == current.is_ipv4();
-    let others: Vec<_> = resolve(&options.export.server).ok()?.into_iter().filter(is_worth_it).collect();
-    if others.is_empty() {
+    let is_candidate = |address: &IpAddr| *address != current && address.is_ipv4() == current.is_ipv4();
+    let candidates: Vec<_> = resolve(&options.export.server).ok()?.into_iter().filter(is_candidate).collect();
+    if candidates.is_empty() {
         return None;
     }
     let mount_address = mount_address(search).ok()?;
-    let budget = BUDGET / u32::try_from(others.len()).unwrap_or(u32::MAX);
+    let budget = BUDGET / u32::try_from(candidates.len()).unwrap_or(u32::MAX);
     let credential = match options.callers {
         ActAs::Nobody => Credential::Anonymous,
         ActAs::Caller | ActAs::CallerInItsNamespace => Credential::root(),
     };
-    others.into_iter().find_map(|address| {
+    candidates.into_iter().find_map(|address| {
         let question = question(&options.export, address, search, mount_address, budget);
         match reach(&MountRequest { credential: credential.clone(), ..question }) {
             Ok(reached) if takes_as_much(&reached, options) => {
@@ -113,6 +117,7 @@ fn find(options: &ExportOptions, search: &PortOptions) -> Option<NfsAddress> {
     })
 }
 
+/// Whether the server accepts reads and writes as large as those of the volume.
 fn takes_as_much(reached: &MountedExport, options: &ExportOptions) -> bool {
     reached.limits.read >= options.limits.read && reached.limits.write >= options.limits.write
 }

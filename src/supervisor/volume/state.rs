@@ -8,17 +8,18 @@ use crate::volume::{Volume, VolumeSource};
 /// The life of a volume.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum VolumeLife {
-    /// Nothing is mounted yet: the first payload is not complete, or the source cannot be used, for this reason. The
-    /// first success leads to [`VolumeLife::Live`].
+    /// Not mounted, for this reason: the first payload is not complete, or the source cannot be used. A mounted volume
+    /// leads here if its mount was given up, and podfs cannot mount it anew. The first refresh that succeeds leads to
+    /// [`VolumeLife::Live`].
     Waiting(String),
-    /// Mounted, and current. Every commit leads back here. A passthrough stays here.
+    /// Mounted, and current. Every refresh that succeeds leads here.
     Live(ShownContent),
-    /// Mounted, and showing the last good generation, because the last refresh failed for this reason
-    /// (VM-08, VM-09). A later refresh that succeeds leads to [`VolumeLife::Live`].
+    /// Mounted, and showing the content of the last refresh that succeeded, because the last refresh failed for this
+    /// reason (VM-08, VM-09). A later refresh that succeeds leads to [`VolumeLife::Live`].
     Behind(ShownContent, String),
-    /// Served, but not visible at its path, for this reason: another process has unmounted it or mounted something over
-    /// it. Containers that use it already still see it. A refresh that finds it at its path, or mounts it there again,
-    /// leads to [`VolumeLife::Live`].
+    /// Served, but not visible at its path, for this reason: another process has unmounted the volume, or mounted a
+    /// file system over it. Containers that use the volume already still see it. A refresh that finds the volume at its
+    /// path, or mounts it there again, leads to [`VolumeLife::Live`].
     Hidden(ShownContent, String),
 }
 
@@ -40,7 +41,7 @@ impl VolumeLife {
         }
     }
 
-    /// The shown content, if it is mounted.
+    /// The shown content, if the volume is mounted.
     pub fn shown(&self) -> Option<&ShownContent> {
         match self {
             VolumeLife::Waiting(_) => None,
@@ -54,20 +55,21 @@ impl VolumeLife {
     }
 }
 
-/// What a volume shows.
+/// The content that a volume shows.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ShownContent {
     /// A generation of files, which the kernel serves from its cache.
     Generation(GenerationName),
-    /// A generation of files; the kernel asks podfs at each open, and podfs logs the process.
+    /// A generation of files with an access log: the kernel asks the server at each open, and the server logs the
+    /// process.
     Audited(GenerationName),
-    /// A source of the host; reads and writes go from the kernel to it.
+    /// A source of the node; the kernel reads and writes it without the server.
     Passthrough,
-    /// A source of the host; podfs reads and writes.
+    /// A source of the node; the server reads and writes it.
     ReadWrite,
-    /// A source of the host, without podfs in between.
+    /// A source of the node, in a bind mount, without the server.
     Bind,
-    /// A block device of this number, which containers get as it is.
+    /// A block device with these major and minor numbers, which containers get as it is.
     Device((u32, u32)),
     /// An export of an NFS server, served by this client.
     Nfs(Backend),

@@ -1,16 +1,17 @@
-//! Parts of the volume that are mounted for containers (`subPath`).
+//! Parts of the volume that podfs mounts for containers (`subPath`). A part is a file or a directory of the volume.
 //!
-//! 1. podfs looks the part up on the volume's blocking thread, which may wait for the server or the source. The thread
-//!    owns the volume, so no commit switches generations meanwhile (SP-07).
-//! 2. podfs mounts what it found, by descriptor, with flags set before it is attached. See
-//!    [`host::sub_path`](crate::host::sub_path) for why it is never outside of the volume.
-//! 3. The mount point is recorded before anything is mounted on it, so the next podfs of the pod and `podfs cleanup` find it.
-//! 4. A container that starts again keeps its mount if that still shows the same file (SP-10), else it gets a new one (SP-06).
+//! 1. The volume's blocking thread opens the part, because that may wait for the server or the source. The thread owns the volume,
+//!    so no commit switches generations meanwhile (SP-07).
+//! 2. podfs mounts the open file or directory, by its descriptor. It sets the flags of the mount before it attaches the mount. See
+//!    [`host::sub_path`](crate::host::sub_path) for why the part is never outside of the volume.
+//! 3. podfs records the mount point before it mounts anything on it, so the next podfs of the pod and `podfs cleanup` find it.
+//! 4. A container that starts again keeps its mount if the mount still shows the same file (SP-10). Otherwise it gets a new mount
+//!    (SP-06).
 //! 5. podfs unmounts parts before their volume (SP-09).
-//! 6. What a container mounts in its part reaches the volume if the volumeMount has `Bidirectional` propagation, and
+//! 6. A mount that a container makes in its part appears in the volume if the volumeMount has `Bidirectional` propagation, and
 //!    stays there when podfs unmounts the part.
-//! 7. A part of a projection may be live: then it changes with each commit, and podfs looks up no generation. A path
-//!    that begins with the name of a generation is never live.
+//! 7. A part of a projection may be live: then it changes with each commit, and does not belong to a generation. A path that
+//!    begins with the name of a generation is never live.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
@@ -33,22 +34,22 @@ use crate::volume::{SubPathMode, VolumeSource};
 pub(in crate::supervisor) struct SubPathRequest {
     /// The volume's name in the `volumeMount`, for messages.
     pub(in crate::supervisor) volume: String,
-    /// The container; a DNS label.
+    /// The container's name, a DNS label.
     pub(in crate::supervisor) container: String,
-    /// The place of the `volumeMount` in the container.
+    /// The index of the `volumeMount` in the container.
     pub(in crate::supervisor) index: usize,
-    /// The part: relative, and without `..`.
+    /// The path of the part in the volume: relative, and without `..`.
     pub(in crate::supervisor) path: String,
-    /// Whether the container can only read it.
+    /// Whether the container can only read the part.
     pub(in crate::supervisor) read_only: bool,
-    /// Whether mounts that the container makes in it appear in the volume, too (`Bidirectional`).
+    /// Whether mounts that the container makes in the part appear in the volume, too (`Bidirectional`).
     pub(in crate::supervisor) both_ways: bool,
 }
 
 /// Why a volume fails in its part of an errand.
 #[derive(Debug, thiserror::Error)]
 pub(in crate::supervisor) enum PartError {
-    /// The text is for the pod's user, so it omits what could name paths of the node.
+    /// The part cannot be mounted. The sentence is for the pod's user, so it has no text that could name paths of the node.
     #[error("{sentence}")]
     Prepare {
         sentence: String,
@@ -82,14 +83,14 @@ impl PodVolume {
     /// Mounts a part of the volume for a container, and returns the mount point.
     ///
     /// # Errors
-    /// A sentence for the pod's user, in the kubelet's words. It omits what could name paths of the node; the log has
-    /// that.
+    /// A sentence for the pod's user, in the kubelet's words. It has no text that could name paths of the node; the log has the
+    /// whole error.
     pub(in crate::supervisor) fn prepare_sub_path(&mut self, request: &SubPathRequest) -> Result<PathBuf, PartError> {
         let _span = self.enter_span();
         self.mount_sub_path(request).map_err(|trouble| {
             let SubPathRequest { volume, container, path, .. } = request;
             error!("subPath {path:?} of volume {volume:?} for container {container:?}: {trouble}");
-            let what = match &trouble {
+            let problem = match &trouble {
                 SubPathTrouble::SubPath(SubPathError::Make(_)) => "failed to create subPath directory",
                 _ => "failed to prepare subPath",
             };
@@ -99,12 +100,12 @@ impl PodVolume {
                 SubPathTrouble::NotThere(_) => format!(": {trouble}"),
                 SubPathTrouble::Mount(_) | SubPathTrouble::Commit(_) | SubPathTrouble::MountPoints(_) => String::new(),
             };
-            let sentence = format!("{what} for volumeMount {volume:?} of container {container:?}{reason}");
+            let sentence = format!("{problem} for volumeMount {volume:?} of container {container:?}{reason}");
             PartError::Prepare { sentence, trouble }
         })
     }
 
-    /// Unmounts the parts of the volume for this container, or for all.
+    /// Unmounts the parts of the volume for this container, or for all containers (`None`).
     ///
     /// # Errors
     /// When the kernel does not unmount a part, or the record cannot be written.
@@ -120,7 +121,7 @@ impl PodVolume {
 
     fn mount_sub_path(&mut self, request: &SubPathRequest) -> Result<PathBuf, SubPathTrouble> {
         let reason = self.state.reason().map(str::to_owned);
-        let missing = match self.spec.source {
+        let if_missing = match self.spec.source {
             VolumeSource::Projection(_) => IfMissing::Refuse,
             _ => IfMissing::Make,
         };
@@ -131,7 +132,7 @@ impl PodVolume {
             Some(part) => (part?, true),
             None => {
                 let root = self.visible().ok_or(SubPathTrouble::NotThere(reason))?.open()?;
-                (sub_path::open(root.as_fd(), &request.path, missing)?, false)
+                (sub_path::open(root.as_fd(), &request.path, if_missing)?, false)
             }
         };
         let setting = self.setting();
@@ -147,7 +148,7 @@ impl PodVolume {
         let clone = if is_mount { part } else { bind_alone(part.as_fd(), access, propagation)? };
         let mut mount_points = setting.mount_points();
         let point = mount_points.prepare_target(&target, shape)?;
-        // The mount stays: the record has its path.
+        // The record has the path of the mount, so podfs can forget this value without unmounting.
         point.attach(&clone)?.lose();
         Ok(target)
     }
@@ -172,16 +173,16 @@ impl PodVolume {
     }
 }
 
-/// Whether what is mounted at `target` is what `part` is open on (SP-10).
+/// Whether the mount at `target` shows the file or directory that `part` is open on (SP-10).
 fn shows(target: &Path, part: &OwnedFd) -> bool {
     let flags = AtFlags::SYMLINK_NOFOLLOW | AtFlags::NO_AUTOMOUNT;
-    let (Ok(there), Ok(part)) = (statx(CWD, target, flags, StatxFlags::INO), status(part)) else { return false };
-    let is_mounted = there.stx_attributes.contains(StatxAttributes::MOUNT_ROOT);
+    let (Ok(target), Ok(part)) = (statx(CWD, target, flags, StatxFlags::INO), status(part)) else { return false };
+    let is_mounted = target.stx_attributes.contains(StatxAttributes::MOUNT_ROOT);
     let file = |status: &Statx| (status.stx_dev_major, status.stx_dev_minor, status.stx_ino);
-    is_mounted && file(&there) == file(&part)
+    is_mounted && file(&target) == file(&part)
 }
 
-/// Directories are mounted on directories, everything else on files (SP-01).
+/// The type of mount point for a part: a directory for a directory, and a file for every other type of file (SP-01).
 fn shape(part: &OwnedFd) -> Result<MountPointType, SubPathTrouble> {
     let status = status(part).map_err(|errno| SubPathError::Open(errno.into()))?;
     let is_directory = FileType::from_raw_mode(status.stx_mode.into()) == FileType::Directory;

@@ -30,13 +30,13 @@ pub struct Nfs {
 }
 
 impl Nfs {
-    /// The directory the kubelet would keep such volumes in.
+    /// The directory in which the kubelet would keep such volumes.
     pub const DIRECTORY: &str = "kubernetes.io~nfs";
 
     /// Parses the source of a volume or of a PersistentVolume. Errors are relative to it.
     ///
     /// # Errors
-    /// No server, no path, one that is not absolute, or a byte that cannot be in either.
+    /// A missing server or path, a path that is not absolute, or a byte that server or path cannot have.
     pub fn parse(source: &NFSVolumeSource) -> Result<Nfs, InvalidField> {
         let server = required("server", Some(&source.server))?;
         let path = required("path", Some(&source.path))?;

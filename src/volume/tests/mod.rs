@@ -1,4 +1,4 @@
-//! Volumes as a pod's manifest has them, each kind through the same door.
+//! Volumes of a pod's manifest. Each kind is parsed by `Volume::parse`.
 
 mod downward;
 mod passthrough;

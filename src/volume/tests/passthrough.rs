@@ -15,7 +15,7 @@ fn source(yaml: &str) -> VolumeSource {
     parse(&format!("{{name: v, {yaml}}}")).expect(yaml).source
 }
 
-/// The sentence alone.
+/// Checks the field and the beginning of the sentence.
 #[track_caller]
 fn assert_error(yaml: &str, field: &str, sentence: &str) {
     let expected = format!("{field}: volume \"v\": {sentence}");
@@ -51,7 +51,7 @@ fn hp_01_hp_04_a_host_path_has_one_of_eight_types() {
         ("BlockDevice", BlockDevice),
     ];
     for (word, kind) in rows {
-        let expected = VolumeSource::HostPath(HostPath { path: PathBuf::from("/srv/data"), kind });
+        let expected = VolumeSource::HostPath(HostPath { path: PathBuf::from("/srv/data"), kind, within: None });
         assert_eq!(source(&format!("hostPath: {{path: /srv/data, type: {word}}}")), expected);
     }
     assert_error("hostPath: {path: /srv, type: directory}", "hostPath.type", "directory is an invalid volume type");
@@ -160,6 +160,26 @@ fn an_annotation_has_the_mount_options_of_an_nfs_volume() {
 }
 
 #[test]
+fn an_annotation_has_the_directory_out_of_which_no_link_leads_a_host_path() {
+    let within = |annotations: &str| match &pod(annotations).expect(annotations).volumes[1].source {
+        VolumeSource::HostPath(source) => source.within.clone(),
+        other => panic!("{other:?}"),
+    };
+    assert_eq!(within("{}"), None);
+    assert_eq!(within("{podfs.io/within.host: /srv}"), Some(PathBuf::from("/srv")));
+    assert_eq!(within("{podfs.io/within.host: /}"), Some(PathBuf::from("/")));
+    for (annotation, expected) in [
+        ("podfs.io/within.host: /sr", "must be the directory /srv or one above it"),
+        ("podfs.io/within.host: \"\"", "must be the directory /srv or one above it"),
+        ("podfs.io/within.host: srv", "must be the directory /srv or one above it"),
+        ("podfs.io/within.files: /srv", "is for hostPath volumes, and \"files\" is of kind nfs"),
+    ] {
+        let refused = pod(&format!("{{{annotation}}}")).expect_err(annotation);
+        assert!(refused.contains("metadata.annotations[podfs.io/within.") && refused.contains(expected), "{refused}");
+    }
+}
+
+#[test]
 fn annotations_choose_for_single_volumes() {
     let of = |annotations: &str| -> Vec<Preferences> {
         pod(annotations).expect(annotations).volumes.iter().map(|volume| volume.preferences).collect()
@@ -182,8 +202,8 @@ fn annotations_choose_for_single_volumes() {
         of("{podfs.io/sub-path.config: pinned, podfs.io/audit.config: open}")[0].sub_path,
         Some(SubPathMode::Pinned)
     );
-    let both = pod("{podfs.io/sub-path.config: live, podfs.io/audit.config: open}").expect_err("one of the two");
-    assert!(both.contains("opens of \"config\" are logged; remove podfs.io/audit.config"), "{both}");
+    let error = pod("{podfs.io/sub-path.config: live, podfs.io/audit.config: open}").expect_err("one of the two");
+    assert!(error.contains("opens of \"config\" are logged; remove podfs.io/audit.config"), "{error}");
 }
 
 #[test]

@@ -83,27 +83,28 @@ impl Caller {
     pub async fn watch(&self, path: &str) -> Watch {
         let answer = self.send(path).await.expect("an answer");
         assert_eq!(answer.status(), StatusCode::OK);
-        Watch { answer, rest: Vec::new() }
+        Watch { answer, buffer: Vec::new() }
     }
 }
 
 /// A watch, line by line.
 pub struct Watch {
     answer: Response,
-    rest: Vec<u8>,
+    /// The received bytes after the last line.
+    buffer: Vec<u8>,
 }
 
 impl Watch {
     /// The next line, if there is a whole one.
     async fn next(&mut self) -> Result<Option<Value>, reqwest::Error> {
         loop {
-            if let Some(end) = self.rest.iter().position(|byte| *byte == b'\n') {
-                let line: Vec<u8> = self.rest.drain(..=end).collect();
+            if let Some(end) = self.buffer.iter().position(|byte| *byte == b'\n') {
+                let line: Vec<u8> = self.buffer.drain(..=end).collect();
                 return Ok(Some(serde_json::from_slice(&line).expect("JSON")));
             }
             let chunk = tokio::time::timeout(TIMEOUT, self.answer.chunk()).await.expect("something happens");
             match chunk? {
-                Some(chunk) => self.rest.extend_from_slice(&chunk),
+                Some(chunk) => self.buffer.extend_from_slice(&chunk),
                 None => return Ok(None),
             }
         }
@@ -123,11 +124,11 @@ impl Watch {
         matches!(self.next().await, Ok(None))
     }
 
-    /// The end of the stream, which must come next.
+    /// The way in which the stream ends. Fails the test if another line comes.
     pub async fn end(&mut self) -> End {
         match self.next().await {
-            Ok(Some(line)) => panic!("it goes on: {line}"),
-            Ok(None) if self.rest.is_empty() => End::Clean,
+            Ok(Some(line)) => panic!("the watch continues: {line}"),
+            Ok(None) if self.buffer.is_empty() => End::Clean,
             Ok(None) => End::MidLine,
             Err(_) => End::Broken,
         }

@@ -1,4 +1,4 @@
-//! Connections that are refused, held, frozen, or not trusted.
+//! Connections that the server refuses, holds or freezes, and certificates of the server that a client does not trust.
 
 use super::caller::Caller;
 use super::objects::{APP, put_app, watch_of_app};

@@ -1,4 +1,4 @@
-//! Tokens and events.
+//! Requests that create tokens and events.
 
 use super::caller::Caller;
 use super::objects::put_pod;
@@ -29,7 +29,7 @@ async fn a_token_is_bound_to_a_pod_of_the_node() {
         let (_, status) = caller.token(audience, seconds, uid).await;
         assert!(status["message"].as_str().expect("a text").contains(text), "{status}");
     }
-    server.mood(|mood| mood.token_lifetime = Some(Duration::from_secs(5)));
+    server.change_behaviour(|behaviour| behaviour.token_lifetime = Some(Duration::from_secs(5)));
     let (_, answer) = caller.token("vault", 7200, &uid).await;
     assert_eq!(answer["spec"]["expirationSeconds"], 5);
 }

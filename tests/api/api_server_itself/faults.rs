@@ -1,4 +1,4 @@
-//! Wrong answers, as planned.
+//! Faults that a test orders from the server.
 
 use super::caller::Caller;
 use super::objects::{APP, put_app, put_pod, watch_of_app};
@@ -66,7 +66,7 @@ async fn a_client_that_asks_too_often_is_refused_in_plain_text() {
         (StatusCode::TOO_MANY_REQUESTS, &"1".parse().expect(""), &"text/plain; charset=utf-8".parse().expect(""))
     );
     assert_eq!(answer.text().await.expect("text"), "Too many requests, please try again later.\n");
-    assert_eq!(Caller::admin(&server).get(&path).await["data"]["a"], "1", "those who may do everything are exempt");
+    assert_eq!(Caller::admin(&server).get(&path).await["data"]["a"], "1", "administrators are exempt");
 }
 
 #[tokio::test]
@@ -118,14 +118,14 @@ async fn watches_are_cut() {
 async fn changes_are_sent_twice_and_out_of_order() {
     let server = ApiServer::start();
     let version = put_app(&server, "1");
-    server.mood(|mood| mood.disturbance = Disturbance { duplicate: true, outdated: true });
+    server.change_behaviour(|behaviour| behaviour.disturbance = Disturbance { duplicate: true, outdated: true });
     let mut watch = Caller::admin(&server).watch(&watch_of_app(version)).await;
     put_app(&server, "2");
-    let mut told = Vec::new();
+    let mut values = Vec::new();
     for _ in 0..3 {
-        told.push(watch.change().await.1);
+        values.push(watch.change().await.1);
     }
-    assert_eq!(told, ["2", "2", "1"]);
+    assert_eq!(values, ["2", "2", "1"]);
 }
 
 #[tokio::test]
@@ -134,7 +134,7 @@ async fn answers_can_be_late_or_never_come() {
     put_app(&server, "1");
     let caller = Caller::admin(&server);
     let path = format!("{APP}/app");
-    server.mood(|mood| mood.delay = Duration::from_millis(50));
+    server.change_behaviour(|behaviour| behaviour.delay = Duration::from_millis(50));
     let begun = std::time::Instant::now();
     caller.get(&path).await;
     assert!(begun.elapsed() >= Duration::from_millis(50));
@@ -142,7 +142,7 @@ async fn answers_can_be_late_or_never_come() {
     server.fail(1, Answer::Never);
     let never = caller.send(&path);
     let mut never = std::pin::pin!(never);
-    // It is under way, and another that begins later is answered.
+    // The server has the first request and does not answer it, but answers a later one.
     tokio::select! {
         biased;
         _ = &mut never => panic!("an answer"),

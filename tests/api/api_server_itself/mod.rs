@@ -1,4 +1,4 @@
-//! The API server of the tests behaves as a real one: tests against it would show nothing otherwise.
+//! Tests of the tests' API server: it behaves as a real one. Without that, other tests would prove nothing.
 
 mod caller;
 mod connections;

@@ -1,4 +1,4 @@
-//! Objects that tests put, and requests for them.
+//! Objects that the tests create, and requests for them.
 
 use serde_json::{Value, json};
 
@@ -15,7 +15,8 @@ pub fn put_config_map(server: &ApiServer, name: &str, value: &str) -> u64 {
     server.put(&format!("{{apiVersion: v1, kind: ConfigMap, metadata: {{name: {name}}}, data: {{a: \"{value}\"}}}}"))
 }
 
-/// The pod `web` on node `n`, with the ConfigMap `app`, the claim `data` and a token. Gives its uid.
+/// Creates the pod `web` on node `n`, which refers to the ConfigMap `app`, the claim `data` and a token. Returns its
+/// uid.
 pub fn put_pod(server: &ApiServer) -> String {
     server.put("{apiVersion: v1, kind: ServiceAccount, metadata: {name: default}}");
     let token = json!({"serviceAccountToken": {"path": "token", "audience": "vault"}});
@@ -40,7 +41,7 @@ pub fn names(list: &Value) -> Vec<&str> {
     items.iter().map(|item| item["metadata"]["name"].as_str().expect("a name")).collect()
 }
 
-/// A token of a list, in a query.
+/// A `continue` token of a list, encoded for a query.
 pub fn encode(token: &str) -> String {
     token.replace('=', "%3D").replace('/', "%2F").replace('+', "%2B")
 }

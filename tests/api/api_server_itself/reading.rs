@@ -1,4 +1,4 @@
-//! Get and list.
+//! Requests that get and list objects.
 
 use super::caller::Caller;
 use super::objects::{APP, OF_APP, encode, names, put_app, put_config_map};

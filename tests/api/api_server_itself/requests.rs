@@ -15,14 +15,15 @@ async fn requests_are_written_down_with_their_connection() {
     let old = client_with(tls(&server, None)).build().expect("a client");
     Caller { client: old, server: server.url() }.try_get(APP).await;
     let requests = server.requests();
-    let seen: Vec<_> = requests
+    let recorded: Vec<_> = requests
         .iter()
-        .map(|asked| {
-            (asked.verb.as_str(), asked.plural.as_str(), asked.name.as_deref(), asked.version, asked.connection)
+        .map(|request| {
+            let (verb, plural) = (request.verb.as_str(), request.plural.as_str());
+            (verb, plural, request.name.as_deref(), request.version, request.connection)
         })
         .collect();
     assert_eq!(
-        seen,
+        recorded,
         [
             ("get", "nodes", Some("n"), Version::HTTP_2, 0),
             ("watch", "configmaps", Some("app"), Version::HTTP_2, 0),
@@ -52,13 +53,13 @@ async fn requests_against_the_conventions_are_recorded() {
     ] {
         server.forget_requests();
         caller.try_get(path).await;
-        let judged = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| server.assert_conventions()));
-        assert!(judged.is_err(), "{path}");
+        let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| server.assert_conventions()));
+        assert!(outcome.is_err(), "{path}");
     }
     server.forget_requests();
     let unknown = json!({"apiVersion": "v1", "kind": "Event", "involvedobject": {}});
     caller.post("/api/v1/namespaces/default/events", &unknown).await;
-    let judged = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| server.assert_conventions()));
-    let text = judged.expect_err("complaints").downcast::<String>().expect("a text");
+    let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| server.assert_conventions()));
+    let text = outcome.expect_err("complaints").downcast::<String>().expect("a text");
     assert!(text.contains(".involvedobject is an unknown field"), "{text}");
 }

@@ -1,4 +1,4 @@
-//! Certificates of pods through `podfs node`: asked for by the daemon, shown by supervisors, renewed, and refused.
+//! Pod certificates through `podfs node`: the daemon requests and renews them, and supervisors show them.
 
 use std::fs;
 
@@ -19,7 +19,7 @@ fn pc_01_pc_03_the_daemon_asks_for_a_certificate_and_for_the_next_one_before_it_
     eventually("the reason is reported", || reason(&cluster).contains("credential bundle is not issued yet"));
     let refused = node.refused(&["wait", "default/web", "--timeout", "0"]);
     assert!(refused.contains("unmounted volumes=[identity]"), "{refused}");
-    // Half of a short life has to pass.
+    // The renewal is due when half of a short lifetime is over.
     signer.issue(&cluster.server, request, 1, 8);
     node.expect(&["wait", "default/web"]);
     let shown = node.path("web", "identity");
@@ -41,13 +41,13 @@ fn pc_02_a_denied_certificate_is_the_reason_why_the_pod_waits_and_is_not_request
     refuse(&cluster.server, signer.next(&cluster.server), "Denied");
     let denied = "PodCertificateRequest was permanently denied: reason=\"UnsupportedKeyType\" message=\"use ED25519\"";
     eventually("the reason is reported", || reason(&cluster).contains(denied));
-    let told = |event: &Value| event["message"].as_str().is_some_and(|message| message.contains(denied));
-    eventually("the pod gets an event", || cluster.server.objects("Event").iter().any(told));
-    // A connection anew is no reason to ask anew.
+    let is_denial = |event: &Value| event["message"].as_str().is_some_and(|message| message.contains(denied));
+    eventually("the pod gets an event", || cluster.server.objects("Event").iter().any(is_denial));
+    // After a new connection, podfs does not request the certificate again.
     cluster.server.connections(Order::Refuse);
-    eventually("the server is missed", || cluster.trouble().contains("cannot watch pods"));
+    eventually("the daemon reports the outage", || cluster.trouble().contains("cannot watch pods"));
     cluster.server.connections(Order::Serve);
-    eventually("the trouble is over", || cluster.trouble() == "[]");
+    eventually("the outage is over", || cluster.trouble() == "[]");
     assert_eq!(cluster.server.count("create", REQUESTS), 1);
     assert!(reason(&cluster).contains(denied));
 }

@@ -11,11 +11,11 @@ use crate::common::node::Node;
 use crate::common::{Running, config_map, eventually, wait_content};
 use crate::rig::NODE;
 
-/// A server, and a node whose daemon asks it.
+/// An API server, and a node whose daemon uses it.
 pub(super) struct Cluster {
     pub(super) server: ApiServer,
     pub(super) node: Node,
-    /// Part of each pod's uid: cgroups go by them.
+    /// A part of each pod's uid that differs in each test, because cgroups are named by the uid.
     serial: u64,
 }
 
@@ -44,7 +44,7 @@ impl Cluster {
         format!("{name}-{:012x}", self.serial)
     }
 
-    /// A pod of these volumes, each of which its container mounts.
+    /// A pod with these volumes. Its container mounts all of them.
     pub(super) fn manifest(&self, name: &str, volumes: &str) -> String {
         let volumes: Value = serde_saphyr::from_str(volumes).expect("YAML");
         let names = volumes.as_array().expect("a list").iter().map(|volume| &volume["name"]);
@@ -70,7 +70,7 @@ impl Cluster {
         self.server.put(&config_map("app", &[("key", value)]));
     }
 
-    /// All that is wrong with the sources of pods.
+    /// The problems of the sources of pods, as the daemon reports them.
     pub(super) fn trouble(&self) -> String {
         let state: Value = serde_json::from_str(&self.node.expect(&["state", "--output", "json"])).expect("JSON");
         state["trouble"].to_string()
@@ -139,7 +139,7 @@ fn cm_06_an_optional_object_that_may_not_be_read_is_not_taken_for_a_missing_one(
     cluster.put_pod("web", "[{name: config, configMap: {name: app, optional: true}}]");
     let _daemon = cluster.start();
     let node = &cluster.node;
-    eventually("the server is asked", || cluster.server.count("watch", "configmaps") > 1);
+    eventually("the server gets requests", || cluster.server.count("watch", "configmaps") > 1);
     eventually("the reason is reported", || {
         node.volume("web", "config")
             .is_some_and(|volume| volume["reason"].to_string().contains("configmap default/app"))
@@ -154,7 +154,7 @@ fn cm_06_an_optional_object_that_may_not_be_read_is_not_taken_for_a_missing_one(
 #[test]
 fn tk_05_tk_10_the_daemon_replaces_tokens_in_time_also_while_the_pod_ends() {
     let cluster = Cluster::new();
-    cluster.server.mood(|mood| mood.token_lifetime = Some(Duration::from_secs(4)));
+    cluster.server.change_behaviour(|behaviour| behaviour.token_lifetime = Some(Duration::from_secs(4)));
     cluster.put_pod("web", "[{name: access, projected: {sources: [{serviceAccountToken: {path: token}}]}}]");
     let _daemon = cluster.start();
     let node = &cluster.node;

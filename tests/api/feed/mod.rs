@@ -39,7 +39,7 @@ impl Node {
         Node::at(server, None, &[]).await
     }
 
-    /// The feed of a server, and perhaps of a directory with these manifests.
+    /// The feed of a server, with the credentials of `node`, and of a directory with these manifests if there are some.
     async fn at(server: ApiServer, node: Option<&str>, manifests: &[(&str, &str)]) -> Node {
         let directory = tempfile::tempdir().expect("a directory");
         manifests.iter().for_each(|(name, text)| write(directory.path(), name, text));
@@ -58,7 +58,7 @@ impl Node {
         timeout(TIMEOUT, self.feed.next()).await.expect("an event")
     }
 
-    /// The next event, in short.
+    /// The next event, as a short text.
     async fn next(&mut self) -> String {
         let name = |pod: &NodePod| format!("{} {} {:?}", pod.pod.identity, pod.pod.identity.uid, pod.stage);
         match self.event().await {
@@ -100,20 +100,20 @@ fn put_all(server: &ApiServer, objects: &[String]) {
 }
 
 fn write(directory: &Path, name: &str, text: &str) {
-    std::fs::write(directory.join(".beside"), text).expect("a file");
-    std::fs::rename(directory.join(".beside"), directory.join(name)).expect("renamed");
+    std::fs::write(directory.join(".new"), text).expect("a file");
+    std::fs::rename(directory.join(".new"), directory.join(name)).expect("renamed");
 }
 
 async fn push(follower: &mut ObjectFollower) -> Push {
     timeout(TIMEOUT, follower.next()).await.expect("a push")
 }
 
-/// Pushes until one is as it should be.
-async fn until(follower: &mut ObjectFollower, what: &str, is_it: impl Fn(&Push) -> bool) -> Push {
+/// Reads pushes until one that `is_wanted`, and returns it.
+async fn until(follower: &mut ObjectFollower, what: &str, is_wanted: impl Fn(&Push) -> bool) -> Push {
     let wait = async {
         loop {
             let push = follower.next().await;
-            if is_it(&push) {
+            if is_wanted(&push) {
                 return push;
             }
         }
@@ -121,12 +121,12 @@ async fn until(follower: &mut ObjectFollower, what: &str, is_it: impl Fn(&Push) 
     timeout(TIMEOUT, wait).await.unwrap_or_else(|_| panic!("never pushed: {what}"))
 }
 
-/// Whether nothing is pushed in this time.
+/// Whether there is no push within this time.
 async fn is_quiet(follower: &mut ObjectFollower, time: Duration) -> bool {
     timeout(time, follower.next()).await.is_err()
 }
 
-/// Kind, name and the value of `key`, of each object of a push.
+/// The kind, the name and the value of `key` of each object of a push.
 fn shown(push: &Push) -> Vec<String> {
     let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
     let show = |object: &Value| {
@@ -156,7 +156,7 @@ fn app(value: &str) -> String {
 /// A volume of the ConfigMap `app`.
 const APP: &str = "[{name: a, configMap: {name: app}}]";
 
-/// A change of the pod as the server has it.
+/// Changes the pod in the server.
 fn change_pod(server: &ApiServer, name: &str, change: impl FnOnce(&mut Value)) {
     let mut pod = server.object("Pod", "default", name).expect("a pod");
     change(&mut pod);

@@ -1,4 +1,4 @@
-//! Objects: one question for each, however many pods refer to it.
+//! Objects: one watch for each, however many pods refer to it.
 
 use super::*;
 
@@ -46,9 +46,9 @@ async fn mg_05_changes_sent_twice_or_out_of_order_never_reach_a_pod() {
     let mut node = Node::of(&[pod("web", "u1", APP), app("1")]).await;
     let mut followers = node.followers().await;
     push(&mut followers[0]).await;
-    node.server.mood(|mood| {
-        mood.disturbance.duplicate = true;
-        mood.disturbance.outdated = true;
+    node.server.change_behaviour(|behaviour| {
+        behaviour.disturbance.duplicate = true;
+        behaviour.disturbance.outdated = true;
     });
     for value in ["2", "3", "4"] {
         node.put_config(value);
@@ -118,12 +118,12 @@ async fn a_claim_leads_to_its_volume_and_is_read_again_for_a_new_pod() {
     let all = |push: &Push| shown(push).contains(&"PersistentVolume one".to_owned());
     until(&mut followers[0], "claim and volume", all).await;
     let gets = |node: &Node| node.server.count("get", "persistentvolumeclaims");
-    wait_for("a claim that is bound is asked for once", || gets(&node) == 1).await;
+    wait_for("podfs gets a bound claim once", || gets(&node) == 1).await;
     node.server.put(&pod("new", "u2", volumes));
     let FeedEvent::Put(new) = node.event().await else { panic!("a new pod") };
     let mut new = node.objects.follow(&new);
     until(&mut new, "claim and volume", all).await;
-    wait_for("it is asked for again", || gets(&node) == 2).await;
+    wait_for("podfs gets it again", || gets(&node) == 2).await;
     node.server.assert_conventions();
 }
 
@@ -163,8 +163,8 @@ async fn se_03_an_object_of_another_namespace_never_reaches_a_pod() {
     node.server.put(&theirs.replace("theirs", "theirs, changed"));
     node.put_config("ours, changed");
     assert_eq!(shown(&push(&mut followers[0]).await), ["ConfigMap app ours, changed"]);
-    let asked = node.server.requests();
-    assert!(asked.iter().all(|asked| asked.namespace.as_deref().is_none_or(|namespace| namespace == "default")));
+    let requests = node.server.requests();
+    assert!(requests.iter().all(|request| request.namespace.as_deref().is_none_or(|name| name == "default")));
 }
 
 #[tokio::test]
@@ -178,7 +178,8 @@ async fn a_label_of_the_pod_and_a_reference_that_is_new_come_with_the_next_push(
     });
     let FeedEvent::Put(pod) = node.event().await else { panic!("the pod is different") };
     followers[0].update(&pod);
-    let change = until(&mut followers[0], "the pod", |push| push.objects.iter().any(|one| one["kind"] == "Pod")).await;
+    let change =
+        until(&mut followers[0], "the pod", |push| push.objects.iter().any(|object| object["kind"] == "Pod")).await;
     assert_eq!(change.objects[0]["metadata"]["labels"]["color"], "blue");
     if shown(&change).len() == 1 {
         until(&mut followers[0], "the object", |push| shown(push) == ["ConfigMap more 2"]).await;
@@ -186,7 +187,7 @@ async fn a_label_of_the_pod_and_a_reference_that_is_new_come_with_the_next_push(
     wait_for("the other watch ends", || node.server.watches("ConfigMap", "app") == 0).await;
 }
 
-/// Waits until it is so, and lets the feed go on meanwhile.
+/// Waits until the condition holds. The tasks of the feed run meanwhile.
 pub(super) async fn wait_for(what: &str, mut condition: impl FnMut() -> bool) {
     let wait = async {
         while !condition() {

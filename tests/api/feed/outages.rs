@@ -33,7 +33,7 @@ async fn mg_06_errors_keep_known_objects_and_later_changes_follow() {
         node.server.fail_always("watch", "configmaps", answer.clone());
         let before = node.server.count("watch", "configmaps");
         node.server.connections(Order::Break);
-        wait_for("it is asked again", || node.server.count("watch", "configmaps") > before + 1).await;
+        wait_for("the feed tries again", || node.server.count("watch", "configmaps") > before + 1).await;
         assert!(is_quiet(&mut followers[0], Duration::from_millis(5)).await, "{answer:?}");
         let value = format!("{answer:?}");
         node.put_config(&value);
@@ -63,7 +63,7 @@ async fn a_pod_that_was_deleted_during_an_outage_is_gone_after_it_and_a_crash_co
     let changed: Vec<_> = (1..PODS).map(|number| config_map(&format!("app-{number}"), &[("key", "2")])).collect();
     put_all(&node.server, &changed);
     node.server.forget_requests();
-    // It knows no version from before, and not yet what the node may read.
+    // The new server has no history, and does not know at once what the node may read.
     node.server.boot();
     node.server.become_ready();
     for follower in &mut followers[1..] {

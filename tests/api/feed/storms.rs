@@ -27,7 +27,7 @@ fn mg_06_a_storm_of_410_loses_no_pod_and_no_change_and_lists_no_more_than_it_has
     wait_content(&config, "zero");
     server.forget_requests();
     for round in 0..ROUNDS {
-        // The answers to the next requests, and the history behind those after them.
+        // The next requests get the answer 410, and later ones find that the server has forgotten its history.
         for (verb, resource) in [("watch", "configmaps"), ("list", "configmaps"), ("watch", "pods"), ("list", "pods")] {
             server.fail_only(verb, resource, 1, Answer::Gone);
         }
@@ -73,8 +73,8 @@ fn tk_05_a_storm_of_409_delays_tokens_and_the_status_of_the_node_and_nothing_els
     });
     cluster.put_config("two");
     wait_content(&config, "two");
-    eventually("the token is asked for again and again", || server.count("create", "serviceaccounts/token") >= 3);
-    eventually("the status is", || server.count("patch", "nodes/status") >= 3);
+    eventually("the token is requested again and again", || server.count("create", "serviceaccounts/token") >= 3);
+    eventually("the status is patched again and again", || server.count("patch", "nodes/status") >= 3);
     server.heal();
     node.expect(&["wait", "default/web"]);
     assert!(fs::read_to_string(node.path("web", "access").join("token")).is_ok_and(|token| !token.is_empty()));

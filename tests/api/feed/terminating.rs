@@ -1,4 +1,4 @@
-//! VM-12: pods that are being deleted, or that have ended, when a daemon sees them first, and later.
+//! VM-12: pods that are being deleted, or have ended, when a daemon first sees them or later.
 
 use std::fs;
 
@@ -27,7 +27,7 @@ fn terminal(mut pod: Value) -> Value {
 fn vm_12_a_pod_that_ends_or_has_ended_when_it_is_first_seen_is_never_mounted() {
     let cluster = Cluster::new();
     cluster.put_config("one");
-    // Before the daemon starts, and while it runs.
+    // Two such pods exist before the daemon starts; two appear while it runs.
     cluster.server.put_value(terminating(manifest(&cluster, "ending")));
     cluster.server.put_value(terminal(manifest(&cluster, "ended")));
     cluster.put_pod("web", APP);
@@ -61,7 +61,7 @@ fn vm_12_a_pod_that_is_being_deleted_keeps_its_volumes_over_a_restart_of_the_dae
     cluster.server.put_value(terminating(manifest(&cluster, "web")));
     eventually("the pod ends", || node.pod("web").is_some_and(|pod| pod["stage"] == "terminating"));
     drop(daemon);
-    // This one ends while there is no daemon.
+    // The pod `done` ends while no daemon runs.
     cluster.server.put_value(terminal(manifest(&cluster, "done")));
     let _daemon = cluster.start();
     eventually("both are known again", || {

@@ -19,7 +19,7 @@ async fn tk_02_tk_05_each_pod_has_tokens_of_its_own_and_they_are_replaced_in_tim
     let server = ApiServer::start();
     put_all(&server, &pods);
     server.put(ACCOUNT);
-    server.mood(|mood| mood.token_lifetime = Some(Duration::from_secs(4)));
+    server.change_behaviour(|behaviour| behaviour.token_lifetime = Some(Duration::from_secs(4)));
     let mut node = Node::at(server, None, &[]).await;
     let mut followers = node.followers().await;
     for (follower, number) in followers.iter_mut().zip(1..) {
@@ -40,7 +40,7 @@ async fn tk_06_a_token_that_cannot_be_replaced_is_unknown_when_it_has_expired() 
     let server = ApiServer::start();
     server.put(&pod("web", "u1", ACCESS));
     server.put(ACCOUNT);
-    server.mood(|mood| mood.token_lifetime = Some(Duration::from_secs(3)));
+    server.change_behaviour(|behaviour| behaviour.token_lifetime = Some(Duration::from_secs(3)));
     let mut node = Node::at(server, None, &[]).await;
     let mut followers = node.followers().await;
     assert!(token_of(&push(&mut followers[0]).await).is_some());
@@ -57,8 +57,8 @@ async fn tk_06_a_token_that_cannot_be_replaced_is_unknown_when_it_has_expired() 
 async fn a_token_that_is_refused_is_unknown_with_the_words_of_the_server_and_comes_when_it_is_not() {
     let mut node = Node::of(&[pod("web", "u1", ACCESS)]).await;
     let mut followers = node.followers().await;
-    let words = |push: &Push| push.unknown.iter().any(|one| one.reason.contains("\"default\\\" not found"));
-    until(&mut followers[0], "there is no account", words).await;
+    let is_refused = |push: &Push| push.unknown.iter().any(|entry| entry.reason.contains("\"default\\\" not found"));
+    until(&mut followers[0], "there is no account", is_refused).await;
     node.server.put(ACCOUNT);
     until(&mut followers[0], "a token", |push| token_of(push).is_some()).await;
 }
@@ -70,13 +70,15 @@ async fn tk_05_tokens_are_shown_and_replaced_in_time_when_the_clock_of_the_node_
         let server = ApiServer::start();
         server.put(&pod("web", "u1", ACCESS));
         server.put(ACCOUNT);
-        server.mood(|mood| (mood.token_lifetime, mood.clock_ahead) = (Some(Duration::from_secs(4)), ahead));
+        server.change_behaviour(|behaviour| {
+            (behaviour.token_lifetime, behaviour.clock_ahead) = (Some(Duration::from_secs(4)), ahead)
+        });
         let mut node = Node::at(server, None, &[]).await;
         let mut followers = node.followers().await;
         let first = push(&mut followers[0]).await;
         assert!(token_of(&first).is_some() && first.unknown.is_empty(), "{first:?}");
         // The clock is set while the pod runs.
-        node.server.mood(|mood| mood.clock_ahead = -ahead);
+        node.server.change_behaviour(|behaviour| behaviour.clock_ahead = -ahead);
         for _ in 0..2 {
             until(&mut followers[0], "another token", |push| token_of(push).is_some()).await;
         }

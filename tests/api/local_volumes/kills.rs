@@ -1,4 +1,5 @@
-//! podfs is killed at every few steps of a cleaning: nothing half clean is offered.
+//! Kills of podfs during a cleaning, at many of its system calls: podfs never offers an entry that is only partly
+//! clean.
 
 use std::fs;
 use std::path::Path;
@@ -10,7 +11,7 @@ use crate::common::eventually;
 use crate::common::loop_device::LoopDevice;
 use crate::common::tracer::killed_at;
 
-/// Every so many system calls, podfs is killed once.
+/// The distance between the stops at which podfs is killed. [`killed_at`] counts two stops for each system call.
 const STRIDE: usize = 97;
 
 #[test]
@@ -33,7 +34,8 @@ fn at_whichever_step_of_an_erasure_of_a_device_podfs_is_killed_nothing_half_eras
     kill_at_each_step_of_a_cleaning(&rig, &path, write, is_erased);
 }
 
-/// Kills podfs while it cleans an entry and offers it again, later each time, until it comes to the end of that.
+/// Kills podfs while it cleans an entry and offers it again. Does that again and again, each time with a later kill,
+/// until podfs completes the work before the kill.
 #[track_caller]
 fn kill_at_each_step_of_a_cleaning(rig: &Rig, path: &Path, write: impl Fn(), is_clean: impl Fn() -> bool) {
     for kills in 0.. {
@@ -66,5 +68,5 @@ fn kill_at_each_step_of_a_cleaning(rig: &Rig, path: &Path, write: impl Fn(), is_
 /// Whether a process has ended, though its parent may not know yet.
 fn has_ended(pid: nix::unistd::Pid) -> bool {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-    stat.rsplit_once(") ").is_none_or(|(_, rest)| rest.starts_with(['Z', 'X']))
+    stat.rsplit_once(") ").is_none_or(|(_, fields)| fields.starts_with(['Z', 'X']))
 }

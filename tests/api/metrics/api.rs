@@ -63,15 +63,15 @@ fn the_end_of_a_token_moves_when_it_is_replaced() {
     let rig = Rig::new(volumes);
     let account = "{apiVersion: v1, kind: ServiceAccount, metadata: {name: default, namespace: default}}";
     rig.server.put(account);
-    rig.server.mood(|mood| mood.token_lifetime = Some(Duration::from_secs(6)));
+    rig.server.change_behaviour(|behaviour| behaviour.token_lifetime = Some(Duration::from_secs(6)));
     let running = rig.run();
     let token = fs::read_to_string(running.volume("access").join("token")).expect("a token");
     let end = "podfs_token_expiration_timestamp_seconds";
     let scrape = rig.fixture.scrape();
     let own = [("expiration_seconds", "3600")];
     let first = scrape.get(end, &own);
-    let left = first - SystemTime::UNIX_EPOCH.elapsed().expect("after 1970").as_secs_f64();
-    assert!((-20.0..7.0).contains(&left), "{left}");
+    let lifetime = first - SystemTime::UNIX_EPOCH.elapsed().expect("after 1970").as_secs_f64();
+    assert!((-20.0..7.0).contains(&lifetime), "{lifetime}");
     scrape.get(end, &[("audience", "vault"), ("expiration_seconds", "7200")]);
     rig.fixture.scrape_until(end, &own, |end| end > first);
     assert!(!scrape.0.contains(token.trim()), "a token is no label");
@@ -101,7 +101,7 @@ fn pushed_tokens_and_objects_have_metrics_of_their_end_and_delay() {
     let end = "podfs_token_expiration_timestamp_seconds";
     let scrape = fixture.scrape_until(end, &[], |end| end == 1_900_000_000.0);
     assert_eq!(scrape.get("podfs_propagation_seconds_count", &volume("access")), 1.0);
-    assert_eq!(scrape.find(CONNECTED, &[]), None, "no API server is asked");
+    assert_eq!(scrape.find(CONNECTED, &[]), None, "podfs uses no API server");
     push("second", "2030-03-17T17:46:41Z");
     fixture.scrape_until(end, &[], |end| end == 1_900_000_001.0);
 }

@@ -13,7 +13,7 @@ fn example(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("packaging/examples").join(name)
 }
 
-/// The expressions of the dashboard, as Grafana hands them over.
+/// The expressions of the dashboard, as Grafana sends them to Prometheus.
 fn of_dashboard() -> Vec<String> {
     let text = fs::read_to_string(example("grafana.json")).expect("a dashboard");
     let dashboard: Value = serde_json::from_str(&text).expect("JSON");
@@ -35,11 +35,11 @@ fn names(text: &str) -> impl Iterator<Item = &str> {
 fn assert_names_metrics(text: &str) {
     for name in names(text) {
         let of_histogram = ["_bucket", "_sum", "_count"].iter().find_map(|end| Family::find(name.strip_suffix(end)?));
-        let found = match of_histogram {
+        let exists = match of_histogram {
             Some(family) => family.kind == FamilyType::Histogram,
             None => Family::find(name).is_some_and(|family| family.kind != FamilyType::Histogram),
         };
-        assert!(found, "there is no metric {name}");
+        assert!(exists, "there is no metric {name}");
     }
 }
 
@@ -70,7 +70,7 @@ fn each_alert_is_raised_for_its_reason_and_for_no_other() {
     assert_eq!(outcome.code, Some(0), "{}{}", outcome.stdout, outcome.stderr);
     let outcome = finish(promtool().args(["test", "rules"]).arg(example("alerts_test.yaml")));
     assert_eq!(outcome.code, Some(0), "{}{}", outcome.stdout, outcome.stderr);
-    // Every alert is one that the tests name.
+    // The tests name every alert.
     let alerts = fs::read_to_string(example("alerts.yaml")).expect("alerts");
     let tests = fs::read_to_string(example("alerts_test.yaml")).expect("tests");
     let named: Vec<_> = alerts.lines().filter_map(|line| line.trim().strip_prefix("- alert: ")).collect();

@@ -11,7 +11,7 @@ use crate::common::*;
 use crate::metrics::pods::{config, of_config, volume};
 use crate::metrics::scrape::Scrape;
 
-/// The counters that the next supervisor of the pod begins with.
+/// The counters on disk, with which the next supervisor of the pod begins.
 fn kept(disk: &FreezableDisk) -> Value {
     let pods = fs::read_dir(disk.at()).expect("the run directory").flatten();
     let files = pods.filter_map(|pod| fs::read(pod.path().join("counts.json")).ok());
@@ -26,7 +26,7 @@ fn a_scrape_and_a_status_are_answered_while_the_disk_of_the_counters_does_not_an
     let mut running = fixture.run();
     let (errors, restarts) = ("podfs_volume_refresh_errors_total", "podfs_server_restarts_total");
     let before = fixture.scrape();
-    eventually("what is counted is written", || kept(&disk).is_object());
+    eventually("the counters are written", || kept(&disk).is_object());
     let written = kept(&disk);
 
     let frozen = disk.freeze();
@@ -45,7 +45,7 @@ fn a_scrape_and_a_status_are_answered_while_the_disk_of_the_counters_does_not_an
         let mounts = scrape.get(mounts, &[("operation_name", "volume_mount"), ("status", "success")]);
         [scrape.get(restarts, &[]), scrape.get(errors, &volume("config")), mounts]
     };
-    eventually("what was counted meanwhile is written", || kept(&disk)["serverRestarts"] == 1);
+    eventually("the counts of the frozen time are written", || kept(&disk)["serverRestarts"] == 1);
     let counted = fixture.scrape();
     assert_eq!(all(&counted)[2], all(&before)[2]);
     fixture.kill_supervisor(&mut running);

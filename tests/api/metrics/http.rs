@@ -18,13 +18,13 @@ use crate::metrics::scrape::{Scrape, check_text};
 fn address(running: &Running) -> SocketAddr {
     running.wait_log("/metrics");
     let log = running.log();
-    let address = log.split("http://").nth(1).and_then(|rest| rest.split("/metrics").next());
+    let address = log.split("http://").nth(1).and_then(|url| url.split("/metrics").next());
     address.expect("an address").parse().expect("an address")
 }
 
-/// Says this to the server, and gives all that it answers until it hangs up.
+/// Sends a text to the server. Returns everything that the server sends until it closes the connection.
 #[track_caller]
-fn say(address: SocketAddr, text: &str) -> String {
+fn exchange(address: SocketAddr, text: &str) -> String {
     let mut stream = TcpStream::connect(address).expect("a connection");
     stream.set_read_timeout(Some(TIMEOUT)).expect("a time limit");
     stream.write_all(text.as_bytes()).expect("written");
@@ -34,10 +34,10 @@ fn say(address: SocketAddr, text: &str) -> String {
     String::from_utf8(answer).expect("text")
 }
 
-/// The answer's status line, headers, and body.
+/// The status line and headers of the answer, in lower case, and its body.
 #[track_caller]
 fn ask(address: SocketAddr, request: &str, headers: &str) -> (String, String) {
-    let answer = say(address, &format!("{request} HTTP/1.1\r\nHost: podfs\r\nConnection: close\r\n{headers}\r\n"));
+    let answer = exchange(address, &format!("{request} HTTP/1.1\r\nHost: podfs\r\nConnection: close\r\n{headers}\r\n"));
     let (head, body) = answer.split_once("\r\n\r\n").unwrap_or_else(|| panic!("no answer: {answer}"));
     (head.to_ascii_lowercase(), body.to_owned())
 }
@@ -119,15 +119,15 @@ fn a_silent_or_flooding_client_does_not_block_other_readers() {
     let fixture = of_config();
     let mut exporter = exporter(&fixture);
     let address = address(&exporter);
-    // More than are served at once. They are hung up on after a while.
+    // These are more connections than the exporter serves at once. It closes silent ones after a while.
     let silent: Vec<_> = (0..20).map(|_| TcpStream::connect(address).expect("a connection")).collect();
     let mut slow = &silent[0];
     slow.write_all(b"GET /metrics HT").expect("written");
     assert!(ask(address, "GET /metrics", "").0.starts_with("http/1.1 200"));
     let long = format!("X-Long: {}\r\n", "x".repeat(100_000));
-    let answer = say(address, &format!("GET /metrics HTTP/1.1\r\n{long}\r\n"));
+    let answer = exchange(address, &format!("GET /metrics HTTP/1.1\r\n{long}\r\n"));
     assert!(answer.is_empty() || answer.starts_with("HTTP/1.1 4"), "{answer}");
-    let answer = say(address, "\0\x01\x02 nonsense\r\n\r\n");
+    let answer = exchange(address, "\0\x01\x02 nonsense\r\n\r\n");
     assert!(answer.is_empty() || answer.starts_with("HTTP/1.1 4"), "{answer}");
     assert!(ask(address, "GET /metrics", "").0.starts_with("http/1.1 200"));
     exporter.signal(Signal::SIGINT);
@@ -141,7 +141,7 @@ fn a_pod_that_is_upgraded_serves_its_metrics_on() {
     let free = TcpListener::bind("127.0.0.1:0").and_then(|free| free.local_addr()).expect("a port");
     let mut running = fixture.start_command(with_metrics(&fixture, &builds.program(), &free.to_string()));
     running.wait_ready();
-    // A client keeps its connection; it ends with the program.
+    // The open connection of a client ends with the old program.
     let kept = TcpStream::connect(free).expect("a connection");
     let version = |text: String| {
         let info = Scrape(text).0.lines().find(|line| line.starts_with("podfs_build_info{")).map(str::to_owned);

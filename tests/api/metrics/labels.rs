@@ -11,7 +11,7 @@ use crate::common::*;
 use crate::metrics::pods::{of_all_sorts, put, volume};
 use crate::metrics::scrape::Scrape;
 
-/// Nothing of a text format that means something stands for itself in it.
+/// A value with all characters and words that have a meaning in the text formats.
 const HOSTILE: &str = "a\"b\\c\nd{e=\"f\"} 1 # EOF\n# EOF\u{7f}ü";
 
 #[test]
@@ -42,18 +42,18 @@ fn hostile_names_are_labels_and_nothing_else() {
     let pushed =
         finish(fixture.operator("push").args(["--pod", "hostile-labels", "-f"]).arg(fixture.path("push.json")));
     assert_eq!(pushed.code, Some(0), "{}", pushed.stderr);
-    let told = |scrape: &Scrape| {
-        let is_it = |(name, ..): &(String, Value, f64)| name == "podfs_token_expiration_timestamp_seconds";
-        scrape.strictly().into_iter().find(is_it).map(|(_, labels, _)| labels)
+    let labels_of_token = |scrape: &Scrape| {
+        let is_of_token = |(name, ..): &(String, Value, f64)| name == "podfs_token_expiration_timestamp_seconds";
+        scrape.strictly().into_iter().find(is_of_token).map(|(_, labels, _)| labels)
     };
     let mut labels = None;
     eventually("the token has a metric", || {
-        labels = told(&fixture.scrape());
+        labels = labels_of_token(&fixture.scrape());
         labels.is_some()
     });
     let [namespace, pod, uid] = POD_LABELS;
     let values = [namespace, pod, uid, "audience"].map(|label| labels.as_ref().expect("a token")[label].clone());
-    // A pod's own names cannot be hostile: podfs takes DNS names.
+    // The names of the pod cannot be hostile, because podfs accepts only DNS names.
     assert_eq!(values, ["shop", "web", "hostile-labels", HOSTILE]);
 }
 
@@ -74,8 +74,7 @@ fn the_scrape_has_exactly_the_described_families() {
             assert!(known, "{name} has a label {label:?}");
         }
     }
-    // Metrics of an API server exist only with one, metrics of a CSI driver only with one, and metrics of a node only in podfs
-    // node.
+    // Metrics of an API server and of a CSI driver exist only if the pod has one, and metrics of a node only in podfs node.
     let of_server = |name: &str| name.starts_with("podfs_source_") || name.starts_with("podfs_token_");
     let of_driver = |name: &str| name == "podfs_volume_stats_health_status_abnormal";
     let of_node = |name: &str| {

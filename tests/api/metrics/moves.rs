@@ -1,4 +1,4 @@
-//! From a cause to the metrics that move.
+//! Events of a pod, and the metrics that change with them.
 
 use std::fs;
 use std::thread;
@@ -60,20 +60,20 @@ fn a_change_is_another_generation_with_its_delay_in_the_metrics() {
         let names = ["podfs_generation", "podfs_commit_duration_seconds_count", "podfs_propagation_seconds_count"];
         (names.map(|name| scrape.get(name, &labels)), scrape)
     };
-    assert_eq!(numbers().0, [1.0, 1.0, 0.0], "what is there at the start is no change");
+    assert_eq!(numbers().0, [1.0, 1.0, 0.0], "the first content is no change");
     show(&fixture, &running, "2");
-    // The file is there a moment before the commit is complete.
+    // The new content appears a moment before the commit is complete.
     fixture.scrape_until("podfs_propagation_seconds_count", &labels, |count| count == 1.0);
     let (counts, scrape) = numbers();
     assert_eq!(counts, [2.0, 2.0, 1.0]);
-    let (commits, way) = ("podfs_commit_duration_seconds_sum", "podfs_propagation_seconds_sum");
-    assert!(scrape.get(way, &labels) > 0.0 && scrape.get(commits, &labels) > 0.0);
+    let (commits, delays) = ("podfs_commit_duration_seconds_sum", "podfs_propagation_seconds_sum");
+    assert!(scrape.get(delays, &labels) > 0.0 && scrape.get(commits, &labels) > 0.0);
     let made_at = scrape.get("podfs_generation_timestamp_seconds", &labels);
     assert!((now() - 60.0..=now()).contains(&made_at), "{made_at}");
     put(&fixture, "2");
     show(&fixture, &running, "3");
     fixture.scrape_until("podfs_propagation_seconds_count", &labels, |count| count == 2.0);
-    assert_eq!(numbers().0[..2], [3.0, 3.0], "what says the same is no generation");
+    assert_eq!(numbers().0[..2], [3.0, 3.0], "the same content makes no new generation");
 }
 
 #[test]
@@ -83,7 +83,7 @@ fn requests_are_counted_by_operation() {
     let host = running.volume("host");
     let count = |op| fixture.scrape().find("podfs_fuse_requests_total", &[("volume", "host"), ("op", op)]);
     let before = ["MKDIR", "RENAME", "RMDIR"].map(count);
-    assert_eq!(before, [None; 3], "what was never asked is not told");
+    assert_eq!(before, [None; 3], "an operation without requests has no metric");
     fs::create_dir(host.join("a")).expect("made");
     fs::rename(host.join("a"), host.join("b")).expect("renamed");
     fs::remove_dir(host.join("b")).expect("removed");
@@ -130,7 +130,7 @@ fn a_waiting_volume_is_reported_with_its_failures_until_it_is_mounted() {
     let scrape = fixture.scrape();
     assert_eq!((scrape.get("podfs_volume_current", &late), scrape.get(errors, &late)), (1.0, 1.0));
     assert_eq!(scrape.get(mounted, &mounts("success")), 2.0);
-    assert_eq!(scrape.get("podfs_propagation_seconds_count", &late), 1.0, "it was waited for");
+    assert_eq!(scrape.get("podfs_propagation_seconds_count", &late), 1.0, "the volume waited for its first content");
 }
 
 #[test]
@@ -160,14 +160,14 @@ fn space_is_reported_as_by_df_in_the_volume() {
         [("scratch", labels.to_vec()), ("data", vec![("volume", "data"), ("persistentvolumeclaim", "claim")])]
     {
         let (scrape, df) = (fixture.scrape(), rustix::fs::statvfs(running.volume(name)).expect("the volume answers"));
-        let told = |what: &str| scrape.get(&format!("podfs_volume_stats_{what}"), &labels);
-        assert_eq!(told("capacity_bytes"), (df.f_blocks * df.f_frsize) as f64, "{name}");
-        assert_eq!(told("inodes"), df.f_files as f64, "{name}");
-        // Others use the disk, too.
+        let stat = |name: &str| scrape.get(&format!("podfs_volume_stats_{name}"), &labels);
+        assert_eq!(stat("capacity_bytes"), (df.f_blocks * df.f_frsize) as f64, "{name}");
+        assert_eq!(stat("inodes"), df.f_files as f64, "{name}");
+        // Other processes use the disk, too, so these numbers change.
         let near = |a: f64, b: f64| (a - b).abs() <= 0.1 * b.max(1e6);
-        assert!(near(told("available_bytes"), (df.f_bavail * df.f_frsize) as f64), "{name}");
-        assert!(near(told("inodes_free"), df.f_ffree as f64), "{name}");
-        assert!(near(told("inodes_used"), (df.f_files - df.f_ffree) as f64), "{name}");
+        assert!(near(stat("available_bytes"), (df.f_bavail * df.f_frsize) as f64), "{name}");
+        assert!(near(stat("inodes_free"), df.f_ffree as f64), "{name}");
+        assert!(near(stat("inodes_used"), (df.f_files - df.f_ffree) as f64), "{name}");
     }
 }
 
@@ -181,7 +181,7 @@ fn a_source_that_hangs_has_no_numbers_and_delays_no_other() {
     assert_eq!(scrape.get(answers, &volume("data")), 1.0);
     assert!(scrape.get(capacity, &volume("data")) > 0.0);
     source.signal(Signal::SIGSTOP);
-    // The second one finds the first one waiting.
+    // At the second scrape, the statfs of the first one still waits.
     for _ in 0..2 {
         let scrape = fixture.scrape();
         assert_eq!((scrape.get(answers, &volume("data")), scrape.find(capacity, &volume("data"))), (0.0, None));
@@ -209,15 +209,15 @@ fn a_replaced_server_is_counted_and_a_missing_one_is_reported() {
     let running = fixture.run();
     kill(running.server(), Signal::SIGKILL).expect("the server is there");
     fixture.scrape_until("podfs_server_restarts_total", &[], |restarts| restarts == 1.0);
-    // podfs replaces a server that died without an answer only after a while.
+    // podfs replaces a server that ended before its first answer only after a pause.
     eventually("there is no server", || {
         for server in running.servers() {
             let _gone_already = kill(server, Signal::SIGKILL);
         }
         let scrape = fixture.scrape();
-        let is_told = scrape.find("podfs_build_info", &[("process", "server")]).is_some();
+        let has_info = scrape.find("podfs_build_info", &[("process", "server")]).is_some();
         let is_up = scrape.get("podfs_server_up", &[]) == 1.0;
-        assert_eq!(is_told, is_up, "{}", scrape.0);
+        assert_eq!(has_info, is_up, "{}", scrape.0);
         !is_up
     });
     fixture.scrape_until("podfs_server_up", &[], |up| up == 1.0);

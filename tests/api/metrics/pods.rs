@@ -37,12 +37,12 @@ pub fn of_config() -> Fixture {
     fixture
 }
 
-/// The ConfigMap `app` is this now.
+/// Sets the value in the ConfigMap `app`.
 pub fn put(fixture: &Fixture, value: &str) {
     fixture.write("objects/app.json", &config_map("app", &[("a", value)]));
 }
 
-/// The same value, which must be present.
+/// Sets the value in the ConfigMap `app`, and waits until the volume shows it.
 #[track_caller]
 pub fn show(fixture: &Fixture, running: &Running, value: &str) {
     put(fixture, value);
@@ -54,7 +54,7 @@ pub fn config(running: &Running) -> PathBuf {
     running.volume("config").join("a")
 }
 
-/// A label of the volume.
+/// The label of a volume.
 pub fn volume(name: &str) -> [(&'static str, &str); 1] {
     [("volume", name)]
 }

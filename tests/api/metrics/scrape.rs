@@ -12,7 +12,7 @@ use crate::common::{Fixture, eventually};
 /// Metrics as OpenMetrics text.
 pub struct Scrape(pub String);
 
-/// Reads OpenMetrics strictly, and gives all samples.
+/// A program that parses OpenMetrics strictly, and prints all samples.
 const STRICT: &str = "import json, sys\n\
     from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse\n\
     families = parse(sys.stdin.read())\n\
@@ -33,32 +33,32 @@ impl Fixture {
         Scrape(outcome.stdout)
     }
 
-    /// Scrapes until a number is as it should be. Gives the scrape.
+    /// Scrapes until the value of a metric `holds`. Returns the scrape.
     #[track_caller]
     pub fn scrape_until(&self, name: &str, labels: &[(&str, &str)], holds: impl Fn(f64) -> bool) -> Scrape {
         let mut last = None;
-        eventually(&format!("{name} {labels:?} is as it should be"), || {
+        eventually(&format!("{name} {labels:?} has the expected value"), || {
             let scrape = self.scrape();
-            let found = scrape.find(name, labels).is_some_and(&holds);
+            let is_expected = scrape.find(name, labels).is_some_and(&holds);
             last = Some(scrape);
-            found
+            is_expected
         });
-        last.expect("there was one")
+        last.expect("the closure has set it")
     }
 }
 
 impl Scrape {
-    /// The number of this name with all of these labels, which are without what has to be escaped.
+    /// The value of the metric of this name with all of these labels. Their values must need no escapes.
     #[track_caller]
     pub fn find(&self, name: &str, labels: &[(&str, &str)]) -> Option<f64> {
         let labels: Vec<_> = labels.iter().map(|(label, value)| format!("{label}=\"{value}\"")).collect();
-        let is_it = |line: &&str| {
-            line.strip_prefix(name).is_some_and(|rest| rest.starts_with('{')) && labels.iter().all(|l| line.contains(l))
+        let matches = |line: &&str| {
+            line.strip_prefix(name).is_some_and(|end| end.starts_with('{')) && labels.iter().all(|l| line.contains(l))
         };
-        let mut found = self.0.lines().filter(is_it);
-        let number = found.next()?.rsplit(' ').next()?.parse().ok();
-        assert_eq!(found.next(), None, "{name} {labels:?} stands there twice");
-        number
+        let mut lines = self.0.lines().filter(matches);
+        let value = lines.next()?.rsplit(' ').next()?.parse().ok();
+        assert_eq!(lines.next(), None, "{name} {labels:?} has two lines");
+        value
     }
 
     #[track_caller]
@@ -77,20 +77,21 @@ impl Scrape {
         types.map(name).collect()
     }
 
-    /// Lets the strict parser of Prometheus' client for Python read it. Gives name, labels and number of all samples.
+    /// Parses the metrics with the strict parser of Prometheus' client for Python. Returns name, labels and value of
+    /// each sample.
     #[track_caller]
     pub fn strictly(&self) -> Vec<(String, Value, f64)> {
         let mut command = Command::new("/usr/bin/python3");
-        let outcome = given(command.arg("-c").arg(STRICT), &self.0);
+        let outcome = finish_with_input(command.arg("-c").arg(STRICT), &self.0);
         assert_eq!(outcome.code, Some(0), "{}\n{}", outcome.stderr, self.0);
         serde_json::from_str(&outcome.stdout).expect("samples")
     }
 }
 
-/// Lets promtool check the older text format.
+/// Checks metrics in the older text format with promtool.
 #[track_caller]
 pub fn check_text(text: &str) {
-    let outcome = given(promtool().args(["check", "metrics"]), text);
+    let outcome = finish_with_input(promtool().args(["check", "metrics"]), text);
     assert_eq!((outcome.code, outcome.stderr.as_str(), outcome.stdout.as_str()), (Some(0), "", ""), "{text}");
 }
 
@@ -103,7 +104,7 @@ pub fn promtool() -> Command {
 
 /// Runs a command on this standard input.
 #[track_caller]
-fn given(command: &mut Command, input: &str) -> Outcome {
+fn finish_with_input(command: &mut Command, input: &str) -> Outcome {
     use std::io::{Seek, Write};
     let mut file = tempfile::tempfile().expect("a file");
     file.write_all(input.as_bytes()).and_then(|()| file.rewind()).expect("written");

@@ -9,7 +9,7 @@ use crate::common::*;
 use crate::metrics::pods::{of_all_sorts, of_config, show, volume};
 use crate::metrics::scrape::Scrape;
 
-/// Counts that a pod has by now, each above 0.
+/// The counters of a pod. Fails the test if one is 0.
 #[track_caller]
 fn counts(scrape: &Scrape) -> Vec<f64> {
     let config = volume("config");
@@ -29,7 +29,7 @@ fn counts(scrape: &Scrape) -> Vec<f64> {
     counts
 }
 
-/// Lets everything be counted once at least.
+/// Causes events so that each of the counters is at least 1.
 fn count_everything(fixture: &Fixture, running: &Running) {
     fs::create_dir(running.volume("host").join("made")).expect("made");
     fixture.remove("objects/app.json");

@@ -1,4 +1,4 @@
-//! Faults while objects change.
+//! Faults of the API server while objects change.
 
 use std::time::Duration;
 
@@ -11,7 +11,7 @@ use crate::soak::CHANGES;
 #[derive(Clone, Debug)]
 pub enum Fault {
     None,
-    /// There is no server.
+    /// The server refuses connections.
     Away,
     /// Connections break, again and again.
     Breaks,
@@ -25,15 +25,15 @@ pub enum Fault {
     Short(u64, End),
     /// Watches repeat changes, or send them out of order.
     Disturbed(Disturbance),
-    /// Some requests are answered wrongly; connections break, so that there are some.
+    /// The server answers some requests wrongly. Connections break first, so that there are requests.
     Wrong(usize, Answer),
     /// Answers take their time.
     Slow(u64),
     /// The server presents an untrusted certificate.
     Untrusted(Presents),
-    /// The server knows podfs no more, until it has another token.
+    /// The server does not accept podfs's token, until there is a new one.
     Unknown,
-    /// Connections stay, and nothing moves on them.
+    /// Connections stay open, but carry no data.
     Frozen,
     /// The server accepts connections, and does not answer.
     Held,
@@ -84,8 +84,8 @@ impl Fault {
             Self::Away => server.connections(Order::Refuse),
             Self::Cut(events, end) => server.cut(Some(*events), None, *end),
             Self::Short(time, end) => server.cut(None, Some(Duration::from_millis(*time)), *end),
-            Self::Disturbed(disturbance) => server.mood(|mood| mood.disturbance = *disturbance),
-            Self::Slow(delay) => server.mood(|mood| mood.delay = Duration::from_millis(*delay)),
+            Self::Disturbed(disturbance) => server.change_behaviour(|behaviour| behaviour.disturbance = *disturbance),
+            Self::Slow(delay) => server.change_behaviour(|behaviour| behaviour.delay = Duration::from_millis(*delay)),
             Self::Wrong(times, answer) => {
                 server.fail(*times, answer.clone());
                 server.connections(Order::Break);
@@ -106,7 +106,7 @@ impl Fault {
         }
     }
 
-    /// After so many changes.
+    /// Repeats a fault that occurs at intervals, after so many changes.
     pub fn go_on(&self, server: &ApiServer, changes: usize) {
         match self {
             Self::Breaks if changes.is_multiple_of(4) => server.connections(Order::Break),

@@ -1,10 +1,10 @@
-//! Thousands of random changes with an API server that is unwell in random ways. A reader looks all the while: what a volume
-//! shows is always a state that its object had, whole, and never one older than what was seen before; and when the server is
-//! well again, it is the last.
+//! Thousands of random changes with an API server that has random faults. A reader reads the volumes all the time. It checks
+//! that a volume always shows a whole state that its object had, and never one older than an earlier read has shown. When the
+//! server has recovered, the volume must show the last state.
 //!
-//! `cargo test --test api soak::` makes 1500 changes. `PODFS_API_SOAK=10000` makes as many as it says; `PODFS_API_SOAK_SEED`
-//! repeats the choices of a run, which tells its seed at the beginning. (Times are never the same.) Only longer runs have the
-//! faults that nothing but time reveals.
+//! `cargo test --test api soak::` makes 1500 changes; `PODFS_API_SOAK` sets another number. `PODFS_API_SOAK_SEED` repeats the
+//! choices of a run, which prints its seed at the beginning; the timing always differs. Only longer runs have the faults that
+//! podfs detects by a timeout.
 
 mod fault;
 mod model;
@@ -21,7 +21,7 @@ use fault::Fault;
 use model::{Model, NODE, Object, VOLUMES};
 use reader::{Look, Reader};
 
-/// Changes, unless the environment says how many.
+/// The number of changes, unless the environment sets it.
 pub const CHANGES: usize = 1500;
 /// The time in which a pod must show the last state after the server has recovered. Pings detect a frozen connection in 25 s.
 const TIMEOUT: Duration = Duration::from_secs(90);
@@ -58,18 +58,18 @@ fn volumes_show_whole_states_never_go_back_and_end_with_the_last() {
             reader.look();
         }
         fault.end(&server, &user);
-        // An object that is gone does not show its last state, so it gets a new one.
+        // A volume does not show the last state of a deleted object, so each deleted object gets a new state.
         Object::ALL.into_iter().filter(|object| model.is_gone(*object)).for_each(|object| model.put(&server, object));
         converge(&model, &mut reader, &format!("after {made} changes and {fault:?}"), &running);
     }
     drop(reader);
     server.assert_conventions();
     let requests = server.requests();
-    let connections = requests.last().map_or(0, |asked| asked.connection + 1);
+    let connections = requests.last().map_or(0, |request| request.connection + 1);
     println!("{made} changes, {} requests on {connections} connections", requests.len());
 }
 
-/// Makes one change, of the kind that happens to objects.
+/// Makes one change: a new state of a random object, or its deletion.
 fn change(rng: &mut Rng, server: &ApiServer, model: &Model) {
     let object = Object::ALL[rng.usize(0..Object::ALL.len())];
     if object != Object::Pod && !model.is_gone(object) && rng.u8(..) < 20 {

@@ -12,18 +12,18 @@ use crate::api_server::ApiServer;
 /// The node of the pod.
 pub const NODE: &str = "n";
 
-/// The objects of the pod's volumes. The keys of each begin with its name.
+/// The objects of the pod's volumes. The keys of each object begin with its name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Object {
     /// A ConfigMap with a volume of its own.
     Config,
-    /// Another one, which the projected volume shows.
+    /// A ConfigMap that the projected volume shows.
     Part,
-    /// A Secret, which has a volume of its own, and is shown by the projected volume, too.
+    /// A Secret with a volume of its own, which the projected volume shows, too.
     Secret,
     /// A ConfigMap that may be missing.
     Optional,
-    /// The pod: a label of it.
+    /// The pod, whose label the projected volume shows.
     Pod,
 }
 
@@ -48,7 +48,7 @@ impl Object {
         }
     }
 
-    /// The file that has the serial number.
+    /// The name of the file that has the serial number.
     pub fn serial_key(self) -> String {
         format!("{}.serial", self.name())
     }
@@ -59,7 +59,7 @@ impl Object {
         let mut files = BTreeMap::from([(self.serial_key(), serial.to_string().into_bytes())]);
         let keys = if self == Self::Pod { 0 } else { rng.usize(0..6) };
         for _ in 0..keys {
-            // Few are larger than what the kernel asks for at a time.
+            // A few files need several READ requests.
             let length = if rng.u8(..) < 16 { rng.usize(0..150_000) } else { rng.usize(0..3000) };
             let text = (0..length).map(|_| rng.alphanumeric()).collect::<String>();
             files.insert(format!("{}.{}", self.name(), rng.u8(0..8)), text.into_bytes());
@@ -94,12 +94,12 @@ pub struct Model([State; Object::ALL.len()]);
 #[derive(Default)]
 struct State {
     serial: AtomicU64,
-    /// The states after which it was gone.
+    /// The states after which the object was deleted.
     gone_after: Mutex<Vec<u64>>,
 }
 
 impl Model {
-    /// With every object in its first state.
+    /// A model with every object in its first state.
     pub fn new(server: &ApiServer) -> Self {
         let model = Self::default();
         Object::ALL.into_iter().for_each(|object| model.put(server, object));
@@ -115,7 +115,7 @@ impl Model {
         self.gone_after(object, self.last(object)).is_some()
     }
 
-    /// The first state, of this or those that follow, after which the object was gone.
+    /// The first state, from `serial` on, after which the object was deleted.
     pub fn gone_after(&self, object: Object, serial: u64) -> Option<u64> {
         let gone_after = self.state(object).gone_after.lock().expect("no panic");
         gone_after.iter().copied().find(|after| *after >= serial)
@@ -123,7 +123,7 @@ impl Model {
 
     /// Gives an object its next state.
     pub fn put(&self, server: &ApiServer, object: Object) {
-        // It may be seen before this returns.
+        // Counts the state first: a reader may see it before `put_value` returns.
         let serial = self.state(object).serial.fetch_add(1, Ordering::SeqCst) + 1;
         server.put_value(object.manifest(serial));
     }

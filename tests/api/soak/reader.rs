@@ -1,4 +1,4 @@
-//! Readers that look at the volumes all the time, and check their content.
+//! A thread that reads the volumes all the time, and checks their content.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -10,21 +10,21 @@ use std::thread::{self, JoinHandle};
 
 use crate::soak::model::{Model, Object, VOLUMES};
 
-/// The thread that looks.
+/// The reading thread.
 pub struct Reader {
-    /// The result of each look. The next look begins when the result was taken.
+    /// The result of each look. The thread begins the next look when the test has received the result.
     looks: Option<Receiver<Look>>,
     thread: Option<JoinHandle<()>>,
 }
 
-/// An observation: in each volume, the state of each object; none if the object is gone.
+/// An observation: for each volume, the state of each object; `None` if the object is deleted.
 pub type Look = BTreeMap<(&'static str, &'static str), Option<u64>>;
 
 impl Reader {
     pub fn start(model: Arc<Model>, path: impl Fn(&str) -> PathBuf) -> Self {
         let volumes = VOLUMES.map(|(volume, objects)| Volume::new(volume, path(volume), objects));
-        let (tell, looks) = sync_channel(0);
-        let thread = thread::spawn(move || look(volumes, &model, &tell));
+        let (sender, looks) = sync_channel(0);
+        let thread = thread::spawn(move || look(volumes, &model, &sender));
         Self { looks: Some(looks), thread: Some(thread) }
     }
 
@@ -33,8 +33,8 @@ impl Reader {
     pub fn look(&mut self) -> Look {
         match self.looks.as_ref().expect("it looks until it is dropped").recv() {
             Ok(look) => look,
-            // The thread's own panic says why.
-            Err(_) => panic!("the reader saw what must not be: {:?}", self.thread.take().map(JoinHandle::join)),
+            // The panic of the thread has printed the reason.
+            Err(_) => panic!("the reader has found an error: {:?}", self.thread.take().map(JoinHandle::join)),
         }
     }
 }
@@ -48,14 +48,14 @@ impl Drop for Reader {
     }
 }
 
-fn look(mut volumes: [Volume; VOLUMES.len()], model: &Model, tell: &SyncSender<Look>) {
+fn look(mut volumes: [Volume; VOLUMES.len()], model: &Model, sender: &SyncSender<Look>) {
     loop {
         let mut look = Look::new();
         for volume in &mut volumes {
             volume.look(model);
             look.extend(volume.shown.iter().map(|(object, shown)| ((volume.name, object.name()), shown.state)));
         }
-        if tell.send(look).is_err() {
+        if sender.send(look).is_err() {
             return;
         }
     }
@@ -71,9 +71,9 @@ struct Volume {
 /// The state of an object in a volume.
 #[derive(Clone, Copy, Default)]
 struct Shown {
-    /// Its state; none if it is gone.
+    /// The state of the object; `None` if it is deleted.
     state: Option<u64>,
-    /// The oldest state that it may show from now on.
+    /// The oldest state that the volume may show from now on.
     oldest: u64,
 }
 
@@ -90,11 +90,11 @@ impl Volume {
             *shown = judge(self.name, *object, *shown, &of_object, model);
             files = others;
         }
-        assert!(files.is_empty(), "{} shows what no object has: {:?}", self.name, files.keys());
+        assert!(files.is_empty(), "{} shows files that no object has: {:?}", self.name, files.keys());
     }
 }
 
-/// Whether the volume may show these files after the earlier ones.
+/// Checks that the volume may show these files after it has shown `before`. Returns what it shows now.
 fn judge(volume: &str, object: Object, before: Shown, files: &BTreeMap<String, Vec<u8>>, model: &Model) -> Shown {
     let name = object.name();
     if files.is_empty() {
@@ -118,8 +118,8 @@ fn judge(volume: &str, object: Object, before: Shown, files: &BTreeMap<String, V
     Shown { state: Some(serial), oldest: serial }
 }
 
-/// The files of the generation that a volume shows. What was read of one that has gone meanwhile is no answer: it may have
-/// been without some of its files already.
+/// The files of the generation that a volume shows. Reads again if the generation was replaced meanwhile: podfs may have
+/// removed some of its files before they were read.
 fn generation(volume: &Path) -> BTreeMap<String, Vec<u8>> {
     let current = || fs::read_link(volume.join("..data")).expect("every volume has a generation");
     loop {

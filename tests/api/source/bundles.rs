@@ -1,4 +1,4 @@
-//! ClusterTrustBundles: by name, and all of a signer's that have certain labels.
+//! ClusterTrustBundles: one by its name, and those of a signer by their labels.
 
 use std::fs;
 
@@ -80,7 +80,9 @@ fn cb_03_a_change_that_leaves_the_set_as_it_is_changes_no_file() {
     let (volume, first) = (running.volume("trust"), generation(&running.volume("trust")));
     let object = "ClusterTrustBundles of x.io/y";
     let version = rig.server.put(&bundle("x.io:y:two", Some("x.io/y"), "b", &["BBBB", "AAAA"])).to_string();
-    eventually("it was heard of", || rig.object(object).is_some_and(|it| it["resourceVersion"] == version.as_str()));
+    eventually("podfs has the change", || {
+        rig.object(object).is_some_and(|entry| entry["resourceVersion"] == version.as_str())
+    });
     // A new generation because of the bundles would show before the later change of the ConfigMap.
     assert_eq!(generation(&volume), first);
     rig.put_config("2");
@@ -108,7 +110,7 @@ fn cb_01_podfs_uses_the_version_of_bundles_that_the_server_has() {
         let volumes = "[{name: trust, projected: {sources: [{clusterTrustBundle: {path: ca, name: roots}}, \
             {clusterTrustBundle: {path: all, signerName: x.io/y, labelSelector: {}}}]}}]";
         let rig = Rig::new(volumes);
-        rig.server.mood(|mood| mood.unserved = Some(unserved));
+        rig.server.change_behaviour(|behaviour| behaviour.unserved = Some(unserved));
         rig.server.put(&bundle("roots", None, "a", &["AAAA"]));
         rig.server.put(&bundle("x.io:y:one", Some("x.io/y"), "a", &["BBBB"]));
         let running = rig.run();

@@ -74,18 +74,37 @@ fn pc_02_a_request_that_is_denied_is_not_repeated() {
 }
 
 #[test]
+fn pc_02_a_certificate_is_withdrawn_when_it_ends_and_the_signer_gives_no_other() {
+    let unanswered = |_: &Rig, _: &Signer| {};
+    let denied = |rig: &Rig, signer: &Signer| refuse(&rig.server, signer.next(&rig.server), "Denied");
+    type Answer = fn(&Rig, &Signer);
+    let rows: [(Answer, &str); 2] =
+        [(unanswered, "credential bundle is not issued yet"), (denied, "PodCertificateRequest was permanently denied")];
+    for (answer, reason) in rows {
+        let (rig, signer) = (rig("ED25519"), Signer::new());
+        let mut running = rig.start();
+        // Half of a short life has to pass.
+        signer.issue(&rig.server, signer.next(&rig.server), 1, 4);
+        running.wait_ready();
+        assert_eq!(rig.reason("identity"), None);
+        answer(&rig, &signer);
+        eventually("the certificate has ended", || rig.reason("identity").is_some_and(|it| it.contains(reason)));
+    }
+}
+
+#[test]
 fn pc_03_another_certificate_for_another_key_comes_when_the_signer_says() {
     let (rig, signer) = (rig("ED25519"), Signer::new());
     let mut running = rig.start();
     running.wait_log("credential bundle is not issued yet");
-    // A request that is gone is made anew.
+    // podfs makes a deleted request again.
     let first = signer.next(&rig.server);
     rig.server.delete(REQUEST, "default", first["metadata"]["name"].as_str().expect("a name"));
-    eventually("it is made anew", || {
+    eventually("the request is made again", || {
         rig.server.count("create", REQUESTS) == 2 && !rig.server.objects(REQUEST).is_empty()
     });
     let request = rig.server.objects(REQUEST).remove(0);
-    // Half of a short life has to pass.
+    // The renewal is due when half of a short lifetime is over.
     signer.issue(&rig.server, request, 1, 4);
     running.wait_ready();
     let both = running.volume("identity").join("both.pem");

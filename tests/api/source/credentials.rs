@@ -1,8 +1,8 @@
-//! Every kind of credentials, and credentials that change while podfs runs.
+//! All kinds of credentials, and credentials that change while podfs runs.
 
 use serde_json::Value;
 
-use crate::api_server::{Order, Presents, Style, User};
+use crate::api_server::{ApiRequest, Order, Presents, Style, User};
 use crate::common::outcome::finish;
 use crate::common::*;
 use crate::rig::{NODE, Rig};
@@ -16,7 +16,8 @@ fn every_way_of_a_kubeconfig_leads_to_the_server() {
         rig.put_config("1");
         let running = rig.run();
         wait_content(&running.volume("config").join("key"), "1");
-        assert!(rig.server.requests().iter().all(|asked| asked.user == format!("system:node:{NODE}")), "{style:?}");
+        let is_of_node = |request: &ApiRequest| request.user == format!("system:node:{NODE}");
+        assert!(rig.server.requests().iter().all(is_of_node), "{style:?}");
     }
 }
 
@@ -100,8 +101,8 @@ fn trust(rig: &mut Rig, certificate: &str) {
 fn a_server_that_made_its_own_certificate_is_known_by_it_and_by_no_other() {
     let mut rig = Rig::with_style(VOLUMES, Style::Token);
     rig.put_config("1");
-    let of_another = rig.server.present_its_own();
-    let certificate = rig.server.present_its_own();
+    let of_another = rig.server.present_self_signed();
+    let certificate = rig.server.present_self_signed();
     trust(&mut rig, &of_another);
     let sentence = "its certificate is not signed by the certificate authority of the settings";
     finish(&mut rig.command()).says(1, &[sentence]);

@@ -1,4 +1,5 @@
-//! Many pods of a node that start in the same moment: to the server, all of them are one client.
+//! Many pods of a node that start at the same moment. The server limits their requests together, as those of one
+//! client.
 
 use std::time::Duration;
 
@@ -25,7 +26,7 @@ fn pods_that_start_at_one_moment_retry_when_the_server_says_and_log_no_warning()
              {{configMap: {{name: kube-root-ca.crt}}}}]}}}}]}}}}"
         ));
     }
-    // The requests of one pod are too many already.
+    // The requests of a single pod already exceed the limit.
     rig.server.limit(4, Duration::from_millis(300));
     let mut all: Vec<Running> =
         (0..PODS).map(|pod| rig.fixture.start_command(rig.command_of(&format!("default/web-{pod}")))).collect();
@@ -37,7 +38,7 @@ fn pods_that_start_at_one_moment_retry_when_the_server_says_and_log_no_warning()
         assert!(lines.iter().all(|line| line.contains("cgroup")), "{words}: {lines:?}");
     }
     assert!(rig.server.objects("Event").is_empty(), "{:?}", rig.server.objects("Event"));
-    // The pod, three objects and a token.
+    // For each pod, the server has answered for the pod itself, three objects and a token.
     let answered = rig.server.requests().len() - rig.server.too_many();
     assert_eq!(answered, PODS * 5, "{:?}", rig.server.requests());
 }

@@ -17,7 +17,8 @@ use podfs::csi::v1::node_service_capability::rpc::Type;
 const CLAIM: &str = "[{name: data, persistentVolumeClaim: {claimName: data}}]";
 const TOKENS: &str = "csi.storage.k8s.io/serviceAccount.tokens";
 
-/// A server with the volume `pv-1` of handle `h` and all that it leads to but its attachment, and a driver of the node.
+/// A server with the PersistentVolume `pv-1` of handle `h` and all objects that it refers to, without its
+/// VolumeAttachment, and a driver on the node.
 fn rig(driver: Value) -> (Rig, CsiDriver, PathBuf) {
     let rig = Rig::new(CLAIM);
     let source = rig.fixture.path("source");
@@ -42,7 +43,7 @@ fn rig(driver: Value) -> (Rig, CsiDriver, PathBuf) {
     (rig, csi, source)
 }
 
-/// The controller of the cluster attaches the volume to the node.
+/// Attaches the volume to the node, in the role of the cluster's controller.
 fn attach(rig: &Rig) {
     let name = format!("csi-{}", podfs::volume::csi::sha256(&["h", DRIVER, NODE]));
     rig.server.put_value(json!({
@@ -92,7 +93,7 @@ fn cs_04_the_objects_of_a_drivers_volume_are_read_from_the_api_server() {
 fn cs_15_a_driver_gets_the_tokens_that_it_wants_and_newer_ones_before_they_end() {
     let requests = json!([{"audience": ""}, {"audience": "vault", "expirationSeconds": 7200}]);
     let (rig, driver, _) = rig(json!({"attachRequired": false, "requiresRepublish": true, "tokenRequests": requests}));
-    rig.server.mood(|mood| mood.token_lifetime = Some(Duration::from_secs(4)));
+    rig.server.change_behaviour(|behaviour| behaviour.token_lifetime = Some(Duration::from_secs(4)));
     let running = rig.run();
     let first = driver.published();
     let of_vault = of_audience(&first, "vault");

@@ -6,7 +6,7 @@ use crate::api_server::{Answer, InitialEvents};
 use crate::common::*;
 use crate::rig::Rig;
 
-/// A container without a limit of cpu, and with one of memory.
+/// A volume with the limit and the request of cpu of a container that has neither.
 const LIMITS: &str = "[{name: limits, downwardAPI: {items: [\
     {path: cpu, resourceFieldRef: {containerName: web, resource: limits.cpu, divisor: 1m}}, \
     {path: request, resourceFieldRef: {containerName: web, resource: requests.cpu, divisor: 1m}}]}}]";

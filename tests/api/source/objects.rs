@@ -6,7 +6,7 @@ use nix::mount::{MntFlags, umount2};
 use nix::sys::signal::Signal;
 use serde_json::Value;
 
-use crate::api_server::{Answer, Asked, Disturbance, Order};
+use crate::api_server::{Answer, ApiRequest, Disturbance, Order};
 use crate::common::namespace::mount_tmpfs;
 use crate::common::*;
 use crate::rig::Rig;
@@ -43,11 +43,11 @@ fn mg_01_there_is_one_watch_however_many_volumes_use_an_object_and_one_connectio
         wait_content(&running.volume(volume).join("key"), "2");
     }
     let requests = rig.server.requests();
-    let connections: std::collections::BTreeSet<_> = requests.iter().map(|asked| asked.connection).collect();
+    let connections: std::collections::BTreeSet<_> = requests.iter().map(|request| request.connection).collect();
     assert_eq!(connections.len(), 1, "one connection: {requests:?}");
-    let watches = requests.iter().filter(|asked| asked.is("watch", "configmaps")).count();
+    let watches = requests.iter().filter(|request| request.is("watch", "configmaps")).count();
     assert_eq!(watches, 2, "one watch for each ConfigMap");
-    assert!(requests.iter().all(|asked| asked.version == axum::http::Version::HTTP_2));
+    assert!(requests.iter().all(|request| request.version == axum::http::Version::HTTP_2));
 }
 
 #[test]
@@ -59,9 +59,9 @@ fn mg_02_mg_03_an_immutable_object_is_read_once_and_again_when_it_was_deleted_an
             "{{apiVersion: v1, kind: {kind}, metadata: {{name: {name}}}, immutable: true, {field}: {{k: {value}}}}}"
         ));
     };
-    let is_read_whole = |asked: &Asked| asked.plural == "secrets" && !asked.wants_metadata();
-    let whole = || rig.server.requests().iter().filter(|asked| is_read_whole(asked)).count();
-    let by_metadata = || rig.server.requests().iter().filter(|asked| asked.wants_metadata()).count();
+    let is_read_whole = |request: &ApiRequest| request.plural == "secrets" && !request.wants_metadata();
+    let whole = || rig.server.requests().iter().filter(|request| is_read_whole(request)).count();
+    let by_metadata = || rig.server.requests().iter().filter(|request| request.wants_metadata()).count();
     put("ConfigMap", "app", "data", "v");
     put("Secret", "s", "stringData", "first");
     let running = rig.run();
@@ -69,7 +69,7 @@ fn mg_02_mg_03_an_immutable_object_is_read_once_and_again_when_it_was_deleted_an
     wait_content(&keys, "first");
     wait_content(&config, "v");
     rig.wait_watched("Secret", "s");
-    // From now on, its metadata is enough, also for a server that has forgotten everything.
+    // From now on, podfs requests only its metadata, also from a server that has forgotten its history.
     for _ in 0..2 {
         let before = by_metadata();
         rig.server.crash();
@@ -81,7 +81,7 @@ fn mg_02_mg_03_an_immutable_object_is_read_once_and_again_when_it_was_deleted_an
         rig.wait_watched("ConfigMap", "app");
     }
     assert_eq!(whole(), 1, "{:?}", rig.server.requests());
-    // MG-03: seen by a watch, and missed by it.
+    // MG-03: the first deletion happens while podfs watches, the second while the server is down.
     rig.server.delete("Secret", "default", "s");
     put("Secret", "s", "stringData", "second");
     wait_content(&keys, "second");
@@ -123,7 +123,7 @@ fn a_volume_that_stays_unmounted_has_an_event_and_another_when_it_is_back() {
     let has = |reason: &str, message: &str| {
         let events = rig.server.objects("Event");
         events.iter().any(|event| {
-            event["reason"] == reason && event["message"].as_str().is_some_and(|said| said.contains(message))
+            event["reason"] == reason && event["message"].as_str().is_some_and(|text| text.contains(message))
         })
     };
     eventually("its error has an event", || has("FailedMount", "another process unmounted"));
@@ -153,7 +153,7 @@ fn cm_04_me_02_a_volume_waits_for_a_missing_object_in_the_kubelets_words() {
     let success = of_reason("SuccessfulMountVolume").remove(0);
     let message = r#"MountVolume.SetUp succeeded for volume "config""#;
     assert_eq!((success["type"].as_str(), success["message"].as_str()), (Some("Normal"), Some(message)));
-    assert_eq!(of_reason("FailedMount").len(), 1, "told once");
+    assert_eq!(of_reason("FailedMount").len(), 1, "one event for the failure");
 }
 
 #[test]
@@ -185,12 +185,35 @@ fn a_volume_that_fails_again_and_again_has_one_event_that_counts() {
     rig.wait_watched("ConfigMap", "app");
     fail(3);
     assert_eq!(events().len(), 2);
-    // The server has deleted them: another series begins.
+    // After the server has deleted the events, podfs begins new ones.
     for event in events() {
         rig.server.delete("Event", "default", event["metadata"]["name"].as_str().expect("a name"));
     }
     fail(1);
     fail(2);
+}
+
+#[test]
+fn without_the_right_to_patch_each_failure_has_an_event_of_its_own() {
+    let rig = Rig::of_config("1");
+    rig.server.fail_always("patch", "events", Answer::Error(403));
+    let mut running = rig.run();
+    rig.wait_watched("ConfigMap", "app");
+    let events = |reason: &str| rig.server.objects("Event").iter().filter(|event| event["reason"] == reason).count();
+    let fail = |number: usize| {
+        rig.server.delete("ConfigMap", "default", "app");
+        eventually("the failure has an event", || events("FailedMount") == number);
+        rig.put_config(&number.to_string());
+        eventually("the success has an event", || events("SuccessfulMountVolume") == number);
+    };
+    fail(1);
+    fail(2);
+    // The next podfs finds the first event of the podfs before it.
+    running.signal(Signal::SIGKILL);
+    running.wait();
+    let _running = rig.run();
+    rig.wait_watched("ConfigMap", "app");
+    fail(3);
 }
 
 #[test]
@@ -274,7 +297,7 @@ fn vm_10_a_volume_that_fails_delays_no_other() {
 #[test]
 fn mg_05_changes_sent_twice_or_out_of_order_never_bring_back_an_older_state() {
     let rig = Rig::of_config("0");
-    rig.server.mood(|mood| mood.disturbance = Disturbance { duplicate: true, outdated: true });
+    rig.server.change_behaviour(|behaviour| behaviour.disturbance = Disturbance { duplicate: true, outdated: true });
     let running = rig.run();
     let file = running.volume("config").join("key");
     rig.wait_watched("ConfigMap", "app");
@@ -282,7 +305,7 @@ fn mg_05_changes_sent_twice_or_out_of_order_never_bring_back_an_older_state() {
         rig.put_config(&value.to_string());
         wait_content(&file, &value.to_string());
     }
-    // A bookmark comes after all earlier changes.
+    // When the volume shows the last change, podfs has handled all earlier ones.
     rig.server.put(&config_map("app", &[("key", "last")]));
     wait_content(&file, "last");
     assert!(!running.log().contains("cannot watch"), "{}", running.log());
@@ -360,7 +383,7 @@ fn a_claim_of_the_server_leads_to_its_volume() {
     running.wait_ready();
     assert_eq!(fs::read_to_string(running.volume("data").join("file")).expect("a file"), "content");
     let settled = |name: &str| rig.object(name).is_some_and(|object| object["watch"] == "settled");
-    eventually("nothing more is asked", || {
+    eventually("podfs requests neither any more", || {
         settled("PersistentVolumeClaim default/c") && settled("PersistentVolume pv")
     });
 }

@@ -1,4 +1,5 @@
-//! A server that is away, slow, or talks nonsense: volumes keep their content, and in the end they are current.
+//! A server that is unreachable, slow, or sends invalid answers: volumes keep their content, and in the end they are
+//! current.
 
 use std::fs;
 use std::time::Duration;
@@ -7,7 +8,7 @@ use crate::api_server::{Answer, End, InitialEvents, Order, Presents};
 use crate::common::*;
 use crate::rig::Rig;
 
-/// A pod whose volume shows `1`, and the file that does.
+/// A running pod, and a file of its volume, with the content `1`.
 fn running() -> (Rig, Running, std::path::PathBuf) {
     let rig = Rig::of_config("1");
     let running = rig.run();
@@ -27,7 +28,7 @@ fn volumes_stay_while_the_server_is_unreachable_and_follow_it_when_it_is_back() 
     rig.server.connections(Order::Serve);
     wait_content(&file, "2");
     running.wait_log("the API server answers again");
-    assert_eq!(rig.server.lists("configmaps"), lists, "the watch goes on from where it was");
+    assert_eq!(rig.server.lists("configmaps"), lists, "the watch continues at its last version");
     assert_eq!(running.log().matches("is unreachable").count(), 1, "{}", running.log());
 }
 
@@ -72,7 +73,7 @@ fn requests_to_a_server_that_has_just_started_are_repeated_with_one_log_line() {
     put("2");
     rig.server.forget_requests();
     rig.server.boot();
-    // Refusals that pass within seconds are not logged. These do not.
+    // podfs does not log refusals that end within seconds. These last longer.
     running.wait_log("so it is with 20 more objects; podfs asks again");
     let refused = rig.server.count("watch", "configmaps");
     assert!(refused >= 10 * OBJECTS, "pauses after a start are short: {refused} requests");
@@ -112,7 +113,7 @@ fn a_frozen_connection_is_given_up() {
     let (rig, _running, file) = running();
     rig.server.connections(Order::Freeze);
     rig.put_config("2");
-    // Pings find out. It takes longer than anything else here may.
+    // Pings detect the frozen connection, after more than TIMEOUT.
     let deadline = std::time::Instant::now() + Duration::from_secs(60);
     while fs::read_to_string(&file).expect("a file") != "2" {
         assert!(std::time::Instant::now() < deadline, "podfs does not notice the change");
@@ -162,7 +163,7 @@ fn invalid_answers_leave_known_objects_as_they_are() {
         rig.server.fail_only("watch", "configmaps", 1, answer.clone());
         rig.server.connections(Order::Break);
         running.wait_log(sentence);
-        assert!(fs::read_to_string(&file).is_ok_and(|is| !is.is_empty()), "{answer:?}");
+        assert!(fs::read_to_string(&file).is_ok_and(|content| !content.is_empty()), "{answer:?}");
         let value = format!("after {answer:?}");
         rig.put_config(&value);
         wait_content(&file, &value);
@@ -192,7 +193,7 @@ fn podfs_waits_with_a_reason_for_a_server_that_never_answers() {
     let reason = "ConfigMap default/app: the API server has not answered yet";
     running.wait_log("serving 1 volume(s)");
     eventually("the status has the reason", || rig.reason("config").as_deref() == Some(reason));
-    // In the first seconds, that is no problem.
+    // In the first seconds, podfs does not log that as a problem.
     assert!(!running.log().contains(reason), "{}", running.log());
     running.wait_log(&format!(r#"MountVolume.SetUp failed for volume "config" : {reason}"#));
     running.wait_log("the server does not answer in time");

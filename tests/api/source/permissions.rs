@@ -14,7 +14,7 @@ use crate::signer::Signer;
 
 const RULES: &str = include_str!("../../../packaging/examples/rbac.yaml");
 
-/// A volume of each kind that podfs asks the API server about.
+/// A volume of each kind for which podfs sends requests to the API server.
 const VOLUMES: &str = "[{name: config, configMap: {name: app}}, {name: keys, secret: {secretName: tls}}, \
     {name: late, configMap: {name: late}}, \
     {name: data, persistentVolumeClaim: {claimName: data}}, \
@@ -104,30 +104,30 @@ fn the_example_rules_are_enough_for_podfs_in_a_pod_and_each_is_needed() {
     command.env("KUBERNETES_SERVICE_HOST", host).env("KUBERNETES_SERVICE_PORT", port);
     command.env("TOKEN", rig.server.new_token(&user)).env("AUTHORITY", rig.server.authority());
     let mut running = rig.fixture.start_command(command);
-    eventually("an event tells of the missing object", || !rig.server.objects("Event").is_empty());
+    eventually("an event reports the missing object", || !rig.server.objects("Event").is_empty());
     rig.server.put(&config_map("late", &[("key", "there")]));
     let signer = Signer::new();
     signer.issue(&rig.server, signer.next(&rig.server), 3600, 7200);
     running.wait_ready();
 
     let root = PathBuf::from(format!("/proc/{}/root", running.pid()));
-    let seen = |volume: &str, file: &str| {
+    let inside = |volume: &str, file: &str| {
         let volume = running.volume(volume);
         root.join(volume.strip_prefix("/").expect("an absolute path")).join(file)
     };
     for (volume, file, content) in
         [("config", "key", "1"), ("keys", "key", "pem"), ("late", "key", "there"), ("all", "cpu", "2000")]
     {
-        wait_content(&seen(volume, file), content);
+        wait_content(&inside(volume, file), content);
     }
-    assert!(fs::metadata(seen("data", "")).expect("the claim's directory").is_dir());
-    assert!(fs::read_to_string(seen("all", "token")).expect("a token").contains('.'));
+    assert!(fs::metadata(inside("data", "")).expect("the claim's directory").is_dir());
+    assert!(fs::read_to_string(inside("all", "token")).expect("a token").contains('.'));
     rig.put_config("2");
-    wait_content(&seen("config", "key"), "2");
+    wait_content(&inside("config", "key"), "2");
 
-    let asked = |(verb, resource): &(String, String)| rig.server.count(verb, resource) > 0;
-    // A repeated problem patches its event; a healthy start has none.
-    let unused: Vec<_> = rules().into_iter().filter(|rule| !asked(rule) && rule.0 != "patch").collect();
+    let is_used = |(verb, resource): &(String, String)| rig.server.count(verb, resource) > 0;
+    // podfs patches an event only for a repeated problem, which this start does not have.
+    let unused: Vec<_> = rules().into_iter().filter(|rule| !is_used(rule) && rule.0 != "patch").collect();
     assert_eq!(unused, [], "rules that podfs does not need");
     let log = running.log();
     assert!(!log.contains("orbidden"), "{log}");

@@ -40,7 +40,7 @@ fn a_pod_that_is_deleted_and_made_again_is_another_pod() {
     );
     rig.server.bookmark();
     let version = || rig.object("Pod default/web").expect("an object")["resourceVersion"].clone();
-    eventually("it is heard of", || version().as_str() == Some(&*rig.server.version().to_string()));
+    eventually("podfs has the new version", || version().as_str() == Some(&*rig.server.version().to_string()));
     assert_eq!(fs::read_to_string(running.volume("info").join("labels")).expect("a file"), "app=\"web\"");
     assert!(!running.log().contains("now describes"), "{}", running.log());
 }
@@ -114,5 +114,5 @@ fn a_pod_of_the_server_is_rendered() {
     let outcome = render();
     assert_eq!(outcome.code, Some(0), "{}", outcome.stderr);
     assert!(outcome.stdout.contains("| one\n"), "{}", outcome.stdout);
-    assert!(rig.server.objects("Event").is_empty(), "a look is no event of the pod");
+    assert!(rig.server.objects("Event").is_empty(), "a rendering makes no event of the pod");
 }

@@ -1,4 +1,4 @@
-//! Refusals: one sentence, and exit code 2, or 1 if a restart of podfs may help.
+//! Refusals of podfs: one sentence, and exit code 2, or 1 if a restart of podfs may help.
 
 use std::process::Command;
 use std::time::Duration;
@@ -31,7 +31,7 @@ fn a_pod_of_another_node_is_refused() {
     let mut command = rig.bare_command();
     command.args(["--pod-name", "default/web", "--node-name", "n2", "--kubeconfig"]).arg(kubeconfig);
     assert_refused(&rig, &mut command, &[r#"pod default/web is on node "n1", not on "n2""#]);
-    // A node's own credentials do not even show it.
+    // With the credentials of the other node, podfs may not even read the pod.
     let kubeconfig = rig.server.kubeconfig("n2", Style::Embedded);
     let mut command = rig.bare_command();
     command.args(["--pod-name", "default/web", "--kubeconfig"]).arg(kubeconfig);
@@ -50,8 +50,8 @@ fn podfs_waits_for_a_right_that_comes_a_few_seconds_late() {
     let user = User::new("somebody", "people");
     rig.kubeconfig = rig.server.kubeconfig_of(&user, Style::Token);
     let mut running = rig.start();
-    // Until 5 s have passed, podfs has asked some times.
-    eventually("podfs has asked again and again", || rig.server.requests().len() > 18);
+    // podfs sends so many requests in the first 5 s.
+    eventually("podfs has tried again and again", || rig.server.requests().len() > 18);
     rig.server.permit(&user, &["list", "watch"], "pods");
     rig.server.permit(&user, &["list", "watch"], "configmaps");
     running.wait_ready();
@@ -105,10 +105,13 @@ fn podfs_names_a_missing_permission_and_waits_for_it() {
     let mut running = rig.start();
     let sentence = r#"configmaps "app" is forbidden: User "somebody" cannot watch resource "configmaps" in API group "" in the namespace "default""#;
     running.wait_log(sentence);
-    eventually("the volume says it", || rig.reason("config").is_some_and(|reason| reason.contains(sentence)));
+    eventually("the reason of the volume says so", || {
+        rig.reason("config").is_some_and(|reason| reason.contains(sentence))
+    });
     rig.server.permit(&user, &["list", "watch"], "configmaps");
     running.wait_ready();
-    // Objects that podfs may not read any more keep their content (MG-06). podfs goes on if it may not post events.
+    // Objects that podfs may not read any more keep their content (MG-06). podfs also continues if it may not post
+    // events.
     rig.server.forbid(&user);
     rig.server.connections(crate::api_server::Order::Break);
     running.wait_log_times("is forbidden", 2);

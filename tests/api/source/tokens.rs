@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 
-use crate::api_server::{Answer, Asked, Order, claims};
+use crate::api_server::{Answer, ApiRequest, Order, claims};
 use crate::common::*;
 use crate::rig::{NODE, Rig};
 
@@ -17,12 +17,12 @@ const ACCESS: &str = "[{name: access, projected: {defaultMode: 292, sources: [{s
     {configMap: {name: kube-root-ca.crt, items: [{key: ca.crt, path: ca.crt}]}}, \
     {downwardAPI: {items: [{path: namespace, fieldRef: {fieldPath: metadata.namespace}}]}}]}}]";
 
-/// A server with the pod's service account, whose tokens are good for so many seconds.
+/// A server with the pod's service account. The server issues tokens with a lifetime of so many seconds.
 fn rig(volumes: &str, lifetime: Option<u64>) -> Rig {
     let rig = Rig::new(volumes);
     rig.server.put(&service_account("default"));
     rig.server.put(&config_map("kube-root-ca.crt", &[("ca.crt", "anchors")]));
-    rig.server.mood(|mood| mood.token_lifetime = lifetime.map(Duration::from_secs));
+    rig.server.change_behaviour(|behaviour| behaviour.token_lifetime = lifetime.map(Duration::from_secs));
     rig
 }
 
@@ -45,8 +45,8 @@ fn serial(file: &PathBuf) -> u64 {
     claims_of(file)["jti"].as_str().and_then(|serial| serial.parse().ok()).expect("a number")
 }
 
-fn requests(rig: &Rig) -> Vec<Asked> {
-    rig.server.requests().into_iter().filter(|asked| asked.is("create", TOKENS)).collect()
+fn requests(rig: &Rig) -> Vec<ApiRequest> {
+    rig.server.requests().into_iter().filter(|request| request.is("create", TOKENS)).collect()
 }
 
 #[test]
@@ -63,7 +63,7 @@ fn tk_01_tk_02_a_token_is_requested_as_the_volume_says_and_bound_to_the_pod() {
     assert_eq!(fs::read(&file).expect("a file"), fs::read(running.volume("access").join("again")).expect("a file"));
     let mode = std::os::unix::fs::PermissionsExt::mode(&fs::metadata(&file).expect("a file").permissions());
     assert_eq!(mode & 0o7777, 0o444);
-    let mut specs: Vec<Value> = requests(&rig).into_iter().map(|asked| asked.body["spec"].clone()).collect();
+    let mut specs: Vec<Value> = requests(&rig).into_iter().map(|request| request.body["spec"].clone()).collect();
     specs.sort_by_key(|spec| spec["expirationSeconds"].as_i64());
     let bound = json!({"apiVersion": "v1", "kind": "Pod", "name": "web", "uid": rig.uid});
     assert_eq!(
@@ -114,10 +114,10 @@ fn tk_10_a_token_is_replaced_while_the_pod_terminates() {
     pod["metadata"]["deletionTimestamp"] = json!("2030-01-01T00:00:00Z");
     pod["metadata"]["deletionGracePeriodSeconds"] = json!(3600);
     rig.server.put_value(pod);
-    let (file, asked) = (token(&running), requests(&rig).len());
+    let (file, before) = (token(&running), requests(&rig).len());
     let first = serial(&file);
     eventually("there is another token", || serial(&file) > first);
-    assert!(requests(&rig).len() > asked);
+    assert!(requests(&rig).len() > before);
 }
 
 #[test]
@@ -132,7 +132,7 @@ fn tk_06_a_token_that_cannot_be_replaced_stays_and_is_complained_about_when_it_h
     assert_eq!(rig.reason("access"), None);
     running.wait_log("failed to fetch token: the token has expired and refresh failed: ");
     eventually("the reason is reported", || {
-        rig.reason("access").is_some_and(|it| it.starts_with("failed to fetch token: "))
+        rig.reason("access").is_some_and(|reason| reason.starts_with("failed to fetch token: "))
     });
     assert_eq!((fs::read_to_string(&file).expect("a token"), generation(&running.volume("access"))), (content, first));
     let last = serial(&file);
@@ -159,7 +159,7 @@ fn a_token_that_was_issued_expired_is_not_shown() {
     let mut running = rig.start();
     running.wait_log("the server issued a token that has expired already");
     assert!(!running.is_ready());
-    rig.server.mood(|mood| mood.token_lifetime = None);
+    rig.server.change_behaviour(|behaviour| behaviour.token_lifetime = None);
     running.wait_ready();
 }
 
@@ -184,7 +184,8 @@ fn tk_08_another_podfs_asks_for_tokens_of_its_own_and_tokens_are_never_logged() 
     let running = rig.run();
     eventually("there is another token", || serial(&file) > first);
     assert!(!running.log().contains(&secret));
-    assert_eq!(rig.object("Token default/default, 3600 s").map(|it| it["watch"].clone()), Some("issued".into()));
+    let watch = rig.object("Token default/default, 3600 s").map(|token| token["watch"].clone());
+    assert_eq!(watch, Some("issued".into()));
 }
 
 #[test]

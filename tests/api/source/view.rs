@@ -59,7 +59,7 @@ fn a_view_needs_get_and_watch_only_and_reports_forbidden_objects() {
         let directory = rig.fixture.path("view");
         let mut viewing = rig.view(&directory);
         wait_read(&directory.join("config/key"), "1");
-        // podfs asks for no token that it does not show.
+        // podfs view does not show tokens, so it requests none.
         wait_read(&directory.join("access/token"), "");
         assert_eq!(rig.server.count("create", "serviceaccounts/token"), 0);
         viewing.wait_log("podfs: MountVolume.SetUp failed for volume \"keys\" : secrets \"tls\" is forbidden");
@@ -110,9 +110,9 @@ fn no_byte_of_a_secret_of_a_cluster_or_of_a_credential_is_printed() {
             assert_eq!(outcome.code, Some(0), "{more:?}: {}", outcome.stderr);
             all += &(outcome.stdout + &outcome.stderr);
         }
-        assert!(all.contains("TRACE"), "podfs tells what it does");
+        assert!(all.contains("TRACE"), "podfs logs every detail");
         for hidden in [SECRET, BASE64, &token] {
-            assert!(!all.contains(hidden), "{hidden} is told");
+            assert!(!all.contains(hidden), "{hidden} is printed");
         }
     });
 }
@@ -142,7 +142,7 @@ fn a_view_needs_no_right_to_list_of_a_server_that_sends_no_initial_events() {
             wait_read(&directory.join("late/key"), "there");
             rig.put_config("2");
             wait_read(&directory.join("config/key"), "2");
-            // A version that the server does not know any more costs another get.
+            // podfs gets an object again if the server does not know its version any more.
             rig.server.crash();
             rig.put_config("3");
             rig.server.restart();
@@ -153,7 +153,7 @@ fn a_view_needs_no_right_to_list_of_a_server_that_sends_no_initial_events() {
             wait_read(&directory.join("late/key"), "again");
             rig.server.delete("Pod", "default", "web");
             viewing.wait_log("the pod is gone from the API server; its volumes stay as they are");
-            // A server that ignores the parameter sends what there is all the same, and podfs may need no `get`.
+            // A server that ignores the parameter sends the existing objects all the same, so podfs may need no `get`.
             if initial == InitialEvents::Refused {
                 assert!(rig.server.count("get", "configmaps") >= 2, "lists are forbidden");
             }
@@ -224,7 +224,7 @@ fn podfs_is_a_plugin_of_kubectl_by_the_names_of_its_links() {
     });
 }
 
-/// A kubeconfig with a program that asks for the password `sesame`, and then says the token of the user, which is new.
+/// A kubeconfig with a program that asks for the password `sesame`, and then prints a new token of the user.
 fn asking(rig: &Rig, user: &User) -> PathBuf {
     write_token(rig, user);
     let program = "#!/bin/sh
@@ -243,7 +243,7 @@ printf '{\"apiVersion\":\"client.authentication.k8s.io/v1\",\"kind\":\"ExecCrede
     rig.server.write("asking.kubeconfig", &kubeconfig.to_string())
 }
 
-/// Writes a new token for the program to say. The server does not know the one before any more.
+/// Writes a new token, which the program prints from now on. The server does not accept the earlier token any more.
 fn write_token(rig: &Rig, user: &User) {
     let token = rig.server.write("asking.token", &rig.server.new_token(user));
     fs::set_permissions(token, Permissions::from_mode(0o644)).expect("the mode is set");
@@ -259,26 +259,26 @@ fn a_view_asks_for_credentials_that_have_expired_and_its_volumes_stay_meanwhile(
         let mut command = rig.as_user(Path::new(PODFS), &["view", "--pod-name", "default/web", "--kubeconfig"]);
         terminal.is_read_by(rig.fixture.mark(command.arg(&kubeconfig).arg(&directory)));
         let mut viewing = command.stdout(Stdio::null()).spawn().expect("podfs starts");
-        let asked = |terminal: &Terminal, times: usize| {
+        let wait_question = |terminal: &Terminal, times: usize| {
             let has_asked = || terminal.written().matches("Password: ").count() >= times;
-            eventually(&format!("it asks {times} times"), has_asked);
+            eventually(&format!("the program asks {times} times"), has_asked);
         };
-        asked(&terminal, 1);
+        wait_question(&terminal, 1);
         terminal.types(b"sesame\n");
         wait_read(&directory.join("config/key"), "1");
         write_token(&rig, &jane);
         rig.server.connections(Order::Break);
         rig.put_config("2");
-        asked(&terminal, 2);
+        wait_question(&terminal, 2);
         terminal.types(b"wrong\n");
-        eventually("it says what failed", || terminal.written().contains("asking.sh failed (exit status: 1)"));
+        eventually("podfs reports the failure", || terminal.written().contains("asking.sh failed (exit status: 1)"));
         assert_eq!(read(&directory.join("config/key")).as_deref(), Some("1"), "the last content stays");
-        asked(&terminal, 3);
+        wait_question(&terminal, 3);
         terminal.types(b"sesame\n");
         wait_read(&directory.join("config/key"), "2");
         terminal.types(b"\x03");
-        let ended = viewing.wait().expect("it ends");
-        assert!(ended.success() && !is_mounted(&directory), "{}", terminal.written());
+        let status = viewing.wait().expect("it ends");
+        assert!(status.success() && !is_mounted(&directory), "{}", terminal.written());
     });
 }
 

@@ -7,7 +7,7 @@ use tempfile::TempDir;
 
 use crate::manual::help::{all_options, commands, inner, podfs};
 
-/// The option as the script of a shell has it.
+/// Writes the name of an option as the completion script of a shell has it.
 type Spelling = fn(&str) -> String;
 
 const SHELLS: [(&str, &[&str], Spelling); 3] = [
@@ -51,8 +51,8 @@ fn bash_completes_commands_options_and_words() {
         let script = podfs(&["completions", "bash"])
             + &format!("COMP_WORDS=({words} {last}); COMP_CWORD=$((${{#COMP_WORDS[@]}} - 1))\n")
             + &format!("_podfs podfs '{last}' \"${{COMP_WORDS[COMP_CWORD - 1]}}\"; echo \"${{COMPREPLY[*]}}\"\n");
-        let told = Command::new("bash").arg("-c").arg(script).output().expect("bash");
-        String::from_utf8(told.stdout).expect("text").trim().to_owned()
+        let output = Command::new("bash").arg("-c").arg(script).output().expect("bash");
+        String::from_utf8(output.stdout).expect("text").trim().to_owned()
     };
     assert_eq!(complete("podfs", "stat"), "status");
     assert_eq!(complete("podfs run", "--server"), "--server-memory-max");

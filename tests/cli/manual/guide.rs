@@ -13,7 +13,7 @@ pub fn guide() -> String {
         let entries = fs::read_dir(top().join(directory)).expect(directory);
         pages.extend(entries.map(|entry| entry.expect("an entry").path()));
     }
-    // The inventory speaks of the kubelet.
+    // The inventory describes the kubelet, not podfs.
     pages.retain(|page| !page.ends_with("kubelet-inventory.md"));
     pages.sort();
     pages.iter().map(|page| fs::read_to_string(page).expect("a page") + "\n").collect()
@@ -21,8 +21,8 @@ pub fn guide() -> String {
 
 /// The synopsis of a command: the text after `podfs NAME` in blocks of code, up to the end of the block or the next command.
 fn synopsis(guide: &str, command: &str) -> String {
-    let blocks = guide.split("```text\n").skip(1).map(|rest| rest.split("```").next().unwrap_or_default());
-    let mut found = String::new();
+    let blocks = guide.split("```text\n").skip(1).map(|text| text.split("```").next().unwrap_or_default());
+    let mut synopsis = String::new();
     for block in blocks {
         let mut is_this = false;
         for line in block.lines() {
@@ -30,17 +30,17 @@ fn synopsis(guide: &str, command: &str) -> String {
                 is_this = line.split(' ').take(2).eq(["podfs", command]);
             }
             if is_this {
-                found = found + line.trim() + " ";
+                synopsis = synopsis + line.trim() + " ";
             }
         }
     }
-    found
+    synopsis
 }
 
 /// The rows of the table below this heading line.
 fn table<'a>(guide: &'a str, heading: &str) -> Vec<Vec<&'a str>> {
-    let rest = guide.split(heading).nth(1).unwrap_or_else(|| panic!("there is no table {heading}"));
-    let rows = rest.lines().skip(1).take_while(|line| line.starts_with('|'));
+    let text = guide.split(heading).nth(1).unwrap_or_else(|| panic!("there is no table {heading}"));
+    let rows = text.lines().skip(1).take_while(|line| line.starts_with('|'));
     rows.map(|row| row.trim_matches('|').split(" |").map(|cell| cell.trim().trim_matches('`')).collect()).collect()
 }
 
@@ -56,7 +56,7 @@ fn every_command_is_called_with_all_its_options() {
         let synopsis = synopsis(&guide, &command);
         assert!(!synopsis.is_empty(), "docs/ does not say how to call podfs {command}");
         let own = all_options(&command).into_iter().map(|option| option.name);
-        // These have a short form, which is what people type.
+        // The documentation has only the short form of this option.
         let own: BTreeSet<_> = own.filter(|name| name != "file").collect();
         assert_eq!(long_options(&synopsis), own, "{synopsis}");
     }

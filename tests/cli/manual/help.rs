@@ -10,7 +10,7 @@ use crate::common::outcome::{Outcome, finish};
 /// An option of a command.
 #[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct CommandOption {
-    /// Without its dashes.
+    /// The long name, without the dashes.
     pub name: String,
     pub variable: Option<String>,
     pub default: Option<String>,
@@ -30,7 +30,7 @@ pub fn podfs(arguments: &[&str]) -> String {
 static HELPS: LazyLock<BTreeMap<String, String>> =
     LazyLock::new(|| commands().into_iter().map(|command| (command.clone(), podfs(&[&command, "--help"]))).collect());
 
-/// The commands for people.
+/// The commands that `podfs --help` lists.
 pub fn commands() -> Vec<String> {
     static HELP: LazyLock<String> = LazyLock::new(|| podfs(&["--help"]));
     listed(&HELP)
@@ -38,22 +38,22 @@ pub fn commands() -> Vec<String> {
 
 /// The commands that a help lists.
 fn listed(help: &str) -> Vec<String> {
-    let list = help.split("\nCommands:\n").nth(1).and_then(|rest| rest.split("\n\n").next()).unwrap_or_default();
+    let list = help.split("\nCommands:\n").nth(1).and_then(|text| text.split("\n\n").next()).unwrap_or_default();
     let names = list.lines().map(|line| line.split_whitespace().next().expect("a name").to_owned());
     names.filter(|name| name != "help").collect()
 }
 
-/// The helps of the commands of a command.
+/// The helps of the subcommands of a command.
 fn inner_helps(command: &str) -> Vec<String> {
     inner(command).iter().map(|inner| podfs(&[command, inner, "--help"])).collect()
 }
 
-/// The commands of a command, if it has some.
+/// The subcommands of a command, if it has some.
 pub fn inner(command: &str) -> Vec<String> {
     listed(&HELPS[command])
 }
 
-/// The options of a command and of its commands, each once.
+/// The options of a command and of its subcommands, each once.
 pub fn all_options(command: &str) -> Vec<CommandOption> {
     let mut all = options(command);
     for help in inner_helps(command) {
@@ -64,7 +64,7 @@ pub fn all_options(command: &str) -> Vec<CommandOption> {
     all
 }
 
-/// The options of a command, without those of all commands.
+/// The options of a command, without `--config` and `--help`, which all commands have.
 pub fn options(command: &str) -> Vec<CommandOption> {
     options_of(&HELPS[command])
 }
@@ -72,14 +72,14 @@ pub fn options(command: &str) -> Vec<CommandOption> {
 fn options_of(help: &str) -> Vec<CommandOption> {
     let mut options: Vec<CommandOption> = Vec::new();
     for line in help.lines().map(str::trim) {
-        let long = line.strip_prefix('-').and_then(|rest| rest.split("--").nth(1).or(rest.strip_prefix('-')));
+        let long = line.strip_prefix('-').and_then(|line| line.split("--").nth(1).or(line.strip_prefix('-')));
         if let Some(long) = long {
             let name = long.split(' ').next().expect("a name").to_owned();
             options.push(CommandOption { name, variable: None, default: None });
         }
         let Some(last) = options.last_mut() else { continue };
         let bracketed =
-            |prefix| line.strip_prefix(prefix).and_then(|rest: &str| rest.strip_suffix(']')).map(str::to_owned);
+            |prefix| line.strip_prefix(prefix).and_then(|text: &str| text.strip_suffix(']')).map(str::to_owned);
         last.variable = bracketed("[env: ").or(last.variable.take());
         last.default = bracketed("[default: ").or(last.default.take());
     }
@@ -90,7 +90,7 @@ fn options_of(help: &str) -> Vec<CommandOption> {
 /// The codes of `EXIT STATUS`, with their meanings.
 pub fn exit_codes(command: &str) -> Vec<(String, String)> {
     let help = &HELPS[command];
-    let section = help.split("EXIT STATUS:\n").nth(1).and_then(|rest| rest.split("\n\n").next()).expect("codes");
+    let section = help.split("EXIT STATUS:\n").nth(1).and_then(|text| text.split("\n\n").next()).expect("codes");
     let pair = |line: &str| line.trim().split_once("  ").map(|(code, text)| (code.to_owned(), text.to_owned()));
     section.lines().map(|line| pair(line).expect("a code and its meaning")).collect()
 }

@@ -9,9 +9,9 @@ use crate::manual::source::sources;
 
 /// A folder of modules: a crate's, or one in it.
 pub struct Folder {
-    /// The folder of the crate.
+    /// The source folder of the crate.
     root: PathBuf,
-    /// The folder's own path in the crate.
+    /// The path of this folder in the crate.
     path: Vec<String>,
 }
 
@@ -39,7 +39,7 @@ impl Folder {
         Folder { root: top().join(root), path: path.iter().map(|part| (*part).to_owned()).collect() }
     }
 
-    /// The folders in it.
+    /// The folders in this folder.
     pub fn folders(self) -> Vec<Folder> {
         let path = |name| self.path.iter().cloned().chain([name]).collect();
         self.directories().into_iter().map(|name| Folder { root: self.root.clone(), path: path(name) }).collect()
@@ -49,7 +49,7 @@ impl Folder {
         self.directory().strip_prefix(top()).expect("below").display().to_string()
     }
 
-    /// The imports of its modules from each other, without those of tests.
+    /// The imports of the folder's modules from each other, without the imports of tests.
     pub fn imports(&self) -> Vec<Import> {
         let (modules, exports) = (self.modules(), self.exports());
         let mut imports = Vec::new();
@@ -65,12 +65,12 @@ impl Folder {
                 imports.extend(to.map(|to| Import { from: from.clone(), to: to.clone(), file }));
             }
         }
-        // Above its modules.
+        // `mod.rs` is above the modules, and may import them all.
         imports.retain(|import| import.from != "mod");
         imports
     }
 
-    /// The circles in which its modules import each other: the modules of each, sorted.
+    /// The circles in which the folder's modules import each other: the modules of each circle, sorted.
     pub fn circles(&self) -> Vec<Vec<String>> {
         let mut edges: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
         for Import { from, to, .. } in self.imports() {
@@ -102,7 +102,7 @@ impl Folder {
         entries(&self.directory()).map(|(_, name)| name.trim_end_matches(".rs").to_owned()).collect()
     }
 
-    /// The names that the folder has from its modules, each with its module.
+    /// The names that the folder exports from its modules, each with its module.
     fn exports(&self) -> BTreeMap<String, String> {
         let name = if self.path.is_empty() { "lib.rs" } else { "mod.rs" };
         let Ok(text) = fs::read_to_string(self.directory().join(name)) else { return BTreeMap::new() };
@@ -114,9 +114,9 @@ impl Folder {
             if !visibility.is_empty() && !visibility.starts_with("pub") || visibility.contains(['{', '\n']) {
                 continue;
             }
-            let mut found = Vec::new();
-            expand(used.strip_prefix("self::").unwrap_or(used), Vec::new(), &mut found);
-            for NamedPath { path, name } in found {
+            let mut paths = Vec::new();
+            expand(used.strip_prefix("self::").unwrap_or(used), Vec::new(), &mut paths);
+            for NamedPath { path, name } in paths {
                 if path.len() > 1 && modules.contains(&path[0]) {
                     exports.insert(name, path[0].clone());
                 }
@@ -129,10 +129,10 @@ impl Folder {
 /// The modules that a module imports, and those that these import, and so on.
 fn reachable(module: &str, edges: &BTreeMap<String, BTreeSet<String>>) -> BTreeSet<String> {
     let mut reached = BTreeSet::new();
-    let mut rest = vec![module];
-    while let Some(module) = rest.pop() {
+    let mut pending = vec![module];
+    while let Some(module) = pending.pop() {
         let imports = edges.get(module).into_iter().flatten();
-        rest.extend(imports.filter(|import| reached.insert((*import).clone())).map(String::as_str));
+        pending.extend(imports.filter(|import| reached.insert((*import).clone())).map(String::as_str));
     }
     reached
 }
@@ -162,21 +162,21 @@ fn code(text: &str) -> String {
 /// The paths in the source of a module that begin with `crate::` or `super::`.
 fn paths(text: &str, module: &[String]) -> Vec<NamedPath> {
     let code = code(text);
-    let mut found = Vec::new();
+    let mut paths = Vec::new();
     for word in ["crate::", "super::"] {
         for (place, _) in code.match_indices(word) {
             let is_first = !code[..place].ends_with(|last: char| last.is_alphanumeric() || last == '_' || last == ':');
             if is_first {
                 let base = if word == "crate::" { Vec::new() } else { module.to_vec() };
-                expand(&code[place..], base, &mut found);
+                expand(&code[place..], base, &mut paths);
             }
         }
     }
-    found
+    paths
 }
 
-/// Adds the paths of a tree such as `super::a::{B, c::D as E}`. Returns the rest of the text.
-fn expand<'a>(mut rest: &'a str, mut base: Vec<String>, found: &mut Vec<NamedPath>) -> &'a str {
+/// Adds the paths of a tree such as `super::a::{B, c::D as E}`, which begins the text. Returns the text after the tree.
+fn expand<'a>(mut rest: &'a str, mut base: Vec<String>, paths: &mut Vec<NamedPath>) -> &'a str {
     loop {
         if let Some(list) = rest.strip_prefix('{') {
             rest = list;
@@ -186,7 +186,7 @@ fn expand<'a>(mut rest: &'a str, mut base: Vec<String>, found: &mut Vec<NamedPat
                     return rest;
                 }
                 let before = rest.len();
-                rest = expand(rest, base.clone(), found);
+                rest = expand(rest, base.clone(), paths);
                 assert!(rest.len() < before, "no list of paths: {}", rest.lines().next().unwrap_or_default());
             }
         }
@@ -209,7 +209,7 @@ fn expand<'a>(mut rest: &'a str, mut base: Vec<String>, found: &mut Vec<NamedPat
             let end = renamed.find(|letter: char| !letter.is_alphanumeric() && letter != '_').unwrap_or(renamed.len());
             (known_as, after) = (renamed[..end].to_owned(), &renamed[end..]);
         }
-        found.push(NamedPath { path: base, name: known_as });
+        paths.push(NamedPath { path: base, name: known_as });
         return after;
     }
 }
@@ -218,8 +218,8 @@ fn expand<'a>(mut rest: &'a str, mut base: Vec<String>, found: &mut Vec<NamedPat
 fn paths_are_read_from_lists_and_relative_to_their_module() {
     let text = "use super::super::a::{B, c::{D as E, self}};\nfn f() { crate::g::h::<u8>(1) }\n//! super::i::j\n";
     let module = ["x", "y", "z"].map(str::to_owned);
-    let found: Vec<_> = paths(text, &module).iter().map(|found| (found.path.join("::"), found.name.clone())).collect();
+    let names: Vec<_> = paths(text, &module).iter().map(|named| (named.path.join("::"), named.name.clone())).collect();
     let expected = [("g::h", "h"), ("x::a::B", "B"), ("x::a::c::D", "E"), ("x::a::c", "c")]
         .map(|(a, b)| (a.to_owned(), b.to_owned()));
-    assert_eq!(found, expected);
+    assert_eq!(names, expected);
 }

@@ -51,7 +51,7 @@ fn collect(directory: &Path, files: &mut Vec<PathBuf>) {
 fn functions(sources: &[String]) -> BTreeSet<&str> {
     let names = sources.iter().flat_map(|source| source.split("fn ").skip(1));
     names
-        .map(|rest| rest.split(|letter: char| !letter.is_alphanumeric() && letter != '_').next().expect("a word"))
+        .map(|text| text.split(|letter: char| !letter.is_alphanumeric() && letter != '_').next().expect("a word"))
         .collect()
 }
 

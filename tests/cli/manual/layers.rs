@@ -44,9 +44,9 @@ const PODFS_NFS: Layers = &[
     &["lib"],
 ];
 
-/// `src/node`. Those of one layer do not import each other.
+/// `src/node`.
 const NODE: Layers = &[
-    &["spans"],
+    &["files", "spans"],
     &["backing", "on_host", "orphans", "pod", "publication"],
     &["checkpoint", "sample", "state"],
     &["feed", "handle", "plugin", "reconstruct"],
@@ -74,8 +74,9 @@ const SUPERVISOR: Layers = &[
 
 /// Folders, each with modules of it that import each other in a circle.
 const CIRCLES: &[(&str, &[&str])] = &[
-    // The types refer to each other. `Nodes` makes a `Node` of its cell, and the last user of the `Node` tells `Nodes`. A
-    // `Node` has the `OpenNode` that its open files share, which has each `OpenFile`, which has its `Node`.
+    // The types refer to each other: `Nodes` makes each `Node` from its cell, and the drop of the last reference to a `Node`
+    // informs `Nodes`. A `Node` has the `OpenNode` that its open files share, an `OpenNode` has each `OpenFile`, and an
+    // `OpenFile` has its `Node`.
     ("fuse/src/passthrough", &["node", "nodes", "open_files", "open_node"]),
 ];
 
@@ -107,7 +108,7 @@ fn modules_of_podfs_fuse_import_only_what_lies_below_them() {
 fn modules_of_podfs_nfs_import_only_what_lies_below_them_and_nothing_of_fuse() {
     assert_imports_point_down(&Folder::of_crate("fuse/nfs/src"), PODFS_NFS, 30);
     let manifest = fs::read_to_string(top().join("fuse/nfs/Cargo.toml")).expect("a manifest");
-    let dependencies = manifest.split("[dependencies]").nth(1).and_then(|rest| rest.split("\n[").next());
+    let dependencies = manifest.split("[dependencies]").nth(1).and_then(|text| text.split("\n[").next());
     assert!(!dependencies.expect("dependencies").contains("podfs"), "the NFS client is no part of the others");
 }
 
@@ -124,20 +125,20 @@ fn modules_of_the_supervisor_import_only_what_lies_below_them() {
 #[test]
 fn modules_of_a_folder_do_not_import_each_other_in_a_circle() {
     let folders = ["src", "fuse/src", "fuse/nfs/src"].map(Folder::of_crate).into_iter().flat_map(Folder::folders);
-    let mut seen = 0;
+    let mut count = 0;
     let mut circles = Vec::new();
     for folder in folders {
-        seen += 1;
+        count += 1;
         for circle in folder.circles() {
             let imports = folder.imports().into_iter();
-            let of_it = |import: &Import| circle.contains(&import.from) && circle.contains(&import.to);
-            println!("{}: {:#?}", folder.name(), imports.filter(of_it).collect::<Vec<_>>());
+            let is_in_circle = |import: &Import| circle.contains(&import.from) && circle.contains(&import.to);
+            println!("{}: {:#?}", folder.name(), imports.filter(is_in_circle).collect::<Vec<_>>());
             circles.push((folder.name(), circle));
         }
     }
-    assert!(seen > 30, "these are not all: {seen}");
+    assert!(count > 30, "these are not all: {count}");
     let known = CIRCLES.iter().map(|(folder, modules)| {
         ((*folder).to_owned(), modules.iter().map(|module| (*module).to_owned()).collect::<Vec<_>>())
     });
-    assert_eq!(circles, known.collect::<Vec<_>>(), "break a new circle; one that is gone leaves the list");
+    assert_eq!(circles, known.collect::<Vec<_>>(), "break a new circle; remove a circle that is gone from CIRCLES");
 }

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use crate::common::packages::top;
 
-/// Every page, from the folders that people read.
+/// Every page of the documentation.
 fn pages() -> Vec<PathBuf> {
     let mut pages = Vec::new();
     for directory in ["", ".github", "docs", "docs/user", "docs/reference", "docs/design", "packaging"] {
@@ -26,7 +26,7 @@ fn prose(page: &Path) -> String {
 
 /// The targets of a page's links.
 fn links(prose: &str) -> impl Iterator<Item = &str> {
-    prose.split("](").skip(1).filter_map(|rest| rest.split([')', ' ']).next())
+    prose.split("](").skip(1).filter_map(|text| text.split([')', ' ']).next())
 }
 
 /// The anchors of a page: its headings as GitHub and mdBook write them.
@@ -44,10 +44,10 @@ fn anchors(page: &Path) -> BTreeSet<String> {
 #[test]
 fn every_relative_link_leads_to_a_page_and_a_heading_that_exist() {
     let mut broken = Vec::new();
-    let mut seen = 0;
+    let mut count = 0;
     for page in pages() {
         for link in links(&prose(&page)).filter(|link| !link.contains("://")) {
-            seen += 1;
+            count += 1;
             let (file, anchor) = link.split_once('#').unwrap_or((link, ""));
             let target = if file.is_empty() { page.clone() } else { page.parent().expect("a folder").join(file) };
             let leads = target.exists() && (anchor.is_empty() || anchors(&target).contains(anchor));
@@ -56,7 +56,7 @@ fn every_relative_link_leads_to_a_page_and_a_heading_that_exist() {
             }
         }
     }
-    assert!(seen > 60, "these are not all: {seen}");
+    assert!(count > 60, "these are not all: {count}");
     assert!(broken.is_empty(), "{broken:#?}");
 }
 

@@ -6,7 +6,8 @@ use std::fs;
 use crate::common::packages::top;
 use crate::manual::source::sources;
 
-/// The sources whose types share their names. Those of `src/cli` are named by the words that the user types.
+/// The sources in which no two types may have one name. The types of `src/cli` are exempt: their names are the words
+/// that a user types.
 const ROOTS: [&str; 3] = ["src", "fuse/src", "fuse/nfs/src"];
 
 /// The types that a source file defines, without those of its tests, and without associated types.
@@ -19,11 +20,11 @@ fn defined(text: &str) -> impl Iterator<Item = &str> {
         let line = if line.starts_with('(') { line.split_once(')')?.1 } else { line };
         let line = line.trim_start().trim_start_matches("unsafe ");
         let kinds = ["struct ", "enum ", "trait ", "union ", "type "];
-        let (kind, rest) = kinds.iter().find_map(|kind| Some((kind, line.strip_prefix(kind)?)))?;
+        let (kind, definition) = kinds.iter().find_map(|kind| Some((kind, line.strip_prefix(kind)?)))?;
         if *kind == "type " && is_associated {
             return None;
         }
-        rest.split(|letter: char| !letter.is_alphanumeric()).next().filter(|name| !name.is_empty())
+        definition.split(|letter: char| !letter.is_alphanumeric()).next().filter(|name| !name.is_empty())
     })
 }
 

@@ -25,24 +25,24 @@ pub fn written() -> BTreeMap<String, String> {
     read(&directory.path().join("new"))
 }
 
-/// The pages that people write.
+/// The pages in `packaging/man`.
 pub fn hand_written() -> BTreeMap<String, String> {
     read(Path::new(HAND_WRITTEN))
 }
 
-/// A page's source, without what only says how it looks.
+/// A page's source, without its fonts and escapes.
 fn plain(page: &str) -> String {
     page.replace("\\fB", "").replace("\\fI", "").replace("\\fR", "").replace("\\-", "-").replace("\\*(Aq", "'")
 }
 
 fn section<'a>(page: &'a str, heading: &str) -> &'a str {
     let begin = [format!(".SH {heading}\n"), format!(".SH \"{heading}\"\n"), format!(".Sh {heading}\n")];
-    let rest = begin.iter().find_map(|begin| page.split_once(begin.as_str())).map(|(_, rest)| rest);
-    let rest = rest.unwrap_or_else(|| panic!("no section {heading} in:\n{page}"));
-    rest.split("\n.SH ").next().and_then(|rest| rest.split("\n.Sh ").next()).expect("a section")
+    let text = begin.iter().find_map(|begin| page.split_once(begin.as_str())).map(|(_, text)| text);
+    let text = text.unwrap_or_else(|| panic!("no section {heading} in:\n{page}"));
+    text.split("\n.SH ").next().and_then(|text| text.split("\n.Sh ").next()).expect("a section")
 }
 
-/// The first lines of what a section defines.
+/// The terms that a section defines: the first line of each entry.
 fn defined(section: &str) -> Vec<&str> {
     section.split(".TP\n").skip(1).map(|entry| entry.lines().next().expect("a term")).collect()
 }
@@ -104,7 +104,7 @@ fn the_page_of_the_settings_has_each_with_its_variable_and_default() {
 fn the_overview_names_every_command_and_every_variable() {
     let page = &hand_written()["podfs.8"];
     let listed = section(page, "COMMANDS").lines().filter_map(|line| line.strip_prefix(".It Xr podfs-"));
-    let listed: Vec<_> = listed.map(|rest| rest.split(' ').next().expect("a name").to_owned()).collect();
+    let listed: Vec<_> = listed.map(|line| line.split(' ').next().expect("a name").to_owned()).collect();
     assert_eq!(listed, commands());
     let environment = section(page, "ENVIRONMENT");
     for setting in settings() {

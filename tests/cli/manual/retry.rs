@@ -12,8 +12,8 @@ const RETRY: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/retry");
 const QUICK: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/quick");
 const RUN: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/run");
 
-/// Tests that fail until they have run this many times. Each counts its runs in a file of its own. A name that ends with
-/// `in_guest` or `in_cli` is a test of that program, another one is a unit test.
+/// Runs `tests/retry` in a project with tests that fail in this many runs, and pass then. Each test counts its runs in a file.
+/// A test whose name ends with `in_guest` or `in_cli` is in that program; the others are unit tests.
 fn retry(failures: &[(&str, u32)]) -> (Output, String) {
     let project = TempDir::with_prefix("podfs-test-").expect("a directory");
     let manifest = "[package]\nname = \"sample\"\nversion = \"0.0.0\"\nedition = \"2024\"\n[workspace]\n";
@@ -92,7 +92,7 @@ fn the_scripts_are_clean() {
 #[test]
 fn the_quick_script_leaves_out_existing_tests() {
     let script = fs::read_to_string(QUICK).expect("a script");
-    let list = script.split("need_root=(").nth(1).and_then(|rest| rest.split(')').next()).expect("a list");
+    let list = script.split("need_root=(").nth(1).and_then(|text| text.split(')').next()).expect("a list");
     let modules = list.split_whitespace().map(|tests| tests.split("tests::").next().unwrap_or_default());
     let modules: Vec<_> = modules.map(|module| module.trim_end_matches("::").replace("::", "/")).collect();
     assert!(modules.len() > 5, "{modules:?}");

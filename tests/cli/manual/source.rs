@@ -18,18 +18,18 @@ pub fn sources(directory: &Path) -> Vec<PathBuf> {
 
 /// Each text between `begin` and the next of `ends`.
 fn between<'a>(text: &'a str, begin: &'a str, ends: &'static [char]) -> impl Iterator<Item = &'a str> {
-    text.split(begin).skip(1).map(move |rest| rest.split(ends).next().unwrap_or_default())
+    text.split(begin).skip(1).map(move |text| text.split(ends).next().unwrap_or_default())
 }
 
 /// The annotations that a text names: `podfs.io/…`, without the volume at their end.
 fn annotations(text: &str) -> BTreeSet<String> {
-    // A directory of the kubelet's plugins has the name of podfs, too, and so have what podfs itself writes into
-    // PersistentVolumes and certificates that are pushed.
+    // These have the name of podfs, but are no annotations of pods: a directory of the kubelet's plugins, annotations
+    // of local PersistentVolumes, and the API version of pushed certificates.
     let text = ["plugins/podfs.io/", "local.podfs.io/", "podfs.io/v1"]
         .iter()
-        .fold(text.to_owned(), |text, other| text.replace(other, ""));
-    let found = between(&text, "podfs.io/", &['.', ' ', '`', '"', ':', '<', '\n']).map(str::to_owned);
-    found.filter(|name| !name.is_empty()).collect()
+        .fold(text.to_owned(), |text, exempt| text.replace(exempt, ""));
+    let names = between(&text, "podfs.io/", &['.', ' ', '`', '"', ':', '<', '\n']).map(str::to_owned);
+    names.filter(|name| !name.is_empty()).collect()
 }
 
 #[test]
@@ -84,8 +84,8 @@ fn fields_of_a_status_are_those_of_the_source() {
     let fields: BTreeSet<_> = fields.collect();
     assert!(fields.contains("generationAgeSeconds") && fields.len() > 15, "{fields:?}");
     let (page, guide) = (&hand_written()["podfs-agent.7"], guide());
-    let state = page.split(".Sh STATE").nth(1).and_then(|rest| rest.split(".Sh ").next()).expect("a section");
-    // The process that a server is has its fields in that of the server.
+    let state = page.split(".Sh STATE").nth(1).and_then(|text| text.split(".Sh ").next()).expect("a section");
+    // `process` is no field of the JSON: its fields are fields of the object that has it (`#[serde(flatten)]`).
     for field in fields.iter().filter(|field| *field != "process") {
         let has = |text: &str| text.split(|c: char| !c.is_alphanumeric()).any(|word| word == field);
         assert!(has(state), "podfs-agent(7) does not describe {field}");

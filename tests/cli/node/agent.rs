@@ -1,4 +1,5 @@
-//! The example of an agent that uses `podfs node`: it serves its pods, and removes all that it made, however it ends.
+//! The example of an agent that uses `podfs node`: the agent serves its pods, and removes everything that it made,
+//! however it ends.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -10,7 +11,8 @@ use nix::unistd::Pid;
 use crate::common::packages::top;
 use crate::common::{Fixture, PODFS, eventually};
 
-/// An agent with pods of its own. Its files are in the directory of a fixture, which finds its processes, too.
+/// An agent with a copy of the example's pods. Its files are in the directory of a fixture, which also finds its
+/// processes.
 struct Agent {
     fixture: Fixture,
 }
@@ -30,7 +32,7 @@ impl Agent {
         self.fixture.path("tmp")
     }
 
-    /// Starts it, with the podfs of this build in its PATH.
+    /// Starts the agent, with the podfs of this build in its PATH.
     fn start(&self) -> Working<'_> {
         self.start_with(&["--fork"])
     }
@@ -41,7 +43,7 @@ impl Agent {
         let mut command = Command::new(examples().join("agent.sh"));
         command.args(options).arg(self.fixture.path("pods")).arg(self.fixture.path("agent"));
         command.env("PATH", path).env("TMPDIR", self.temporary());
-        let output = fs::File::create(self.fixture.path("said")).expect("a file");
+        let output = fs::File::create(self.fixture.path("output")).expect("a file");
         command.stdin(Stdio::null()).stderr(output.try_clone().expect("a descriptor")).stdout(output);
         Working { child: self.fixture.mark(&mut command).spawn().expect("the agent starts"), agent: self }
     }
@@ -53,27 +55,27 @@ impl Agent {
     }
 }
 
-/// An agent at work.
+/// A running agent.
 struct Working<'a> {
     child: Child,
     agent: &'a Agent,
 }
 
 impl Working<'_> {
-    fn said(&self) -> String {
-        fs::read_to_string(self.agent.fixture.path("said")).expect("what it said")
+    fn output(&self) -> String {
+        fs::read_to_string(self.agent.fixture.path("output")).expect("the output")
     }
 
     #[track_caller]
     fn wait_output(&self, text: &str) {
-        eventually(&format!("{text:?} comes"), || self.said().contains(text));
+        eventually(&format!("the agent writes {text:?}"), || self.output().contains(text));
     }
 
     fn signal(&self, signal: Signal) {
         kill(Pid::from_raw(self.child.id().cast_signed()), signal).expect("it is there");
     }
 
-    /// Its exit code and output.
+    /// The agent's exit code and output, after it has ended.
     #[track_caller]
     fn end(mut self) -> (Option<i32>, String) {
         let mut code = None;
@@ -81,7 +83,7 @@ impl Working<'_> {
             code = self.child.try_wait().expect("a child");
             code.is_some()
         });
-        (code.and_then(|status| status.code()), self.said())
+        (code.and_then(|status| status.code()), self.output())
     }
 }
 
@@ -118,7 +120,7 @@ fn sees_a_change(options: &[&str]) {
         "worker: my password is the second one now",
         "agent: all pods have stopped well",
     ] {
-        assert!(output.lines().any(|told| told == line), "{line:?} is not in:\n{output}");
+        assert!(output.lines().any(|output_line| output_line == line), "{line:?} is not in:\n{output}");
     }
     assert_eq!(code, Some(0), "{output}");
     agent.assert_nothing_left();

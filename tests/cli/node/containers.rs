@@ -1,4 +1,4 @@
-//! Containers: the requests of agents over gRPC, which are those that they can send to the pod's supervisor.
+//! Containers: the requests of agents over gRPC, which are the same that agents can send to the pod's supervisor.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt;
@@ -104,12 +104,12 @@ fn the_service_and_the_control_socket_say_the_same_of_a_container() {
     else {
         panic!("the supervisor prepares the container");
     };
-    let of_service: Vec<_> = of_service.iter().map(told_by_service).collect();
-    let of_socket: Vec<_> = of_socket.iter().map(told_by_socket).collect();
+    let of_service: Vec<_> = of_service.iter().map(mount_from_service).collect();
+    let of_socket: Vec<_> = of_socket.iter().map(mount_from_socket).collect();
     assert_eq!(of_service.len(), 7, "{of_service:?}");
     assert_eq!(of_service, of_socket);
 
-    // The second one removes what the first one has made.
+    // The service removes the mounts that the control socket has made.
     let part = host.path().join("logs/web-0");
     assert!(part.is_dir());
     let parts = node.fixture.path("root/pods/uid-web/volume-subpaths");
@@ -202,7 +202,7 @@ fn a_pod_that_mounts_no_volume_has_a_supervisor_that_prepares_its_containers() {
     assert_eq!(prepared("bare"), files);
     assert_eq!(prepared("image"), ["app", files[0], files[1]]);
 
-    // It stays for as long as the pod does, whichever process is killed.
+    // The pod has a supervisor as long as it exists, whichever process is killed.
     let first = node.supervisor("bare");
     kill(first, Signal::SIGKILL).expect("it runs");
     eventually("another supervisor", || {
@@ -217,12 +217,12 @@ fn a_pod_that_mounts_no_volume_has_a_supervisor_that_prepares_its_containers() {
     assert_eq!(prepared("bare"), files);
     assert_eq!(["bare", "image"].map(|name| node.supervisor(name)), before, "the next daemon adopts them");
 
-    // And ends with it.
+    // The supervisor ends with its pod.
     for name in ["bare", "image"] {
         node.remove(&format!("{name}.yaml"));
         eventually("the pod is gone", || node.pod(name).is_some_and(|pod| pod["stage"].is_null()));
         node.expect(&["release", &format!("default/{name}")]);
-        eventually("nothing of it is left", || node.is_clean(&format!("uid-{name}")));
+        eventually("nothing of the pod is left", || node.is_clean(&format!("uid-{name}")));
     }
 }
 
@@ -313,7 +313,7 @@ fn the_ids_of_a_pod_with_a_user_namespace_are_in_its_mounts() {
     });
 }
 
-/// Asks the daemon over gRPC.
+/// Calls the daemon over gRPC.
 fn on_the_service<T>(node: &Node, questions: impl AsyncFnOnce(&mut DaemonClient) -> T) -> T {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
     runtime.block_on(async {
@@ -322,10 +322,11 @@ fn on_the_service<T>(node: &Node, questions: impl AsyncFnOnce(&mut DaemonClient)
     })
 }
 
-/// The source of a mount, and everything else. The name of the file for the termination message is another each time.
-type Told = (String, String);
+/// The source of a mount, and its other fields. The source is without the name of the file for the termination message,
+/// which differs each time.
+type ComparedMount = (String, String);
 
-fn told_by_service(mount: &proto::ContainerMount) -> Told {
+fn mount_from_service(mount: &proto::ContainerMount) -> ComparedMount {
     let source = match &mount.source {
         Some(Source::HostPath(path)) => source_path(&mount.name, Path::new(path)),
         Some(Source::Image(image)) => format!("image {} {}", image.reference, image.sub_path),
@@ -337,7 +338,7 @@ fn told_by_service(mount: &proto::ContainerMount) -> Told {
     (source, format!("{} {} {propagation:?} {flags:?} {options:?}", mount.name, mount.container_path))
 }
 
-fn told_by_socket(mount: &ContainerMount) -> Told {
+fn mount_from_socket(mount: &ContainerMount) -> ComparedMount {
     let source = match &mount.source {
         MountSource::HostPath(path) => source_path(&mount.name, path),
         MountSource::Image { reference, sub_path } => format!("image {reference} {sub_path}"),

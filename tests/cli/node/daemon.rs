@@ -1,4 +1,4 @@
-//! The supervisors of a daemon, without the rest of a daemon.
+//! The part of a daemon that manages supervisors, used through the library without the other parts.
 
 use std::fs::{self, Permissions};
 use std::os::unix::fs::PermissionsExt;
@@ -22,13 +22,13 @@ use tokio::task::JoinHandle;
 
 use crate::common::*;
 
-/// A node of a test: its directories, and where its processes are found.
+/// A node of a test: its directories, and the fixture that finds its processes.
 pub struct Node {
     pub fixture: Fixture,
     program: PathBuf,
 }
 
-/// A daemon's supervisors. Dropping it is what a SIGKILL of a daemon is to them: nothing.
+/// A daemon's supervisors. Dropping this has the effect of a SIGKILL of a daemon: the supervisors continue.
 pub struct Daemon {
     runtime: Runtime,
     pub supervisors: Supervisors,
@@ -42,10 +42,10 @@ impl Node {
         Node::with_arguments("")
     }
 
-    /// A node whose supervisors have other arguments in front.
+    /// A node whose supervisors get these arguments before the daemon's.
     pub fn with_arguments(arguments: &str) -> Node {
         let fixture = Fixture::new("");
-        // The fixture finds the children of a supervisor by this variable.
+        // The fixture finds the supervisor and its children by the variable RUST_BACKTRACE.
         let script = format!(
             "#!/bin/sh\nexec env RUST_BACKTRACE={} {PODFS_SUPERVISOR} {arguments} \"$@\" 2>>{}\n",
             fixture.path("").display().to_string().trim_end_matches('/'),
@@ -57,7 +57,7 @@ impl Node {
         Node { fixture, program }
     }
 
-    /// A daemon that begins.
+    /// A new daemon.
     pub fn daemon(&self) -> Daemon {
         let settings = SupervisorSettings::new(&self.run(), &self.root(), self.program.clone()).expect("directories");
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build();
@@ -92,11 +92,11 @@ impl Node {
 
     /// The supervisors of all pods.
     pub fn supervisors(&self) -> Vec<Pid> {
-        let is_one = |pid: &Pid| {
+        let is_supervisor = |pid: &Pid| {
             let command = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
             command.split(|byte| *byte == 0).any(|word| word == b"--pod")
         };
-        self.fixture.processes().into_iter().filter(is_one).collect()
+        self.fixture.processes().into_iter().filter(is_supervisor).collect()
     }
 
     /// The path of a volume.
@@ -104,14 +104,14 @@ impl Node {
         self.root().join("pods").join(self.uid()).join("volumes").join(format!("kubernetes.io~{plugin}")).join(name)
     }
 
-    /// Kills a process and waits until it is gone.
+    /// Kills a process and waits until it has ended.
     #[track_caller]
     pub fn kill(&self, process: Pid) {
         kill(process, Signal::SIGKILL).expect("it is there");
-        eventually("it is gone", || !self.fixture.processes().contains(&process));
+        eventually("the process has ended", || !self.fixture.processes().contains(&process));
     }
 
-    /// Checks that nothing of any pod is left except the directory of all checkpoints.
+    /// Checks that podfs has removed everything of all pods. The directories `node`, `node/pods` and `pods` may stay.
     #[track_caller]
     pub fn assert_nothing_left(&self) {
         assert_eq!(self.fixture.mounts(), Vec::<PathBuf>::new());
@@ -147,24 +147,24 @@ impl Drop for Node {
 
 /// All paths below a directory, in order; empty if the directory does not exist.
 fn below(directory: &Path) -> Vec<PathBuf> {
-    let mut found = Vec::new();
+    let mut paths = Vec::new();
     for entry in fs::read_dir(directory).into_iter().flatten().flatten() {
-        found.push(entry.path());
+        paths.push(entry.path());
         if entry.file_type().expect("a type").is_dir() {
-            found.extend(below(&entry.path()));
+            paths.extend(below(&entry.path()));
         }
     }
-    found.sort();
-    found
+    paths.sort();
+    paths
 }
 
 impl Daemon {
-    /// Waits for what the supervisors give.
+    /// Waits for the result of an operation.
     pub fn block_on<T>(&self, future: impl Future<Output = T>) -> T {
         self.runtime.block_on(async { tokio::time::timeout(TIMEOUT, future).await }).expect("it takes no time")
     }
 
-    /// Begins something.
+    /// Starts an operation in the background.
     pub fn spawn<T: Send + 'static>(&self, future: impl Future<Output = T> + Send + 'static) -> JoinHandle<T> {
         self.runtime.spawn(future)
     }
@@ -200,7 +200,7 @@ impl Daemon {
         self.block_on(self.supervisors.retire(&self.uid)).map_err(|error| error.to_string())
     }
 
-    /// Gives the pod everything that there is.
+    /// Pushes these objects to the pod; they replace all that it has.
     pub fn push(&self, objects: &[String]) {
         let objects = objects.iter().map(|object| serde_json::from_str(object).expect("JSON")).collect();
         let push = Push { objects, replace: true, ..Push::default() };
@@ -208,29 +208,29 @@ impl Daemon {
         pushed.unwrap_or_else(|failure| panic!("{}", failure.reason));
     }
 
-    /// Adopts what is there.
+    /// Adopts the supervisors of pods that an earlier daemon left.
     pub fn adopt(&self, pods: &[ReconstructedPod]) {
         let _entered = self.runtime.enter();
         pods.iter().for_each(|pod| self.supervisors.adopt(pod));
     }
 
-    /// Reads reports until one is it.
+    /// Reads reports until one that `is_wanted`, and returns it.
     #[track_caller]
-    pub fn wait_report(&mut self, what: &str, is_it: impl Fn(&SupervisorReport) -> bool) -> SupervisorReport {
+    pub fn wait_report(&mut self, what: &str, is_wanted: impl Fn(&SupervisorReport) -> bool) -> SupervisorReport {
         let reports = &mut self.reports;
         let find = async {
             loop {
                 let (_, report) = reports.recv().await.expect("supervisors are there");
-                if is_it(&report) {
+                if is_wanted(&report) {
                     return report;
                 }
             }
         };
-        let found = self.runtime.block_on(async { tokio::time::timeout(TIMEOUT, find).await });
-        found.unwrap_or_else(|_| panic!("no report: {what}"))
+        let report = self.runtime.block_on(async { tokio::time::timeout(TIMEOUT, find).await });
+        report.unwrap_or_else(|_| panic!("no report: {what}"))
     }
 
-    /// Waits until a supervisor answers. Gives its process id.
+    /// Waits until a supervisor answers. Returns its process id.
     #[track_caller]
     pub fn wait_up(&mut self) -> Pid {
         match self.wait_report("up", |report| matches!(report, SupervisorReport::Up(_))) {

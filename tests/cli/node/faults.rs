@@ -1,5 +1,5 @@
-//! Faults around a daemon: its run directory is deleted, the disk is full, its whole cgroup is killed, and two pods want a claim
-//! that only one pod may use.
+//! Faults around a daemon: its run directory is deleted, the disk is full, its whole cgroup is killed, and two pods want a
+//! claim that only one pod may use.
 
 use std::fs::{self, File};
 use std::io::Write;
@@ -31,7 +31,7 @@ fn set(node: &Node, value: &str) {
 /// Deletes the run directory, as `rm -r /run/podfs` does. Supervisors may make files in it meanwhile.
 fn delete_run_directory(node: &Node) {
     let run = node.fixture.path("run");
-    eventually("it is deleted", || fs::remove_dir_all(&run).is_ok());
+    eventually("the run directory is deleted", || fs::remove_dir_all(&run).is_ok());
 }
 
 /// Whether the daemon answers, and has the supervisor of the pod `web`.
@@ -54,12 +54,12 @@ fn a_deleted_run_directory_is_made_again_and_volumes_follow_their_objects() {
     eventually("the daemon answers at a new socket", || knows_web(&node));
     assert_eq!(node.supervisor("web"), supervisor, "no other supervisor was started");
 
-    // Its files are as good as those that were deleted: the next supervisor finds the server, and the next daemon the pod.
+    // The new files replace the deleted ones: by them, the next supervisor finds the server, and the next daemon finds the pod.
     let of_pod = |name: &str| node.fixture.path("run/uid-web").join(name).exists();
     eventually("its files are there", || ["lock", "control.sock", "server.sock"].into_iter().all(of_pod));
+    let log = node.log();
     kill(supervisor, Signal::SIGKILL).expect("killed");
     open.write_all(b"data").expect("the server goes on");
-    let log = node.log();
     eventually("another supervisor takes the server over", || {
         node.pod("web")
             .is_some_and(|pod| pod["supervisor"].as_i64().is_some_and(|pid| pid != i64::from(supervisor.as_raw())))
@@ -121,7 +121,7 @@ fn a_daemon_whose_run_directory_another_one_has_taken_meanwhile_ends() {
 /// Fills the file system that a file is on.
 fn fill(file: &Path) {
     let mut file = File::create(file).expect("a file");
-    // The rest of the disk is smaller than a block.
+    // Writes of one byte fill the end, where no whole block fits.
     for size in [4096, 1] {
         while file.write_all(&vec![0; size]).is_ok() {}
     }
@@ -149,7 +149,7 @@ fn a_full_run_directory_keeps_new_pods_waiting_and_running_ones_survive_every_re
     set(&node, "two");
     wait_content(&config.join("key"), "two");
 
-    // Neither the daemon nor a supervisor needs more room than the one before.
+    // Neither the next daemon nor the next supervisor needs more room than its predecessor.
     daemon.signal(Signal::SIGKILL);
     daemon.wait();
     let _daemon = node.start();

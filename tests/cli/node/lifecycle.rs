@@ -1,4 +1,4 @@
-//! A pod comes, changes, ends and is released.
+//! The life of a pod on a node: a source describes it, it changes, it ends, and an agent releases it.
 
 use std::fs;
 use std::path::Path;
@@ -72,7 +72,7 @@ fn vm_10_a_volume_that_cannot_be_mounted_keeps_no_other_one_back() {
     node.put("missing.yaml", &config_map("missing", &[("key", "here")]));
     node.expect(&["wait", "default/web"]);
     wait_content(&node.path("web", "late").join("key"), "here");
-    eventually("ME-02: the failure was told in the kubelet's words", || {
+    eventually("ME-02: the failure is logged in the kubelet's words", || {
         node.log().contains("MountVolume.SetUp failed for volume \"late\" : ")
     });
 }
@@ -145,8 +145,8 @@ fn a_volume_that_another_process_unmounts_is_mounted_again() {
 
 /// The bytes that a file system has.
 fn size(path: &Path) -> u64 {
-    let found = rustix::fs::statvfs(path).expect("a file system");
-    found.f_blocks * found.f_frsize
+    let usage = rustix::fs::statvfs(path).expect("a file system");
+    usage.f_blocks * usage.f_frsize
 }
 
 #[test]
@@ -174,7 +174,7 @@ fn ed_02_ed_07_a_size_limit_that_changes_in_the_manifest_holds_for_the_running_p
     assert_eq!(node.volume("web", "disk").expect("the volume")["size"], 4 << 20);
     assert_eq!(node.supervisor("web"), supervisor, "it is the same supervisor");
 
-    // Less than there is: what is there stays. A tmpfs gets its new size when that is possible.
+    // With a limit below the used size, the content stays. A tmpfs gets its new size as soon as the content fits.
     node.put("web.yaml", &pod("1Mi", "1Mi"));
     eventually("the disk has its new limit", || size(&disk) == 1 << 20);
     assert!(fs::write(disk.join("more"), [7; 8192]).is_err(), "more is taken than the limit");
@@ -188,7 +188,7 @@ fn ed_02_ed_07_a_size_limit_that_changes_in_the_manifest_holds_for_the_running_p
     fs::remove_file(memory.join("file")).expect("removed");
     eventually("the tmpfs has its new size", || size(&memory) == 1 << 20);
 
-    // A limit that is taken away, and the next supervisor and server.
+    // The limit is removed. The next supervisor and server keep that.
     node.put("web.yaml", &pod("0", "4Mi"));
     eventually("the disk has no limit", || size(&disk) > 16 << 20);
     nix::sys::signal::kill(supervisor, nix::sys::signal::Signal::SIGKILL).expect("killed");

@@ -7,7 +7,7 @@ use super::lifecycle::pod;
 use crate::common::eventually;
 use crate::common::node::Node;
 
-/// The fields of the first line of this module with these words.
+/// The fields of the first line of the module `target` that has these words.
 fn fields(log: &str, target: &str, words: &str) -> Value {
     let lines = log.lines().map(|line| serde_json::from_str::<Value>(line).expect(line));
     let has = |line: &Value| {
@@ -34,7 +34,7 @@ fn every_line_about_a_volume_that_fails_names_its_pod_and_the_volume() {
         ["pod", "uid", "volume"].map(|field| fields[field].as_str().unwrap_or_default().to_owned())
     };
     let (of_pod, of_volume) = (["default/web", "uid-web", ""], ["default/web", "uid-web", "config"]);
-    // The manager, a task of the pod, and a blocking thread of the supervisor.
+    // These lines come from the manager, from a task of the pod, and from a blocking thread of the supervisor.
     assert_eq!(about("podfs::node::manager::operations", "MountVolume.SetUp failed"), of_volume);
     assert_eq!(about("podfs::node::manager", "podfs starts another supervisor"), of_pod);
     assert_eq!(about("podfs::node::supervisors::pod", "the supervisor of pod uid-web is gone"), of_pod);
@@ -63,7 +63,7 @@ fn lines_of_a_daemon_that_finds_a_pod_name_it() {
     for (target, words) in [
         ("podfs::node::manager::recovery", "found with its supervisor"),
         ("podfs::node::manager", "is released"),
-        // A later task of the pod, which knows its name from the checkpoint.
+        // The task of the next daemon knows the pod's name from the checkpoint.
         ("podfs::node::supervisors::pod", "has ended"),
     ] {
         let fields = fields(&log, target, words);

@@ -1,4 +1,5 @@
-//! `podfs node` with real pods: static manifests, real supervisors, real mounts; and its supervisors without the rest.
+//! `podfs node` with real pods: static manifests, real supervisors, real mounts; and the part that manages supervisors
+//! alone.
 
 mod agent;
 mod containers;

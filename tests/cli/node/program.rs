@@ -1,4 +1,5 @@
-//! The program of supervisors: found, missing, and in the place of an earlier `podfs run`.
+//! The program podfs-supervisor: where podfs node finds it, its absence, and its start by the command line of an
+//! earlier podfs.
 
 use std::fs;
 use std::io::Write;

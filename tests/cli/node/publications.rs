@@ -1,4 +1,4 @@
-//! Publications of volumes to a supervisor that serves its pod, through a relay that holds or loses messages.
+//! Publications of volumes to a running supervisor, through a relay that holds or loses messages.
 
 use std::fs;
 use std::io;
@@ -55,7 +55,7 @@ impl Relay {
         Relay { socket, aside, listener, release }
     }
 
-    /// Passes on what is held.
+    /// Passes on the answer that the relay holds.
     fn release(&self) {
         self.release.send(()).expect("it is held");
     }
@@ -69,7 +69,8 @@ impl Drop for Relay {
     }
 }
 
-/// Passes on what both sides write; the supervisor's answer, if it is held, when it is released.
+/// Passes on the bytes of both sides. If there is a receiver `held`, passes on the supervisor's answer only after a
+/// message.
 fn relay(client: UnixStream, supervisor: UnixStream, held: Option<Receiver<()>>) {
     let both = |stream: &UnixStream| stream.try_clone().expect("the same socket");
     let (mut questions, mut answers) = ((both(&client), both(&supervisor)), (supervisor, client));
@@ -152,7 +153,8 @@ fn a_volume_that_is_mounted_again_at_once_is_there() {
     let daemon = serves_host(&node);
     let pod = node_pod(&node.uid(), VOLUMES);
     assert_eq!(daemon.mount(&pod, &["scratch"]), [Ok(())]);
-    // Both statuses in which the volume is mounted may be the same, and the one between them may not be sent.
+    // The daemon may miss the status between the unmount and the mount, and the statuses before and after it may be
+    // equal.
     for _ in 0..5 {
         assert_eq!(daemon.unmount(&["host"]), [Ok(())]);
         assert_eq!(daemon.mount_within(&pod, &["host"], TIMEOUT / 2), [Ok(())]);

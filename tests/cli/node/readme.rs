@@ -18,7 +18,7 @@ fn the_example_of_the_readme_runs() {
     let programs = Path::new(PODFS).parent().expect("a directory").display().to_string();
     let path = programs + ":" + &std::env::var("PATH").expect("a PATH");
     std::os::unix::fs::symlink(top().join("packaging"), fixture.path("packaging")).expect("a link");
-    // With job control, as a person has it.
+    // With job control, as in an interactive shell.
     let script = format!("set -em\n{script}wait\n");
     let mut command = Command::new("bash");
     command.arg("-c").arg(script).current_dir(fixture.path("")).env("PATH", path).env("PODFS_CONFIG", "/dev/null");

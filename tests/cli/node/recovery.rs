@@ -1,4 +1,4 @@
-//! The daemon, supervisors and servers are killed; the pods' containers do not notice.
+//! Kills of the daemon, of supervisors and of servers, without an effect on the pods' containers.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt;
@@ -167,7 +167,7 @@ fn a_supervisor_that_is_started_anew_by_the_next_daemon_shows_the_pod_as_it_is_d
     daemon.signal(Signal::SIGKILL);
     drop(daemon);
     kill(supervisor, Signal::SIGKILL).expect("killed");
-    // The checkpoint has the label and the volume of before.
+    // The checkpoint has the old label and only the old volume.
     node.put("web.yaml", &with_label("two", &[labels, SCRATCH], &["info", "scratch"]));
     let _daemon = node.start();
     wait_content(&file, "app=\"two\"");

@@ -43,7 +43,7 @@ fn waiting_node() -> Node {
     node
 }
 
-/// A node whose pod waits for nothing.
+/// A node whose pod has all of its objects.
 fn ready_node() -> Node {
     let node = waiting_node();
     node.put("late.yaml", &secret("late", &[("password", "first")]));
@@ -100,7 +100,7 @@ fn an_agent_learns_where_volumes_are_and_what_they_need() {
     let node = ready_node();
     let _daemon = node.start();
     node.expect(&["wait", "default/web"]);
-    let told: Value =
+    let volumes: Value =
         serde_json::from_str(&node.expect(&["volumes", "default/web", "--output", "json"])).expect("JSON");
     let at = |place: &str| node.fixture.path("root/pods/uid-web/volumes").join(place).display().to_string();
     let expected = json!({"volumes": [
@@ -108,7 +108,7 @@ fn an_agent_learns_where_volumes_are_and_what_they_need() {
         {"name": "scratch", "kind": "emptyDir", "path": at("kubernetes.io~empty-dir/scratch"), "readOnly": false},
         {"name": "credentials", "kind": "secret", "path": at("kubernetes.io~secret/credentials"), "readOnly": true},
     ]});
-    assert_eq!(told, expected);
+    assert_eq!(volumes, expected);
     let table = node.expect(&["volumes", "uid-web"]);
     assert!(table.contains("scratch") && table.contains("read-write"), "{table}");
     assert!(
@@ -128,7 +128,7 @@ fn vm_11_a_pod_keeps_its_volumes_until_it_is_over_and_released() {
     let refused = node.refused(&["release", "default/web"]);
     assert!(refused.starts_with("podfs: pod default/web is to run on this node: delete it first"), "{refused}");
     node.remove("web.yaml");
-    eventually("the daemon hears of it", || node.pod("web").is_some_and(|pod| pod["stage"].is_null()));
+    eventually("the daemon notices the deletion", || node.pod("web").is_some_and(|pod| pod["stage"].is_null()));
     assert_eq!(fs::read_to_string(config.join("key")).expect("it is mounted"), "value");
     let still = node.refused(&["wait", "default/web", "--unmounted", "--timeout", "0"]);
     let text = "podfs: mounted volumes=[config credentials scratch]: context deadline exceeded";
@@ -159,8 +159,8 @@ fn the_socket_of_a_daemon_that_was_killed_is_replaced() {
     node.expect(&["wait", "default/web"]);
     let supervisor = node.supervisor("web");
     let socket = node.fixture.path("run/node.sock");
-    let found = fs::metadata(&socket).expect("the socket");
-    assert!(found.file_type().is_socket() && found.permissions().mode() & 0o777 == 0o600, "only root connects");
+    let metadata = fs::metadata(&socket).expect("the socket");
+    assert!(metadata.file_type().is_socket() && metadata.permissions().mode() & 0o777 == 0o600, "only root connects");
     daemon.signal(Signal::SIGKILL);
     daemon.wait();
     assert!(socket.exists(), "a daemon that is killed takes nothing away");
@@ -218,7 +218,7 @@ fn only_root_asks_and_only_root_serves() {
     let run = node.fixture.path("run").display().to_string();
     nobody(&["status", "--run-dir", &run]).says(3, &["podfs node answers only root; run this as root"]);
     nobody(&["--manifests", "/nowhere"]).says(3, &["podfs mounts file systems, so it must run as root"]);
-    // Not by the socket's mode alone.
+    // The daemon checks the user of a connection, besides the socket's mode.
     let socket = node.fixture.path("run/node.sock");
     let open =
         |path: &std::path::Path, mode| fs::set_permissions(path, fs::Permissions::from_mode(mode)).expect("its mode");
@@ -277,7 +277,7 @@ fn me_01_one_port_has_the_metrics_of_the_node_and_of_all_pods() {
     daemon.wait_log("metrics are served at http://");
     let log = node.log();
     let address =
-        log.split("metrics are served at http://").nth(1).and_then(|rest| rest.split('/').next()).expect("an address");
+        log.split("metrics are served at http://").nth(1).and_then(|url| url.split('/').next()).expect("an address");
     let mut stream = TcpStream::connect(address).expect("it listens");
     stream.write_all(b"GET /metrics HTTP/1.0\r\n\r\n").expect("asked");
     let mut text = String::new();
@@ -295,7 +295,7 @@ fn me_01_one_port_has_the_metrics_of_the_node_and_of_all_pods() {
         "reconstruct_volume_operations_total 0".to_owned(),
         "podfs_up{namespace=\"default\",pod=\"web\",uid=\"uid-web\"} 1".to_owned(),
     ] {
-        assert!(text.lines().any(|told| told == line), "{line} is not in:\n{text}");
+        assert!(text.lines().any(|metric| metric == line), "{line} is not in:\n{text}");
     }
     assert!(
         text.contains(

@@ -1,4 +1,4 @@
-//! Daemon, supervisors and servers are killed in a random order, again and again, while pods come, change and go.
+//! Kills of the daemon, of supervisors and of servers in a random order, while pods are added, changed and deleted.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -17,7 +17,7 @@ use crate::common::{TIMEOUT, config_map, eventually, wait_content};
 
 const CONFIG: &str = "{name: config, configMap: {name: app}}";
 const SCRATCH: &str = "{name: scratch, emptyDir: {}}";
-/// Pods that stay while others come and go.
+/// The number of pods that stay while others are added and deleted.
 const STAYING: usize = 4;
 /// The least number of kills.
 const STRIKES: usize = 25;
@@ -35,7 +35,7 @@ enum Strike {
     Supervisor,
     /// The server of a pod is killed.
     Server,
-    /// An object changes, a pod goes, and another one comes.
+    /// An object changes, a pod is deleted, and another one is added.
     Change,
     /// The daemon and the supervisor of a pod are killed, and the pod is deleted before the daemon is started again.
     DaemonAndPod,
@@ -54,12 +54,12 @@ pub(super) fn processes(node: &Node, uid: &str) -> Option<(Pid, Pid)> {
 /// The processes of a pod, once it is served.
 #[track_caller]
 fn wait_processes(node: &Node, uid: &str) -> (Pid, Pid) {
-    let mut found = None;
+    let mut pids = None;
     eventually("the pod is served", || {
-        found = processes(node, uid);
-        found.is_some()
+        pids = processes(node, uid);
+        pids.is_some()
     });
-    found.expect("it was seen")
+    pids.expect("the closure has set it")
 }
 
 /// The number of supervisors that serve the pod with this uid.
@@ -73,7 +73,7 @@ fn supervisors(node: &Node, uid: &str) -> usize {
     node.fixture.processes().iter().filter(|pid| is_of_pod(pid)).count()
 }
 
-/// Reads a key and writes a file until the test stops it. Gives the first error.
+/// Reads a key and writes a file until the test sets `stop`, or a call fails.
 fn use_volumes(config: &Path, scratch: &Path, stop: &AtomicBool, calls: &AtomicU64) -> Result<(), String> {
     let failed = |path: &Path, error: std::io::Error| Err(format!("{}: {error}", path.display()));
     while !stop.load(Ordering::Relaxed) {
@@ -122,7 +122,7 @@ fn kills_of_daemon_supervisors_and_servers_fail_no_call_and_leave_nothing_of_pod
             let mut comes: Option<String> = None;
             let began = Instant::now();
             for strike in 0.. {
-                // Each kind once in a round, in an order of its own.
+                // Each kind of strike occurs once in a round, in a new random order.
                 if strike % KINDS == 0 {
                     if strike >= STRIKES && began.elapsed() >= soak {
                         break;

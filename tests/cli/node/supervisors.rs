@@ -1,4 +1,4 @@
-//! Supervisors that a daemon starts, finds and ends.
+//! Supervisors that a daemon starts, adopts and ends.
 
 use std::fs;
 use std::os::unix::net::UnixStream;
@@ -17,7 +17,7 @@ const VOLUMES: &str =
     "[{name: config, configMap: {name: app}}, {name: scratch, emptyDir: {}}, {name: host, hostPath: {path: /usr}}]";
 const ALL: [&str; 3] = ["config", "scratch", "host"];
 
-/// A pod of which everything is mounted.
+/// Mounts all volumes of a pod. Returns the pod's supervisor.
 fn served(node: &Node, daemon: &mut Daemon) -> Pid {
     let pod = node_pod(&node.uid(), VOLUMES);
     let supervisors = daemon.supervisors.clone();
@@ -123,14 +123,14 @@ fn rc_03_a_mount_that_hangs_does_not_delay_reconstruction() {
     node.kill(supervisor);
     eventually("its lock is free", || node.reconstructed()[0].supervisor == FoundSupervisor::Dead);
     kill(server, Signal::SIGSTOP).expect("it is there");
-    let (found, hears) = std::sync::mpsc::channel();
+    let (sender, receiver) = std::sync::mpsc::channel();
     std::thread::scope(|scope| {
-        scope.spawn(|| drop(found.send(node.reconstructed())));
-        let found = hears.recv_timeout(TIMEOUT);
+        scope.spawn(|| drop(sender.send(node.reconstructed())));
+        let pods = receiver.recv_timeout(TIMEOUT);
         // Calls that wait for the server end when it continues.
         kill(server, Signal::SIGCONT).expect("it is there");
-        let found = found.expect("nothing waits for a mount");
-        assert_eq!((found[0].volumes.len(), found[0].supervisor), (3, FoundSupervisor::Dead));
+        let pods = pods.expect("nothing waits for a mount");
+        assert_eq!((pods[0].volumes.len(), pods[0].supervisor), (3, FoundSupervisor::Dead));
     });
     assert_eq!(daemon.retire(), Ok(()));
     node.assert_nothing_left();
@@ -232,7 +232,7 @@ fn kill_servers(node: &Node) {
 fn server(node: &Node, supervisor: Pid) -> Pid {
     let parent = |pid: &Pid| {
         let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-        stat.rsplit_once(") ").and_then(|(_, rest)| rest.split(' ').nth(1)?.parse().ok())
+        stat.rsplit_once(") ").and_then(|(_, fields)| fields.split(' ').nth(1)?.parse().ok())
     };
     let mut children = node.fixture.processes().into_iter().filter(|pid| parent(pid) == Some(supervisor.as_raw()));
     children.next().expect("a server")
@@ -253,7 +253,7 @@ fn volumes_come_to_and_go_from_a_pod_that_is_served() {
     assert!(!host.exists() && fs::read_to_string(scratch.join("kept")).expect("a file") == "1");
     node.kill(supervisor);
     daemon.wait_report("gone", |report| *report == SupervisorReport::Gone);
-    // Nothing serves the volume, which is unmounted all the same, and the other one is mounted.
+    // No supervisor serves the volume now. podfs unmounts it all the same, and the other volume stays mounted.
     assert_eq!(daemon.mount(&pod, &["host"]), [Ok(())]);
     assert_eq!(fs::read_to_string(scratch.join("kept")).expect("a file"), "1");
     node.kill(daemon.wait_up());

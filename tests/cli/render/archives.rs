@@ -16,37 +16,37 @@ use crate::common::packages::top;
 use crate::common::terminal::{Terminal, with_standard_output};
 use crate::common::*;
 
-/// An entry: type and permissions, owner, group, and size and bytes, or the target.
-pub type Seen = (u32, u32, u32, u64, Vec<u8>);
+/// An entry: type and permissions, owner, group, and size and bytes. The bytes of a link are its target.
+pub type Entry = (u32, u32, u32, u64, Vec<u8>);
 
-/// Everything at and below a directory, with the time in the generation's name left out.
-pub fn entries(root: &Path) -> BTreeMap<String, Seen> {
-    let mut seen = BTreeMap::new();
-    see(root, ".", &mut seen);
-    seen
+/// Everything at and below a directory. The name of a generation is without its time.
+pub fn entries(root: &Path) -> BTreeMap<String, Entry> {
+    let mut entries = BTreeMap::new();
+    collect(root, ".", &mut entries);
+    entries
 }
 
-fn see(path: &Path, name: &str, seen: &mut BTreeMap<String, Seen>) {
-    let found = fs::symlink_metadata(path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
-    let (size, content) = match found.file_type() {
+fn collect(path: &Path, name: &str, entries: &mut BTreeMap<String, Entry>) {
+    let metadata = fs::symlink_metadata(path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+    let (size, content) = match metadata.file_type() {
         kind if kind.is_dir() => (0, Vec::new()),
         kind if kind.is_symlink() => {
             (0, plain(fs::read_link(path).expect("a link").to_str().expect("text")).into_bytes())
         }
-        _ => (found.size(), fs::read(path).expect("a file")),
+        _ => (metadata.size(), fs::read(path).expect("a file")),
     };
-    seen.insert(name.to_owned(), (found.mode(), found.uid(), found.gid(), size, content));
-    if found.is_dir() {
+    entries.insert(name.to_owned(), (metadata.mode(), metadata.uid(), metadata.gid(), size, content));
+    if metadata.is_dir() {
         for entry in fs::read_dir(path).expect("a listing") {
             let entry = entry.expect("an entry").file_name().into_string().expect("text");
-            see(&path.join(&entry), &format!("{name}/{}", plain(&entry)), seen);
+            collect(&path.join(&entry), &format!("{name}/{}", plain(&entry)), entries);
         }
     }
 }
 
-/// The name of a generation as a rendering has it; any other name as it is.
+/// The name of a generation as a rendering has it; any other name unchanged.
 fn plain(name: &str) -> String {
-    let is_generation = name.strip_prefix("..").is_some_and(|rest| rest.starts_with(|c: char| c.is_ascii_digit()));
+    let is_generation = name.strip_prefix("..").is_some_and(|time| time.starts_with(|c: char| c.is_ascii_digit()));
     if is_generation { "..generation".to_owned() } else { name.to_owned() }
 }
 
@@ -86,7 +86,7 @@ fn archives_of_all_examples_have_every_entry_that_is_mounted() {
         (&format!("{pushed}/pod.yaml"), &["pods/database.yaml"], &["credentials"]),
     ] {
         let read = |name: &str| fs::read_to_string(top().join("packaging/examples").join(name)).expect(name);
-        // Cgroups go by the uid, which other tests of these examples have, too.
+        // Without the uid of the example: cgroups are named by the uid, and other tests use the same examples.
         let manifest: String = read(pod)
             .lines()
             .filter(|line| !line.starts_with("  uid: "))

@@ -67,3 +67,14 @@ fn a_diff_has_contents_modes_and_owners_and_no_secrets() {
     outcome.says(1, &["configmap \"app\" not found"]);
     assert!(outcome.stdout.contains("+[waits: configmap \"app\" not found]\n"), "{}", outcome.stdout);
 }
+
+#[test]
+fn a_key_that_moves_to_a_secret_makes_no_difference() {
+    let pod = |source: &str| pod(&format!("[{{name: all, projected: {{sources: [{source}]}}}}]"));
+    let fixture = Fixture::new(&pod("{secret: {name: keys}}"));
+    fixture.write("objects/keys.yaml", &secret("keys", &[("k", "1")]));
+    let old = format!("{}\n---\n{}", pod("{configMap: {name: app}}"), config_map("app", &[("k", "1")]));
+    fixture.write("old-pod.yaml", &old);
+    let outcome = fixture.render(&["--diff", &fixture.path("old-pod.yaml").display().to_string()]);
+    assert_eq!((outcome.code, outcome.stdout.as_str(), outcome.stderr.as_str()), (Some(0), "", ""));
+}

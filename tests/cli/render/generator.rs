@@ -24,7 +24,7 @@ impl Generator {
         let volumes: Vec<Value> = names.iter().map(|name| self.volume(name)).collect();
         let mut context = json!({});
         if self.0.bool() {
-            // One of them needs more than seven octal digits.
+            // The last one needs more than the seven octal digits of a tar header.
             context["fsGroup"] = [0, 1001, 2_097_152].map(Value::from)[self.0.usize(..3)].clone();
         }
         if self.0.bool() {
@@ -67,7 +67,8 @@ impl Generator {
         volume
     }
 
-    /// Sources have directories of their own, so that no path is a file and a directory.
+    /// A source of a projected volume. Each source has its own directory, so that no path is both a file and a
+    /// directory.
     fn source(&mut self, number: usize) -> Value {
         let prefix = format!("s{number}/");
         match self.0.u8(..3) {

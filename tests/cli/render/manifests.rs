@@ -26,14 +26,14 @@ fn a_volume_that_would_wait_fails_with_the_kubelets_reason() {
     assert!(outcome.stdout.contains("| web\n"), "the others are shown: {}", outcome.stdout);
     let document: Value = serde_json::from_str(&fixture.render(&["--output", "json"]).stdout).expect("a document");
     assert_eq!(document["volumes"][0]["reason"], "configmap \"app\" not found");
-    // Half of an archive is not a valid one.
+    // podfs writes no directory and no archive if a volume would be missing in it.
     let out = fixture.path("out");
     fixture.render(&["--output", &format!("dir:{}", out.display())]).says(1, &[second]);
     assert!(!out.exists());
     let outcome = fixture.render(&["--output", "tar"]);
     outcome.says(1, &[second]);
     assert_eq!(outcome.stdout, "");
-    // Another key than there is, and all is well in the end.
+    // With the objects, the same command succeeds.
     fixture.write("objects/app.yaml", &config_map("app", &[("a", "b")]));
     fixture.write("objects/keys.yaml", &secret("keys", &[("a", "b")]));
     assert_eq!(fixture.render(&[]).code, Some(0));
@@ -78,15 +78,15 @@ fn a_container_has_its_mount_paths() {
     assert!(tree.contains("/srv/expression  configMap config: subPathExpr $(NAME)"), "{tree}");
     assert_eq!(fixture.render(&["--container", "first"]).code, Some(0));
     fixture.render(&["--container", "typing"]).says(1, &["subPath \"tpyo\" does not exist in the volume"]);
-    let told = ["the pod has no container \"wbe\"; its containers are first, web, typing"];
-    fixture.render(&["--container", "wbe"]).says(2, &told);
+    let parts = ["the pod has no container \"wbe\"; its containers are first, web, typing"];
+    fixture.render(&["--container", "wbe"]).says(2, &parts);
 }
 
 #[test]
 fn a_list_may_hold_the_pod_or_its_workload_and_the_objects() {
     let object = config_map("app", &[("a", "alpha")]);
     let volumes = "spec: {volumes: [{name: config, configMap: {name: app}}], containers: [{name: a}]}";
-    for (pod, told) in [
+    for (pod, heading) in [
         (format!("{{apiVersion: v1, kind: Pod, metadata: {{name: web}}, {volumes}}}"), "pod default/web\n"),
         (
             format!(
@@ -98,7 +98,7 @@ fn a_list_may_hold_the_pod_or_its_workload_and_the_objects() {
         let fixture = Fixture::new(&format!("{{apiVersion: v1, kind: List, items: [{object}, {pod}]}}"));
         let outcome = fixture.render(&[]);
         assert_eq!(outcome.code, Some(0), "{}", outcome.stderr);
-        assert!(outcome.stdout.starts_with(told) && outcome.stdout.contains("| alpha\n"), "{}", outcome.stdout);
+        assert!(outcome.stdout.starts_with(heading) && outcome.stdout.contains("| alpha\n"), "{}", outcome.stdout);
     }
 }
 
@@ -158,13 +158,13 @@ fn a_bad_pod_template_is_refused_with_its_workload() {
     let empty = "{apiVersion: apps/v1, kind: Deployment, metadata: {name: web}, spec: {}}";
     Fixture::new(empty).render(&[]).says(2, &["/pod.yaml: spec.template: is required"]);
     let two = format!("{deployment}\n---\n{}", workload("batch/v1", "CronJob"));
-    let told = [
+    let parts = [
         "expected one Pod, found 2",
         "document 1, pod template of Deployment web",
         "document 2, pod template of CronJob web",
     ];
-    Fixture::new(&two).render(&[]).says(2, &told);
-    // There is nothing to run.
+    Fixture::new(&two).render(&[]).says(2, &parts);
+    // podfs run takes no pod template.
     let fixture = Fixture::new(&deployment);
     fixture.refused(&mut fixture.command()).says(2, &["expected one Pod, found Deployment"]);
 }
@@ -178,7 +178,7 @@ fn bad_input_is_refused_in_one_sentence() {
     fixture.write("two.yaml", &format!("{}\n---\n{}", config_pod(), config_pod()));
     let path = |name: &str| fixture.path(name).display().to_string();
     let (file, missing) = (path("file"), path("missing/out"));
-    for (arguments, told) in [
+    for (arguments, part) in [
         (&["--output", &format!("dir:{file}")][..], "is not a directory"),
         (&["--output", &format!("dir:{missing}")], "cannot be used: No such file or directory"),
         (&["--output", &format!("dir:{}", path(""))], "is not empty; remove it, or give another directory"),
@@ -186,15 +186,15 @@ fn bad_input_is_refused_in_one_sentence() {
         (&["--output", &format!("tar:{missing}")], "cannot be made: No such file or directory"),
         (&["--container", ""], "the pod has no container"),
     ] {
-        fixture.render(arguments).says(2, &[told]);
+        fixture.render(arguments).says(2, &[part]);
     }
     let objects = fixture.objects();
     let two = finish(&mut render(&fixture.path("two.yaml"), &objects));
     two.says(2, &["two.yaml: expected one Pod, found 2", "document 1", "document 2"]);
     finish(&mut render(&objects.join("app.yaml"), &objects)).says(2, &["expected one Pod, found ConfigMap"]);
     finish(&mut render(&fixture.path("none.yaml"), &objects)).says(2, &["there is no such file or directory"]);
-    // Arguments that the command line refuses by itself.
-    for (arguments, told) in [
+    // The parser of the command line refuses these arguments, with a text of its form.
+    for (arguments, part) in [
         (&["--output", "dir"][..], "give tree, json, dir:DIR, tar or tar:FILE"),
         (&["--output", "xml"], "give tree, json, dir:DIR, tar or tar:FILE"),
         (&["--output", "tar:"], "give tree, json, dir:DIR, tar or tar:FILE"),
@@ -203,7 +203,7 @@ fn bad_input_is_refused_in_one_sentence() {
     ] {
         let outcome = fixture.render(arguments);
         assert_eq!(outcome.code, Some(2), "{arguments:?}");
-        assert!(outcome.stderr.contains(told), "{arguments:?}: {}", outcome.stderr);
+        assert!(outcome.stderr.contains(part), "{arguments:?}: {}", outcome.stderr);
     }
     let mut unnamed = Command::new(PODFS);
     let outcome = finish(unnamed.args(["render", "--pod-name", "default/web"]).env("PODFS_CONFIG", "/dev/null"));
@@ -216,22 +216,22 @@ fn renderings_need_no_linux() {
         ["crate::manifest", "crate::payload", "crate::types", "crate::volume", "super", "k8s_openapi", "serde"];
     let allowed_of_std =
         ["std::borrow", "std::collections", "std::fmt", "std::fs", "std::io", "std::os::unix", "std::path"];
-    let mut seen = 0;
+    let mut count = 0;
     for file in sources(&top().join("src/render")) {
         let text = fs::read_to_string(&file).expect("a source");
         for line in
             text.split("#[cfg(test)]").next().expect("code").lines().filter_map(|line| line.strip_prefix("use "))
         {
-            seen += 1;
+            count += 1;
             let is_allowed = allowed
                 .iter()
                 .chain(&allowed_of_std)
-                .any(|module| line.strip_prefix(module).is_some_and(|rest| rest.starts_with([':', ';'])));
+                .any(|module| line.strip_prefix(module).is_some_and(|path| path.starts_with([':', ';'])));
             assert!(is_allowed, "{} imports {line}", file.display());
         }
         for word in ["libc::", "rustix::", " nix::", "podfs_fuse", "/proc"] {
             assert!(!text.contains(word), "{} has {word}", file.display());
         }
     }
-    assert!(seen > 10, "these are not all: {seen}");
+    assert!(count > 10, "these are not all: {count}");
 }

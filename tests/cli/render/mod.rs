@@ -1,4 +1,5 @@
-//! `podfs render`: the same entries as `podfs run`, without a privilege, and without a secret that was not asked for.
+//! `podfs render`: the same entries as `podfs run`, without privileges, and without the content of secrets unless
+//! `--reveal` is given.
 
 pub mod archives;
 mod diff;
@@ -13,7 +14,7 @@ use crate::common::outcome::{Outcome, finish};
 use crate::common::packages::top;
 use crate::common::*;
 
-/// A user without any right.
+/// A user without privileges.
 const NOBODY: u32 = 65534;
 /// The content of the Secret in the examples.
 const SECRET: &str = "correct horse battery staple";
@@ -32,7 +33,7 @@ impl Fixture {
     }
 }
 
-/// `podfs render` of the examples, as a user without any right.
+/// `podfs render` of the examples, as a user without privileges.
 fn examples(arguments: &[&str]) -> Outcome {
     let examples = top().join("packaging/examples");
     let podfs = render(&examples.join("pod.yaml"), &examples.join("objects"));

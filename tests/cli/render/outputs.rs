@@ -91,7 +91,7 @@ fn a_directory_has_names_links_contents_and_modes() {
     assert_eq!(fs::read_link(out.join("config/motd")).expect("a link"), Path::new("..data/motd"));
     assert_eq!(fs::read_to_string(out.join("credentials/password")).expect("a file"), SECRET);
     assert_eq!(fs::read_to_string(out.join("everything/conf/web.conf")).expect("a file"), "listen 8080\nlog info\n");
-    // It is not written to twice.
+    // podfs does not write to a directory that has files.
     examples(&["--output", &output]).says(2, &["is not empty; remove it, or give another directory"]);
 }
 
@@ -110,8 +110,8 @@ fn no_secret_is_shown_without_reveal() {
             assert_eq!(outcome.code, Some(0), "{output}: {}", outcome.stderr);
             let mut all = outcome.stdout + &outcome.stderr;
             if output.contains(':') || output == "tar" {
-                let told = "podfs: 2 secret files are empty here; --reveal writes their contents\n";
-                assert!(outcome.stderr.ends_with(told), "{}", outcome.stderr);
+                let line = "podfs: 2 secret files are empty here; --reveal writes their contents\n";
+                assert!(outcome.stderr.ends_with(line), "{}", outcome.stderr);
             }
             if let Ok(archive) = fs::read(&archive) {
                 all += &String::from_utf8_lossy(&archive);
@@ -119,7 +119,7 @@ fn no_secret_is_shown_without_reveal() {
             if out.exists() {
                 all.extend(files(&out).into_iter().map(|path| fs::read_to_string(path).expect("text")));
             }
-            // Nor in Base64.
+            // The second text is the secret in Base64.
             for secret in [SECRET, "Y29ycmVjdCBob3JzZSBiYXR0ZXJ5IHN0YXBsZQ"] {
                 assert!(!all.contains(secret), "{output}: {all}");
             }
@@ -131,7 +131,7 @@ fn no_secret_is_shown_without_reveal() {
 fn no_secret_is_in_the_core_or_the_arguments_of_a_process_that_renders() {
     let fixture =
         Fixture::new(&pod("[{name: config, configMap: {name: app}}, {name: keys, secret: {secretName: keys}}]"));
-    // More than a pipe holds, so podfs waits for its reader with all objects in memory.
+    // The output is larger than a pipe, so podfs waits for its reader with all objects in memory.
     fixture.write("objects/app.yaml", &config_map("app", &[("large", &"x".repeat(500_000))]));
     fixture.write("objects/keys.yaml", &secret("keys", &[("k", SECRET)]));
     let mut command = render(&fixture.pod(), &fixture.objects());

@@ -1,4 +1,4 @@
-//! The tests in the guest, which has one disk for all of them.
+//! The tests in the guest. The guest has one disk, which each test formats or clears.
 
 use std::fs::{self, File};
 use std::io::Write;
@@ -9,10 +9,11 @@ use nix::mount::{MsFlags, mount, umount};
 
 use crate::common::*;
 
-/// The memory of the guest that the disk is made of, in sectors of 512 bytes: 16 MiB.
+/// The RAM disk behind the device of device mapper: 16 MiB, in sectors of 512 bytes.
 const MEMORY: &str = "/dev/ram0";
 const SECTORS: u64 = 16 << 11;
-/// So much at both ends can be read when the middle cannot: podfs looks there for what is on the disk.
+/// The sectors at the beginning and at the end that can be read when the middle cannot: podfs looks there for the
+/// signature of a file system.
 const HEAD: u64 = 1 << 11;
 const TAIL: u64 = 128;
 
@@ -20,11 +21,11 @@ const NAME: &str = "failing";
 /// The first device of device mapper; without udev, it has no name.
 const PATH: &str = "/dev/dm-0";
 
-/// The disk, behind a table of device mapper.
+/// The disk: a device of device mapper, whose table says where reads and writes fail.
 struct Disk;
 
 impl Disk {
-    /// A blank disk that works.
+    /// A working disk with zeros only.
     fn new() -> Disk {
         let mut memory = File::options().write(true).open(MEMORY).expect("the memory");
         memory.write_all(&vec![0; 16 << 20]).and_then(|()| memory.sync_all()).expect("zeros");
@@ -32,35 +33,35 @@ impl Disk {
         Disk
     }
 
-    /// Likewise, with an ext4 that has the file `file`.
+    /// A working disk with an ext4 file system that has the file `file`.
     fn formatted() -> Disk {
         let disk = Disk::new();
         run("mkfs.ext4", &["-q", PATH]);
-        let at = tempfile::tempdir().expect("a directory");
+        let mount_point = tempfile::tempdir().expect("a directory");
         let none = None::<&str>;
-        mount(Some(PATH), at.path(), Some("ext4"), MsFlags::empty(), none).expect("mounted");
-        fs::write(at.path().join("file"), content()).expect("written");
-        umount(at.path()).expect("unmounted");
+        mount(Some(PATH), mount_point.path(), Some("ext4"), MsFlags::empty(), none).expect("mounted");
+        fs::write(mount_point.path().join("file"), content()).expect("written");
+        umount(mount_point.path()).expect("unmounted");
         disk
     }
 
-    /// Each read and write succeeds.
+    /// Makes each read and write succeed.
     fn works(&self) {
         self.load(&linear(0, SECTORS));
     }
 
-    /// Each read and write fails.
+    /// Makes each read and write fail.
     fn fails(&self) {
         self.load(&format!("0 {SECTORS} error"));
     }
 
-    /// Each read and write of its middle fails.
+    /// Makes each read and write of the middle fail.
     fn fails_in_the_middle(&self) {
         let (middle, end) = (SECTORS - HEAD - TAIL, SECTORS - TAIL);
         self.load(&format!("{}\n{HEAD} {middle} error\n{}", linear(0, HEAD), linear(end, TAIL)));
     }
 
-    /// Each write fails.
+    /// Makes each write fail.
     fn takes_no_writes(&self) {
         self.load(&format!("0 {SECTORS} flakey {MEMORY} 0 0 600 1 error_writes"));
     }
@@ -84,16 +85,16 @@ fn linear(from: u64, sectors: u64) -> String {
     format!("{from} {sectors} linear {MEMORY} {from}")
 }
 
-/// More than the kernel's read-ahead after a first page.
+/// 4 MiB: more than the kernel reads ahead after the first page.
 fn content() -> Vec<u8> {
     (0..4_u32 << 20).map(|index| (index % 251) as u8).collect()
 }
 
 #[track_caller]
 fn run(program: &str, arguments: &[&str]) {
-    let done = Command::new(program).args(arguments).output().expect("a program");
-    let text = [done.stdout, done.stderr].concat();
-    assert!(done.status.success(), "{program} {arguments:?}: {}", String::from_utf8_lossy(&text));
+    let outcome = Command::new(program).args(arguments).output().expect("a program");
+    let text = [outcome.stdout, outcome.stderr].concat();
+    assert!(outcome.status.success(), "{program} {arguments:?}: {}", String::from_utf8_lossy(&text));
 }
 
 /// A pod with a ConfigMap, and with the disk as a local volume.
@@ -172,7 +173,7 @@ fn a_disk_that_fails_under_a_pod_fails_its_reads_with_eio_and_nothing_else() {
     wait_content(&running.volume("config").join("a"), "2");
     disk.works();
     let mut bytes = [0; 4096];
-    file.read_exact_at(&mut bytes, 2 << 20).expect("it works again");
+    file.read_exact_at(&mut bytes, 2 << 20).expect("the disk works again");
     assert!(bytes[..] == content()[2 << 20..][..4096]);
     drop(file);
     assert_stops_clean(running, &fixture);

@@ -1,8 +1,9 @@
-//! Local PersistentVolumes on a disk that fails: device mapper in a virtual machine, because this machine need not have it.
+//! Local PersistentVolumes on a disk that fails. The tests need device mapper, which the host may lack, so they run in a
+//! virtual machine.
 //!
-//! The guest boots this very test program, which runs the tests of [`guest`] there; on the host these are ignored. The disk is
-//! memory of the guest behind a table of device mapper, which says where reads and writes fail. What a dying disk does
-//! besides, as to answer late or wrongly, is not shown.
+//! The guest runs this test program, with the tests of [`guest`], which the host ignores. The disk is a RAM disk of the guest
+//! behind a table of device mapper, which says where reads and writes fail. The tests do not cover other faults of a dying
+//! disk, such as late answers or wrong data.
 
 mod guest;
 
@@ -39,6 +40,6 @@ fn podfs_reports_a_disk_that_fails_and_formats_nothing_over_it() {
     guest.program(Path::new(PODFS), PODFS);
     guest.program(Path::new(PODFS_FUSE), PODFS_FUSE);
     guest.test_program();
-    // Before the shell's own programs of the same names.
+    // `/usr/sbin` comes first: busybox has programs of the same names.
     guest.run(&format!("PATH=/usr/sbin:$PATH /tests {TESTS} --ignored --test-threads=1")).assert_all_passed(TESTS);
 }

@@ -1,8 +1,8 @@
-//! NFS volumes by the kernel's client: Debian's Linux in a virtual machine, which has the client, and a server.
+//! NFS volumes with the kernel's client: a virtual machine with Debian's Linux, which has the client and an NFS server.
 //!
-//! The guest boots this very test program, which runs the tests of [`guest`] there; on the host these are ignored.
-//! One boot of each kernel runs all tests, except those that need a missing feature of the kernel or a missing download. Tests
-//! that need no such kernel are in `tests/nfs`.
+//! The guest runs this test program, with the tests of [`guest`], which the host ignores. One boot of each kernel runs all
+//! tests, except those that need a missing feature of the kernel or a missing download. NFS tests that do not need the kernel's
+//! client are in `tests/nfs`.
 
 mod guest;
 
@@ -13,7 +13,7 @@ use crate::machine::{Guest, Linux, Machine, kerberos, nfs, tls};
 
 /// The tests that run in the guest.
 const TESTS: &str = "kernel_nfs::guest";
-/// The tests that need a Kerberos realm: a server of the realm is the one without TLS.
+/// The tests that need a Kerberos realm. The tests of TLS need it for its second server, which has no TLS.
 const NEED_REALM: [&str; 3] = [
     "kernel_nfs::guest::kerberos",
     "kernel_nfs::guest::tls",
@@ -24,8 +24,8 @@ const NEED_TLS: &str = "kernel_nfs::guest::tls";
 /// The tests that need features of kernels after Linux 6.1: TLS (6.5), resent requests of a dead server (6.9), and ID-mapped
 /// mounts (6.12).
 const NEED_LINUX_6_12: [&str; 3] = [NEED_TLS, "kernel_nfs::guest::killed", "kernel_nfs::guest::user_namespace"];
-/// The tests for which one kernel is enough; among them is one that needs a kernel without TLS.
-const ONCE: [&str; 2] = ["kernel_nfs::guest::kerberos", "kernel_nfs::guest::refused"];
+/// The tests that run on Linux 6.1 alone: one kernel is enough for them, and one of them needs a kernel without TLS.
+const LINUX_6_1_ONLY: [&str; 2] = ["kernel_nfs::guest::kerberos", "kernel_nfs::guest::refused"];
 
 #[test]
 fn podfs_serves_exports_with_the_client_of_linux_6_1() {
@@ -34,10 +34,10 @@ fn podfs_serves_exports_with_the_client_of_linux_6_1() {
 
 #[test]
 fn podfs_serves_exports_with_the_client_of_linux_6_12() {
-    serve_exports(Linux::V6_12, "podfs_serves_exports_with_the_client_of_linux_6_12", &ONCE);
+    serve_exports(Linux::V6_12, "podfs_serves_exports_with_the_client_of_linux_6_12", &LINUX_6_1_ONLY);
 }
 
-/// Runs all tests of the guest but these.
+/// Runs all tests of the guest except `skipped`.
 fn serve_exports(linux: Linux, test: &str, skipped: &[&str]) {
     let Some(machine) = Machine::find_or_skip(linux, test) else { return };
     let mut guest = Guest::new(&machine);

@@ -1,6 +1,7 @@
-//! Linux' own NFS, in a virtual machine: the kernel's server, and the kernel's client on it and on the real server outside.
+//! The NFS of the Linux kernel, in a virtual machine: its server, and its client with this server and with a server on the host
+//! (nfs-ganesha).
 //!
-//! The guest boots this very test program, which runs the tests of [`guest`] there; on the host these are ignored.
+//! The guest runs this test program, with the tests of [`guest`], which the host ignores.
 
 mod guest;
 
@@ -27,9 +28,9 @@ fn linux_serves_and_mounts_nfs() {
     guest.test_program();
     let (nfs_port, mount_port) = (ganesha.address().port(), ganesha.mount_address().port());
     let run = format!("/tests {TESTS} --ignored --test-threads=1");
-    let ended = guest.run(&format!("{} && PORTS='{nfs_port} {mount_port}' {run}", nfs::START_SERVER));
-    ended.assert_all_passed(TESTS);
-    assert_eq!(ended.code, Some(0));
+    let outcome = guest.run(&format!("{} && PORTS='{nfs_port} {mount_port}' {run}", nfs::START_SERVER));
+    outcome.assert_all_passed(TESTS);
+    assert_eq!(outcome.code, Some(0));
     for version in ["3", "4.1"] {
         let written = fs::read_to_string(ganesha.exported().join(format!("from-guest-{version}")));
         assert_eq!(written.expect("there"), version);
@@ -44,6 +45,6 @@ fn a_guest_returns_the_output_and_exit_code_of_its_script() {
     };
     let mut guest = Guest::new(&machine);
     guest.test_program();
-    let ended = guest.run("uname -s; /tests --exact --list none; exit 7");
-    assert_eq!((&*ended.report, ended.code), ("Linux\n0 tests, 0 benchmarks\n", Some(7)), "{}", ended.console);
+    let outcome = guest.run("uname -s; /tests --exact --list none; exit 7");
+    assert_eq!((&*outcome.report, outcome.code), ("Linux\n0 tests, 0 benchmarks\n", Some(7)), "{}", outcome.console);
 }

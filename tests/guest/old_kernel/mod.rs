@@ -1,7 +1,7 @@
-//! podfs on an old kernel: Debian's 6.1 in a virtual machine, where it works by its fallbacks.
+//! podfs on an old kernel: a virtual machine with Debian's Linux 6.1, where podfs uses fallbacks for missing features
+//! of the kernel.
 //!
-//! The guest boots this very test program, which runs the tests of [`guest`] there; on the host these are ignored.
-//! One boot runs all tests.
+//! The guest runs this test program, with the tests of [`guest`], which the host ignores. One boot runs all tests.
 
 mod guest;
 

@@ -1,4 +1,5 @@
-//! Servers that fail, lie and talk nonsense: a call ends with the right answer or a clear error, and the next one works.
+//! Servers that fail, and servers that send wrong or meaningless replies: a call ends with the right answer or a clear error,
+//! and the next call works.
 
 use std::rc::Rc;
 use std::time::Duration;
@@ -11,13 +12,13 @@ use podfs_nfs::{CallOptions, Error, Export, ExportAddress};
 use rustix::io::Errno;
 use tokio::time::timeout;
 
-use crate::client::{BUDGET, how, run};
+use crate::client::{BUDGET, as_root, run};
 use crate::nfs_rig::protocol::procedure::{GETATTR, MKDIR, READ};
 use crate::nfs_rig::rpc::{Call, accepted, framed, header};
 use crate::nfs_rig::scripted::trouble::{self, ALWAYS};
 use crate::nfs_rig::scripted::{Reply, Scripted};
 
-/// Calls are sent again soon, and waited for.
+/// A policy under which the client soon sends a call again, and waits for its reply without limit.
 fn impatient() -> Policy {
     Policy { timeo: Duration::from_millis(100), ..Policy::default() }
 }
@@ -30,15 +31,15 @@ fn request(server: &Scripted) -> MountRequest {
 }
 
 async fn export(server: &Scripted) -> Rc<Export> {
-    Rc::new(mount(&Servers::default(), &request(server)).await.expect("it is mounted"))
+    Rc::new(mount(&Servers::default(), &request(server)).await.expect("the export is mounted"))
 }
 
 /// A new file with some data.
 async fn file(export: &Export) -> NfsFileHandle {
     let creation = Creation::Unchecked(AttributeChanges::default());
-    let created = export.create(how(), &export.root(), b"file", &creation).await.expect("made");
-    let file = created.handle.expect("this server gives handles");
-    export.write(how(), &file, 0, &b"some data".to_vec().into(), Stability::FileSync).await.expect("written");
+    let created = export.create(as_root(), &export.root(), b"file", &creation).await.expect("created");
+    let file = created.handle.expect("this server sends handles");
+    export.write(as_root(), &file, 0, &b"some data".to_vec().into(), Stability::FileSync).await.expect("written");
     file
 }
 
@@ -47,7 +48,7 @@ fn the_portmapper_says_where_services_are() {
     let server = Scripted::start();
     run(async {
         let export = export(&server).await;
-        export.getattr(how(), &export.root()).await.expect("attributes");
+        export.getattr(as_root(), &export.root()).await.expect("attributes");
         assert_eq!(export.server().address(), server.address());
     });
 }
@@ -60,8 +61,9 @@ fn after_jukebox_the_call_is_repeated_with_another_xid() {
         server.rule(trouble::jukebox(MKDIR, 2));
         let xids = std::cell::RefCell::new(Vec::new());
         let announce = |xid| xids.borrow_mut().push(xid);
-        let announced = CallOptions { announce: Some(&announce), ..how() };
-        export.mkdir(announced, &export.root(), b"dir", &AttributeChanges::default()).await.expect("made at last");
+        let options = CallOptions { announce: Some(&announce), ..as_root() };
+        let root = export.root();
+        export.mkdir(options, &root, b"dir", &AttributeChanges::default()).await.expect("created in the end");
         let xids = xids.into_inner();
         assert!(xids.len() == 3 && xids[0] != xids[1] && xids[1] != xids[2], "{xids:?}");
     });
@@ -75,7 +77,7 @@ fn a_soft_call_does_not_wait_for_ever_for_a_server_that_has_no_time() {
         server.rule(trouble::jukebox(GETATTR, ALWAYS));
         for (persistence, errno) in [(Persistence::Soft, Errno::IO), (Persistence::SoftErr, Errno::TIMEDOUT)] {
             let policy = Policy { persistence, ..impatient() };
-            let soft = CallOptions { policy: Some(policy), ..how() };
+            let soft = CallOptions { policy: Some(policy), ..as_root() };
             assert_eq!(export.getattr(soft, &export.root()).await.expect_err("no time").errno(), errno);
         }
     });
@@ -86,9 +88,9 @@ fn a_refusal_of_rpc_is_an_error_with_a_reason() {
     let server = Scripted::start();
     run(async {
         let export = export(&server).await;
-        let failure = async || match export.getattr(how(), &export.root()).await {
+        let failure = async || match export.getattr(as_root(), &export.root()).await {
             Err(Error::RpcError(failure)) => failure,
-            other => panic!("{other:?}"),
+            outcome => panic!("{outcome:?}"),
         };
         for (reason, denial) in
             [(1, Denial::Credential), (3, Denial::Verifier), (5, Denial::TooWeak), (7, Denial::Other)]
@@ -103,11 +105,11 @@ fn a_refusal_of_rpc_is_an_error_with_a_reason() {
             (4, RpcError::GarbageArguments, Errno::IO),
             (5, RpcError::SystemError, Errno::IO),
         ] {
-            server.rule(trouble::not_done(GETATTR, status, 1));
+            server.rule(trouble::not_executed(GETATTR, status, 1));
             let failure = failure().await;
             assert_eq!((failure, failure.errno()), (expected, errno));
         }
-        export.getattr(how(), &export.root()).await.expect("attributes");
+        export.getattr(as_root(), &export.root()).await.expect("attributes");
     });
 }
 
@@ -118,18 +120,18 @@ fn nonsense_ends_the_connection_and_the_call_is_made_on_another() {
         let export = export(&server).await;
         let reconnects = || export.server().health().reconnects;
         server.rule(trouble::garbage(GETATTR, 1));
-        export.getattr(how(), &export.root()).await.expect("attributes");
+        export.getattr(as_root(), &export.root()).await.expect("attributes");
         assert_eq!(reconnects(), 1);
         for length in [0x7fff_ffff, 2 << 20] {
-            server.rule(trouble::announced(GETATTR, length, 1));
-            export.getattr(how(), &export.root()).await.expect("attributes");
+            server.rule(trouble::header_only(GETATTR, length, 1));
+            export.getattr(as_root(), &export.root()).await.expect("attributes");
         }
         assert_eq!(reconnects(), 3);
         server.rule(trouble::instead(GETATTR, 1, |_| Reply::Bytes(vec![0; 100_000])));
-        export.getattr(how(), &export.root()).await.expect("attributes");
+        export.getattr(as_root(), &export.root()).await.expect("attributes");
         server.rule(trouble::instead(GETATTR, 1, |_| Reply::Bytes([&header(1000, true)[..], &[1; 10]].concat())));
         server.rule(trouble::instead(GETATTR, 1, |_| Reply::Close));
-        export.getattr(how(), &export.root()).await.expect("attributes");
+        export.getattr(as_root(), &export.root()).await.expect("attributes");
         assert!(reconnects() >= 5, "{:?}", export.server().health());
     });
 }
@@ -141,10 +143,10 @@ fn a_server_that_only_talks_nonsense_is_not_asked_without_pause() {
         let export = export(&server).await;
         server.rule(trouble::garbage(GETATTR, ALWAYS));
         let budget = Duration::from_secs(1);
-        let soft = CallOptions { policy: Some(Policy::within(budget)), ..how() };
+        let soft = CallOptions { policy: Some(Policy::within(budget)), ..as_root() };
         assert_eq!(export.getattr(soft, &export.root()).await.expect_err("nonsense").errno(), Errno::TIMEDOUT);
-        // Pauses of 100, 200, 400 and 800 ms.
-        assert!(server.asked(GETATTR) <= 6, "{}", server.asked(GETATTR));
+        // The client pauses for 100, 200, 400 and 800 ms between its calls.
+        assert!(server.calls(GETATTR) <= 6, "{}", server.calls(GETATTR));
     });
 }
 
@@ -154,12 +156,12 @@ fn unexpected_replies_and_calls_are_ignored() {
     run(async {
         let export = export(&server).await;
         let call = Call { xid: 5, program: 1, version: 1, procedure: 1, identity: None, arguments: vec![] }.write();
-        let stranger = [framed(&accepted(12345, 0, &[])), framed(&call)].concat();
-        server.rule(trouble::instead(GETATTR, 1, move |_| Reply::Bytes(stranger.clone())));
-        export.getattr(how(), &export.root()).await.expect("attributes, for the call that is sent again");
+        let unexpected = [framed(&accepted(12345, 0, &[])), framed(&call)].concat();
+        server.rule(trouble::instead(GETATTR, 1, move |_| Reply::Bytes(unexpected.clone())));
+        export.getattr(as_root(), &export.root()).await.expect("attributes, for the call that is sent again");
         assert_eq!(export.server().health().reconnects, 0);
         server.rule(trouble::wrong_xid(GETATTR, 1));
-        export.getattr(how(), &export.root()).await.expect("attributes, for the call that is sent again");
+        export.getattr(as_root(), &export.root()).await.expect("attributes, for the call that is sent again");
         assert_eq!(export.server().health().reconnects, 0);
     });
 }
@@ -172,11 +174,11 @@ fn results_that_are_cut_off_are_an_error_of_the_call_alone() {
         let file = file(&export).await;
         for bytes in [0, 2, 40] {
             server.rule(trouble::cut_short(GETATTR, bytes));
-            let error = export.getattr(how(), &file).await.expect_err("too short");
+            let error = export.getattr(as_root(), &file).await.expect_err("too short");
             assert!(matches!(error, Error::RpcError(RpcError::Malformed(_))) && error.errno() == Errno::IO, "{error}");
         }
-        server.behave();
-        export.getattr(how(), &file).await.expect("attributes");
+        server.clear_rules();
+        export.getattr(as_root(), &file).await.expect("attributes");
         assert_eq!(export.server().health().reconnects, 0);
     });
 }
@@ -188,12 +190,12 @@ fn a_read_returns_the_requested_bytes_and_no_more() {
         let export = export(&server).await;
         let file = file(&export).await;
         server.rule(trouble::generous_read());
-        assert_eq!(*export.read(how(), &file, 0, 100).await.expect("read").data, [b'x'; 100]);
+        assert_eq!(*export.read(as_root(), &file, 0, 100).await.expect("read").data, [b'x'; 100]);
         server.rule(trouble::huge_read());
-        let error = export.read(how(), &file, 0, 100).await.expect_err("it is not there");
+        let error = export.read(as_root(), &file, 0, 100).await.expect_err("the data is missing");
         assert_eq!(error.errno(), Errno::IO);
-        server.behave();
-        assert_eq!(*export.read(how(), &file, 0, 100).await.expect("read").data, *b"some data");
+        server.clear_rules();
+        assert_eq!(*export.read(as_root(), &file, 0, 100).await.expect("read").data, *b"some data");
     });
 }
 
@@ -202,12 +204,12 @@ fn a_repeated_mkdir_whose_answer_was_lost_is_distinguished() {
     let server = Scripted::start();
     run(async {
         let export = export(&server).await;
-        server.rule(trouble::done_but(MKDIR, 1, Reply::Close));
+        server.rule(trouble::executed_but(MKDIR, 1, Reply::Close));
         let error =
-            export.mkdir(how(), &export.root(), b"dir", &AttributeChanges::default()).await.expect_err("it is there");
+            export.mkdir(as_root(), &export.root(), b"dir", &AttributeChanges::default()).await.expect_err("it exists");
         assert_eq!((error.status(), error.is_retransmitted()), (Some(NfsStatus::EXIST), true));
         let error =
-            export.mkdir(how(), &export.root(), b"dir", &AttributeChanges::default()).await.expect_err("it is there");
+            export.mkdir(as_root(), &export.root(), b"dir", &AttributeChanges::default()).await.expect_err("it exists");
         assert_eq!((error.status(), error.is_retransmitted()), (Some(NfsStatus::EXIST), false));
     });
 }
@@ -219,8 +221,8 @@ fn a_call_on_a_connection_that_stays_silent_is_sent_again() {
         let export = export(&server).await;
         server.rule(trouble::silent(READ, 2));
         let file = file(&export).await;
-        assert_eq!(*export.read(how(), &file, 5, 100).await.expect("read").data, *b"data");
-        assert_eq!(server.asked(READ), 3);
+        assert_eq!(*export.read(as_root(), &file, 5, 100).await.expect("read").data, *b"data");
+        assert_eq!(server.calls(READ), 3);
         assert_eq!(export.server().health().retransmissions, 2);
     });
 }
@@ -231,13 +233,14 @@ fn a_call_that_the_server_was_executing_when_its_connection_was_lost_is_repeated
     run(async {
         let mut request = request(&server);
         request.policy = Policy::default();
-        let export = mount(&Servers::default(), &request).await.expect("it is mounted");
-        // Its answer goes to the old connection; meanwhile the server ignores calls on the new one.
+        let export = mount(&Servers::default(), &request).await.expect("the export is mounted");
+        // A server that still executes the call sends its reply to the old connection, and ignores the repeated calls on the
+        // new connection until then.
         server.rule(trouble::silent(GETATTR, 2));
         server.rule(trouble::instead(GETATTR, 1, |_| Reply::Close));
         let root = export.root();
-        let asked = export.getattr(how(), &root);
-        timeout(request.policy.timeo / 2, asked).await.expect("sooner than after `timeo`").expect("attributes");
-        assert_eq!(server.asked(GETATTR), 4);
+        let call = export.getattr(as_root(), &root);
+        timeout(request.policy.timeo / 2, call).await.expect("sooner than after `timeo`").expect("attributes");
+        assert_eq!(server.calls(GETATTR), 4);
     });
 }

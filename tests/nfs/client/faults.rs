@@ -1,4 +1,5 @@
-//! Servers die, stop and come back, and connections break: callers get errors only if they mounted `soft`.
+//! NFS servers that are killed, stopped and restarted, and connections that break: callers get errors only with the
+//! mount option `soft`.
 
 use std::cell::Cell;
 use std::fs;
@@ -15,7 +16,7 @@ use podfs_nfs::{CallOptions, Error, Export};
 use rustix::io::Errno;
 use tokio::task::{JoinHandle, spawn_local};
 
-use crate::client::{export, export_with, how, request, run};
+use crate::client::{as_root, export, export_with, request, run};
 use crate::nfs_rig::proxy::{Direction, End};
 use crate::nfs_rig::{Ganesha, Proxy, TIMEOUT, eventually};
 
@@ -25,7 +26,7 @@ const READ: u32 = 6;
 /// The number of concurrent tasks.
 const TASKS: u64 = 8;
 
-/// Waits for all.
+/// Waits for all tasks.
 async fn all<T: 'static>(tasks: impl IntoIterator<Item = JoinHandle<T>>) -> Vec<T> {
     let mut outcomes = Vec::new();
     for task in tasks {
@@ -34,12 +35,12 @@ async fn all<T: 'static>(tasks: impl IntoIterator<Item = JoinHandle<T>>) -> Vec<
     outcomes
 }
 
-/// A policy under which a call is sent again soon, and waits for ever.
+/// A policy under which the client soon sends a call again, and waits for its reply without limit.
 fn impatient() -> Policy {
     Policy { timeo: Duration::from_millis(100), ..Policy::default() }
 }
 
-/// The export as it is seen through `proxy`.
+/// The export of `server`, mounted through `proxy`.
 async fn through(proxy: &Proxy, server: &Ganesha, policy: Policy) -> Rc<Export> {
     let port = Some(proxy.address().port());
     export_with(server, |request| {
@@ -47,58 +48,60 @@ async fn through(proxy: &Proxy, server: &Ganesha, policy: Policy) -> Rc<Export> 
         request.policy = policy;
     })
     .await
-    .expect("it is mounted")
+    .expect("the export is mounted")
 }
 
-/// A new file with `data` in it.
+/// A new file that contains `data`.
 async fn file_with(export: &Export, name: &str, data: &Slice) -> NfsFileHandle {
     let creation = Creation::Unchecked(AttributeChanges::default());
-    let created = export.create(how(), &export.root(), name.as_bytes(), &creation).await.expect("made");
-    let file = created.handle.expect("ganesha gives handles");
-    export.write(how(), &file, 0, data, Stability::FileSync).await.expect("written");
+    let created = export.create(as_root(), &export.root(), name.as_bytes(), &creation).await.expect("created");
+    let file = created.handle.expect("ganesha sends handles");
+    export.write(as_root(), &file, 0, data, Stability::FileSync).await.expect("written");
     file
 }
 
-/// Data that differs from place to place.
+/// Data that differs at each offset and for each seed.
 fn data(seed: u64, length: usize) -> Slice {
-    (0..length as u64).map(|at| ((at / 7).wrapping_mul(seed | 1) >> 3) as u8).collect::<Vec<_>>().into()
+    (0..length as u64).map(|offset| ((offset / 7).wrapping_mul(seed | 1) >> 3) as u8).collect::<Vec<_>>().into()
 }
 
 #[test]
 fn a_storm_of_calls_sees_no_error_when_the_server_is_killed_again_and_again() {
     let mut server = Ganesha::start();
-    let done = AtomicUsize::new(0);
+    let call_count = AtomicUsize::new(0);
     let (request, exported) = (request(&server), server.exported());
     thread::scope(|scope| {
-        let done = &done;
+        let call_count = &call_count;
         let killer = scope.spawn(move || {
-            let goes_on = || {
-                let before = done.load(Ordering::Relaxed);
-                eventually("the storm goes on", || done.load(Ordering::Relaxed) > before + 400);
+            let wait_for_calls = || {
+                let before = call_count.load(Ordering::Relaxed);
+                eventually("the storm goes on", || call_count.load(Ordering::Relaxed) > before + 400);
             };
             for _ in 0..5 {
-                goes_on();
+                wait_for_calls();
                 server.restart();
             }
-            goes_on();
-            // It has to be there until the storm ends.
+            wait_for_calls();
+            // The server has to run until the storm ends.
             server
         });
         run(async move {
             let servers = Servers::default();
-            let export = Rc::new(podfs_nfs::mount::mount(&servers, &request).await.expect("it is mounted"));
-            // A reference cannot outlive the scope, which a local task could.
+            let mounted = podfs_nfs::mount::mount(&servers, &request).await;
+            let export = Rc::new(mounted.expect("the export is mounted"));
+            // The local tasks cannot borrow `call_count`, because a local task may outlive the scope. So they count
+            // here.
             let count = Rc::new(Cell::new(0));
             let storm = (0..TASKS).map(|task| spawn_local(storm(Rc::clone(&export), task, Rc::clone(&count))));
             let storm: Vec<_> = storm.collect();
             while !killer.is_finished() {
                 tokio::task::yield_now().await;
-                done.store(count.get(), Ordering::Relaxed);
+                call_count.store(count.get(), Ordering::Relaxed);
             }
             let _server = killer.join().expect("the storm went on each time");
             count.set(usize::MAX);
-            let made: u64 = all(storm).await.into_iter().sum();
-            assert_eq!(fs::read_dir(exported).expect("a directory").count() as u64, made);
+            let created: u64 = all(storm).await.into_iter().sum();
+            assert_eq!(fs::read_dir(exported).expect("a directory").count() as u64, created);
             let health = export.server().health();
             assert!(health.reconnects >= 5, "{health:?}");
             assert_eq!(health.in_flight, 0);
@@ -106,31 +109,33 @@ fn a_storm_of_calls_sees_no_error_when_the_server_is_killed_again_and_again() {
     });
 }
 
-/// Makes directories and files until `count` says that it is enough. Answers how many there are.
+/// Creates directories and files until `count` has its greatest value, and adds the number of calls to `count`. Returns
+/// the number of created directories and files.
 async fn storm(export: Rc<Export>, task: u64, count: Rc<Cell<usize>>) -> u64 {
     let (root, creation) = (export.root(), Creation::Exclusive(task.to_be_bytes()));
-    let mut made = 0;
+    let mut rounds = 0;
     while count.get() < usize::MAX {
-        let name = format!("{task}-{made}");
+        let name = format!("{task}-{rounds}");
         let directory = format!("dir-{name}");
-        is_made(export.mkdir(how(), &root, directory.as_bytes(), &AttributeChanges::default()).await);
+        assert_created(export.mkdir(as_root(), &root, directory.as_bytes(), &AttributeChanges::default()).await);
         let file = format!("file-{name}");
-        is_made(export.create(how(), &root, file.as_bytes(), &creation).await);
-        let file = export.lookup(how(), &root, file.as_bytes()).await.expect("found").handle;
-        let content = data(made, 3000);
-        export.write(how(), &file, 0, &content, Stability::FileSync).await.expect("written");
-        assert_eq!(*export.read(how(), &file, 0, 3000).await.expect("read").data, *content);
-        made += 1;
+        assert_created(export.create(as_root(), &root, file.as_bytes(), &creation).await);
+        let file = export.lookup(as_root(), &root, file.as_bytes()).await.expect("found").handle;
+        let content = data(rounds, 3000);
+        export.write(as_root(), &file, 0, &content, Stability::FileSync).await.expect("written");
+        assert_eq!(*export.read(as_root(), &file, 0, 3000).await.expect("read").data, *content);
+        rounds += 1;
         if count.get() < usize::MAX {
             count.set(count.get() + 5);
         }
     }
-    2 * made
+    2 * rounds
 }
 
-/// It is there now. A server that was killed has forgotten that it has made a directory; and ganesha writes the number
-/// down by which it knows the maker of a file after it has made the file.
-fn is_made(outcome: Result<CreateReply, Error>) {
+/// Panics unless the directory or file exists now. The outcome of a repeated call may be `EXIST`: a killed server has
+/// forgotten that it has created a directory; and ganesha stores the verifier of an exclusive CREATE only after it has
+/// created the file.
+fn assert_created(outcome: Result<CreateReply, Error>) {
     if let Err(error) = outcome {
         assert!(error.status() == Some(NfsStatus::EXIST) && error.is_retransmitted(), "{error}");
     }
@@ -140,11 +145,11 @@ fn is_made(outcome: Result<CreateReply, Error>) {
 fn a_call_waits_for_a_stopped_server_and_continues_with_it() {
     let server = Ganesha::start();
     run(async {
-        let export = export_with(&server, |request| request.policy = impatient()).await.expect("it is mounted");
+        let export = export_with(&server, |request| request.policy = impatient()).await.expect("the export is mounted");
         server.stop();
         let task = spawn_local({
             let export = Rc::clone(&export);
-            async move { export.getattr(how(), &export.root()).await }
+            async move { export.getattr(as_root(), &export.root()).await }
         });
         while !export.server().health().gone {
             tokio::task::yield_now().await;
@@ -163,16 +168,16 @@ fn soft_calls_end_when_their_time_is_over() {
     let server = Ganesha::start();
     run(async {
         let soft = Policy { persistence: Persistence::Soft, timeo: Duration::from_millis(100), ..Policy::default() };
-        let export = export_with(&server, |request| request.policy = soft).await.expect("it is mounted");
+        let export = export_with(&server, |request| request.policy = soft).await.expect("the export is mounted");
         server.stop();
         let began = std::time::Instant::now();
-        assert_eq!(export.getattr(how(), &export.root()).await.expect_err("no answer").errno(), Errno::IO);
+        assert_eq!(export.getattr(as_root(), &export.root()).await.expect_err("no answer").errno(), Errno::IO);
         assert!(began.elapsed() >= soft.budget());
         let softerr = Policy { persistence: Persistence::SoftErr, ..soft };
-        let softerr = CallOptions { policy: Some(softerr), ..how() };
+        let softerr = CallOptions { policy: Some(softerr), ..as_root() };
         assert_eq!(export.getattr(softerr, &export.root()).await.expect_err("no answer").errno(), Errno::TIMEDOUT);
         server.cont();
-        let hard = CallOptions { policy: Some(Policy::default()), ..how() };
+        let hard = CallOptions { policy: Some(Policy::default()), ..as_root() };
         export.getattr(hard, &export.root()).await.expect("attributes");
     });
 }
@@ -185,16 +190,19 @@ fn a_call_that_is_dropped_is_forgotten() {
         server.stop();
         let task = spawn_local({
             let export = Rc::clone(&export);
-            async move { export.getattr(how(), &export.root()).await.map(|_| ()) }
+            async move { export.getattr(as_root(), &export.root()).await.map(|_| ()) }
         });
         while export.server().health().in_flight == 0 {
             tokio::task::yield_now().await;
         }
         task.abort();
-        assert!(task.await.expect_err("it was taken back").is_cancelled());
+        assert!(task.await.expect_err("the task was aborted").is_cancelled());
         assert_eq!(export.server().health().in_flight, 0);
         server.cont();
-        export.getattr(how(), &export.root()).await.expect("attributes; the answer to the other is ignored");
+        export
+            .getattr(as_root(), &export.root())
+            .await
+            .expect("attributes; the client ignores the reply to the dropped call");
     });
 }
 
@@ -205,18 +213,18 @@ fn an_idle_connection_that_is_closed_is_made_again_from_the_same_port() {
     run(async {
         let export = through(&proxy, &server, Policy::default()).await;
         for end in [End::Fin, End::Rst] {
-            export.getattr(how(), &export.root()).await.expect("attributes");
+            export.getattr(as_root(), &export.root()).await.expect("attributes");
             proxy.cut(end);
             while export.server().health().connected > 0 {
                 tokio::task::yield_now().await;
             }
-            assert_eq!(proxy.connections(), 0, "there is nothing to ask");
+            assert_eq!(proxy.connections(), 0, "without a call, the client makes no connection");
         }
-        export.getattr(how(), &export.root()).await.expect("attributes");
-        let seen = proxy.seen();
-        assert_eq!(seen.ports.len(), 3);
-        assert!(seen.ports.iter().all(|port| *port == seen.ports[0] && *port < 1024), "{:?}", seen.ports);
-        assert_eq!((seen.retransmissions(), export.server().health().reconnects), (0, 2));
+        export.getattr(as_root(), &export.root()).await.expect("attributes");
+        let traffic = proxy.traffic();
+        assert_eq!(traffic.ports.len(), 3);
+        assert!(traffic.ports.iter().all(|port| *port == traffic.ports[0] && *port < 1024), "{:?}", traffic.ports);
+        assert_eq!((traffic.retransmissions(), export.server().health().reconnects), (0, 2));
     });
 }
 
@@ -231,11 +239,11 @@ fn servers_are_reached_by_the_sixth_version_of_ip() {
             (request.port, request.mount_port) = (Some(nfs.address().port()), Some(mountd.address().port()));
         })
         .await
-        .expect("it is mounted");
-        export.getattr(how(), &export.root()).await.expect("attributes");
+        .expect("the export is mounted");
+        export.getattr(as_root(), &export.root()).await.expect("attributes");
         nfs.cut(End::Rst);
-        export.getattr(how(), &export.root()).await.expect("attributes");
-        let ports = nfs.seen().ports;
+        export.getattr(as_root(), &export.root()).await.expect("attributes");
+        let ports = nfs.traffic().ports;
         assert!(ports.len() == 2 && ports[0] == ports[1] && ports[0] < 1024, "{ports:?}");
     });
 }
@@ -253,9 +261,9 @@ fn calls_that_are_cut_off_are_sent_again_as_they_were() {
                 .map(|task| {
                     let (export, content) = (Rc::clone(&export), content.clone());
                     spawn_local(async move {
-                        let read = export.read(how(), &file, task * 1000, 1 << 20).await.expect("read");
+                        let read = export.read(as_root(), &file, task * 1000, 1 << 20).await.expect("read");
                         assert!(*read.data == content[task as usize * 1000..]);
-                        export.write(how(), &file, 0, &content, Stability::Unstable).await.expect("written").count
+                        export.write(as_root(), &file, 0, &content, Stability::Unstable).await.expect("written").count
                     })
                 })
                 .collect();
@@ -270,9 +278,9 @@ fn calls_that_are_cut_off_are_sent_again_as_they_were() {
             }
             assert!(all(tasks).await.iter().all(|count| *count == 1 << 20));
         }
-        let seen = proxy.seen();
-        assert!(seen.retransmissions() > 0 && seen.altered().is_empty());
-        assert!(seen.ports.iter().all(|port| *port == seen.ports[0]), "{:?}", seen.ports);
+        let traffic = proxy.traffic();
+        assert!(traffic.retransmissions() > 0 && traffic.altered().is_empty());
+        assert!(traffic.ports.iter().all(|port| *port == traffic.ports[0]), "{:?}", traffic.ports);
     });
 }
 
@@ -289,7 +297,7 @@ fn replies_come_in_any_order_and_in_any_pieces() {
                 let (export, content) = (Rc::clone(&export), content.clone());
                 spawn_local(async move {
                     let (offset, count) = (task as usize * 10_000, 100_000);
-                    let read = export.read(how(), &file, offset as u64, count as u32).await.expect("read");
+                    let read = export.read(as_root(), &file, offset as u64, count as u32).await.expect("read");
                     assert!(*read.data == content[offset..offset + count]);
                 })
             });
@@ -317,34 +325,38 @@ fn a_directory_whose_reply_is_lost_is_made_once() {
     run(async {
         let export = through(&proxy, &server, impatient()).await;
         proxy.disturb(Direction::Replies, |replies| (replies.only, replies.lose) = (Some(MKDIR), 1));
-        export.mkdir(how(), &export.root(), b"dir", &AttributeChanges::default()).await.expect("the server remembers");
-        let seen = proxy.seen();
-        assert!(seen.retransmissions() >= 1 && seen.altered().is_empty());
+        export
+            .mkdir(as_root(), &export.root(), b"dir", &AttributeChanges::default())
+            .await
+            .expect("the server remembers");
+        let traffic = proxy.traffic();
+        assert!(traffic.retransmissions() >= 1 && traffic.altered().is_empty());
         assert!(export.server().health().retransmissions >= 1);
     });
 }
 
-/// A directory is made, and made again by a successor with the same xid, from the same port if `same`.
-fn made_twice(server: &Ganesha, name: &str, same: bool) -> Result<(), Error> {
+/// Creates a directory, and creates it again as a successor of the client, with the same xid, and if `same_port` from
+/// the same port. Returns the outcome of the second call.
+fn create_twice(server: &Ganesha, name: &str, same_port: bool) -> Result<(), Error> {
     let xid = Cell::new(None);
     let (ports, root, limits) = run(async {
         let export = export(server).await;
         let announce = |number| xid.set(Some(number));
-        let how = CallOptions { announce: Some(&announce), ..how() };
-        export.mkdir(how, &export.root(), name.as_bytes(), &AttributeChanges::default()).await.expect("made");
+        let options = CallOptions { announce: Some(&announce), ..as_root() };
+        export.mkdir(options, &export.root(), name.as_bytes(), &AttributeChanges::default()).await.expect("created");
         (export.server().local_ports(), export.root(), export.limits())
     });
     let (xid, address) = (xid.get(), server.address());
     run(async move {
-        // Another port is one above 1023, which the first was not.
-        let server = Servers::default().server("the-server", address, same);
-        if same {
+        // Another port is a port above 1023: the first client's port is below.
+        let server = Servers::default().server("the-server", address, same_port);
+        if same_port {
             server.inherit_ports(&ports);
         }
         let export = Export::new(server, root, limits, Policy::default(), 1);
-        let again = CallOptions { again: xid, ..how() };
+        let again = CallOptions { again: xid, ..as_root() };
         let outcome = export.mkdir(again, &root, name.as_bytes(), &AttributeChanges::default()).await;
-        assert_eq!(export.server().local_ports() == ports, same);
+        assert_eq!(export.server().local_ports() == ports, same_port);
         outcome.map(|_| ())
     })
 }
@@ -352,9 +364,9 @@ fn made_twice(server: &Ganesha, name: &str, same: bool) -> Result<(), Error> {
 #[test]
 fn a_successor_is_answered_from_the_servers_memory() {
     let server = Ganesha::start();
-    let elsewhere = made_twice(&server, "elsewhere", false).expect_err("the server takes it for another client");
-    assert!(elsewhere.status() == Some(NfsStatus::EXIST) && elsewhere.is_retransmitted(), "{elsewhere}");
-    let outcomes: Vec<_> = (0..10).map(|round| made_twice(&server, &format!("dir-{round}"), true)).collect();
+    let error = create_twice(&server, "elsewhere", false).expect_err("the server takes it for another client");
+    assert!(error.status() == Some(NfsStatus::EXIST) && error.is_retransmitted(), "{error}");
+    let outcomes: Vec<_> = (0..10).map(|round| create_twice(&server, &format!("dir-{round}"), true)).collect();
     assert!(outcomes.iter().all(Result::is_ok), "{outcomes:?}");
 }
 
@@ -367,9 +379,9 @@ fn a_port_from_which_the_server_is_reached_already_is_left_alone() {
         let other = Servers::default().server("the-server", server.address(), true);
         other.inherit_ports(&ports);
         let second = Export::new(Rc::clone(&other), first.root(), first.limits(), Policy::default(), 1);
-        second.getattr(how(), &second.root()).await.expect("attributes");
+        second.getattr(as_root(), &second.root()).await.expect("attributes");
         assert_ne!(other.local_ports(), ports);
-        first.getattr(how(), &first.root()).await.expect("attributes");
+        first.getattr(as_root(), &first.root()).await.expect("attributes");
         assert_eq!(first.server().health().reconnects, 0);
     });
 }
@@ -387,9 +399,10 @@ fn a_server_that_has_moved_is_found_where_it_is_now() {
         while export.server().health().connected > 0 {
             tokio::task::yield_now().await;
         }
-        // Handles of ganesha are made of the export's number and the file's; the root's is another one there.
-        let elsewhere = export_with(&second, |_| {}).await.expect("it is mounted");
-        export.lookup(how(), &elsewhere.root(), b"here").await.expect("found");
+        // The second server's root has another handle: ganesha makes handles of the numbers of the export and of the
+        // file.
+        let on_second = export_with(&second, |_| {}).await.expect("the export is mounted");
+        export.lookup(as_root(), &on_second.root(), b"here").await.expect("found");
     });
 }
 
@@ -399,25 +412,25 @@ fn a_waiting_call_continues_at_once_at_the_servers_new_address() {
     run(async {
         let export = export(&first).await;
         let ports = export.server().local_ports();
-        // A connection on which nothing comes, and one that is not made.
-        for gone in [false, true] {
-            if gone {
+        // First a connection on which no reply comes, then a connection that fails.
+        for killed in [false, true] {
+            if killed {
                 first.kill()
             } else {
                 first.stop()
             }
             export.server().move_to(first.address());
-            let waits = spawn_local({
+            let waiting_call = spawn_local({
                 let export = Rc::clone(&export);
-                async move { export.null(how()).await }
+                async move { export.null(as_root()).await }
             });
-            while export.server().health().in_flight == 0 || gone && export.server().health().failed_attempts < 4 {
+            while export.server().health().in_flight == 0 || killed && export.server().health().failed_attempts < 4 {
                 tokio::task::yield_now().await;
             }
             export.server().move_to(second.address());
-            waits.await.expect("no panic").expect("answered");
+            waiting_call.await.expect("no panic").expect("answered");
         }
-        assert_eq!(export.server().local_ports(), ports, "it comes from the same port");
+        assert_eq!(export.server().local_ports(), ports, "the client uses the same port");
     });
 }
 
@@ -429,7 +442,7 @@ fn a_call_waits_for_an_unreachable_server() {
         server.kill();
         let task = spawn_local({
             let export = Rc::clone(&export);
-            async move { export.getattr(how(), &export.root()).await.map(|_| ()) }
+            async move { export.getattr(as_root(), &export.root()).await.map(|_| ()) }
         });
         let began = std::time::Instant::now();
         while export.server().health().failed_attempts < 2 {

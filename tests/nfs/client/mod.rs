@@ -1,4 +1,4 @@
-//! The NFS client against a real server and its faults.
+//! podfs' NFS client, with a real server and with faulty servers.
 
 mod bad_servers;
 mod faults;
@@ -20,12 +20,12 @@ const BUDGET: Duration = Duration::from_secs(20);
 
 static ROOT: Credential = Credential::User { uid: 0, gid: 0, groups: Vec::new() };
 
-/// As root, and as the mount's options say.
-fn how() -> CallOptions<'static> {
+/// The options of a call by root, with the policy of the mount.
+fn as_root() -> CallOptions<'static> {
     CallOptions::new(&ROOT)
 }
 
-/// Runs `test` as the server's process runs the client: on one thread.
+/// Runs `test` on one thread, as the server of a pod runs the client.
 fn run<T>(test: impl Future<Output = T>) -> T {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
     tokio::task::LocalSet::new().block_on(&runtime, test)
@@ -41,7 +41,7 @@ fn request(server: &Ganesha) -> MountRequest {
     }
 }
 
-/// The first export of `server`, with a request changed by `change`.
+/// The first export of `server`, mounted with a request that `change` has changed.
 async fn export_with(server: &Ganesha, change: impl FnOnce(&mut MountRequest)) -> Result<Rc<Export>, NfsMountError> {
     let mut request = request(server);
     change(&mut request);
@@ -50,5 +50,5 @@ async fn export_with(server: &Ganesha, change: impl FnOnce(&mut MountRequest)) -
 
 /// The first export of `server`.
 async fn export(server: &Ganesha) -> Rc<Export> {
-    export_with(server, |_| {}).await.expect("it is mounted")
+    export_with(server, |_| {}).await.expect("the export is mounted")
 }

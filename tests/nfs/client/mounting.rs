@@ -1,4 +1,4 @@
-//! Exports that cannot be mounted are refused with a sentence, in time.
+//! Exports that cannot be mounted: the mount ends in time with an error, which is a sentence.
 
 use std::net::{Ipv4Addr, TcpListener};
 use std::time::Duration;
@@ -11,10 +11,10 @@ use podfs_nfs::v3::{AttributeChanges, Creation};
 use rustix::io::Errno;
 use rustix::thread::{CapabilitySet, capabilities, set_capabilities};
 
-use crate::client::{BUDGET, export, export_with, how, run};
+use crate::client::{BUDGET, as_root, export, export_with, run};
 use crate::nfs_rig::Ganesha;
 
-/// Long enough for an answer from this machine, if there is one.
+/// Long enough for a reply of a server on this machine.
 const SHORT: Duration = Duration::from_secs(1);
 
 #[test]
@@ -48,12 +48,14 @@ fn ports_where_nothing_listens_are_named() {
             .expect_err("nothing listens there")
             .to_string()
         };
-        let what =
+        let sentence =
             |service| format!("{service} of NFS server the-server ({closed}): Connection refused (os error 111)");
-        assert_eq!(refused(&|request| request.mount_port = Some(closed.port())).await, what("the mountd"));
-        assert_eq!(refused(&|request| request.port = Some(closed.port())).await, what("NFS"));
-        let unasked = |request: &mut MountRequest| (request.mount_port, request.portmap_port) = (None, closed.port());
-        assert_eq!(refused(&unasked).await, what("the portmapper"));
+        assert_eq!(refused(&|request| request.mount_port = Some(closed.port())).await, sentence("the mountd"));
+        assert_eq!(refused(&|request| request.port = Some(closed.port())).await, sentence("NFS"));
+        // Without a MOUNT port in the request, the client asks the portmapper for it.
+        let asks_portmapper =
+            |request: &mut MountRequest| (request.mount_port, request.portmap_port) = (None, closed.port());
+        assert_eq!(refused(&asks_portmapper).await, sentence("the portmapper"));
     });
 }
 
@@ -63,9 +65,9 @@ fn another_service_on_the_port_is_recognised() {
     run(async {
         let nfs = server.address().port();
         let error = export_with(&server, |request| request.mount_port = Some(nfs)).await.expect_err("refused");
-        let begins =
+        let expected =
             format!("the mountd of NFS server the-server ({}): the server has no such service", server.address());
-        assert!(error.to_string().starts_with(&begins), "{error}");
+        assert!(error.to_string().starts_with(&expected), "{error}");
     });
 }
 
@@ -81,7 +83,7 @@ fn a_server_that_does_not_answer_ends_the_mount_and_not_the_next_one() {
         assert!(error.ends_with("the server does not answer in time"), "{error}");
         server.cont();
         request.budget = BUDGET;
-        mount(&servers, &request).await.expect("it is mounted");
+        mount(&servers, &request).await.expect("the export is mounted");
     });
 }
 
@@ -91,15 +93,15 @@ fn exports_of_a_server_share_its_connections_and_files_keep_to_theirs() {
     run(async {
         let servers = Servers::default();
         let mut request = crate::client::request(&server);
-        let first = mount(&servers, &request).await.expect("it is mounted");
+        let first = mount(&servers, &request).await.expect("the export is mounted");
         request.connections = 4;
-        let second = mount(&servers, &request).await.expect("it is mounted");
+        let second = mount(&servers, &request).await.expect("the export is mounted");
         assert!(std::rc::Rc::ptr_eq(first.server(), second.server()));
         for index in 0..50 {
             let creation = Creation::Unchecked(AttributeChanges::default());
             let name = format!("file {index}");
-            let made = second.create(how(), &second.root(), name.as_bytes(), &creation).await.expect("made");
-            second.getattr(how(), &made.handle.expect("a handle")).await.expect("attributes");
+            let created = second.create(as_root(), &second.root(), name.as_bytes(), &creation).await.expect("created");
+            second.getattr(as_root(), &created.handle.expect("a handle")).await.expect("attributes");
         }
         assert_eq!(second.server().health().connected, 4);
         let ports = second.server().local_ports();
@@ -117,7 +119,7 @@ fn a_call_is_made_with_the_callers_groups_and_no_more_than_sixteen() {
     chown(&secret, Some(1), Some(3000)).expect("changed");
     run(async {
         let export = export(&server).await;
-        let file = export.lookup(how(), &export.root(), b"secret").await.expect("found").handle;
+        let file = export.lookup(as_root(), &export.root(), b"secret").await.expect("found").handle;
         let read = async |groups: Vec<u32>| {
             let caller = Credential::User { uid: 1000, gid: 1000, groups };
             export.read(CallOptions::new(&caller), &file, 0, 100).await.map(|read| read.data.to_vec())
@@ -133,14 +135,14 @@ fn a_call_is_made_with_the_callers_groups_and_no_more_than_sixteen() {
 #[test]
 fn a_process_that_may_not_use_low_ports_uses_others() {
     let server = Ganesha::start();
-    let others = std::thread::spawn(move || {
-        // Of this thread alone.
-        let mut own = capabilities(None).expect("its own");
-        own.effective -= CapabilitySet::NET_BIND_SERVICE;
-        set_capabilities(None, own).expect("putting down is always allowed");
+    let thread = std::thread::spawn(move || {
+        // Capabilities belong to a thread: the test program's other threads keep theirs.
+        let mut sets = capabilities(None).expect("the thread's capabilities");
+        sets.effective -= CapabilitySet::NET_BIND_SERVICE;
+        set_capabilities(None, sets).expect("a thread may always drop a capability");
         run(async { export(&server).await.server().local_ports() })
     });
-    let ports = others.join().expect("no panic");
+    let ports = thread.join().expect("no panic");
     assert!(ports[0] > 1023, "{ports:?}");
 }
 
@@ -148,7 +150,8 @@ fn a_process_that_may_not_use_low_ports_uses_others() {
 fn ports_above_1023_are_used_where_the_volume_says_so() {
     let server = Ganesha::start();
     run(async {
-        let export = export_with(&server, |request| request.reserved_port = false).await.expect("it is mounted");
+        let export =
+            export_with(&server, |request| request.reserved_port = false).await.expect("the export is mounted");
         assert!(export.server().local_ports()[0] > 1023);
     });
 }

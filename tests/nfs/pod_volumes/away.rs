@@ -10,16 +10,18 @@ use rustix::fs::statfs;
 
 use crate::common::*;
 use crate::nfs_rig::Ganesha;
-use crate::pod_volumes::pods::{fixture, shown};
+use crate::pod_volumes::pods::{fixture, volume_path};
 
-/// Far more than a second, which the documentation promises, and far less than for ever.
+/// The documentation promises one second. The tests allow more for a busy machine; an operation that waits for the NFS
+/// server would never end.
 const SOON: Duration = Duration::from_secs(10);
 
+/// Panics if an operation takes longer than [`SOON`].
 #[track_caller]
-fn soon<T>(what: &str, act: impl FnOnce() -> T) -> T {
+fn soon<T>(operation: &str, act: impl FnOnce() -> T) -> T {
     let start = Instant::now();
     let outcome = act();
-    assert!(start.elapsed() < SOON, "{what} took {:?}", start.elapsed());
+    assert!(start.elapsed() < SOON, "{operation} took {:?}", start.elapsed());
     outcome
 }
 
@@ -29,16 +31,16 @@ fn nf_06_a_silent_server_delays_neither_the_root_nor_other_volumes_nor_the_end()
     fs::write(ganesha.exported().join("there"), vec![1; 1 << 20]).expect("written");
     let fixture = fixture("nfs-silent", &ganesha, "");
     let mut running = fixture.run();
-    let (volume, config) = (shown(&running), running.volume("config"));
+    let (volume, config) = (volume_path(&running), running.volume("config"));
     ganesha.stop();
     let mut reader = Command::new("cat").arg(volume.join("there")).stdout(Stdio::null()).spawn().expect("cat");
     soon("stat of the root", || fs::metadata(&volume).expect("attributes"));
-    soon("statfs", || statfs(&volume).expect("told"));
+    soon("statfs", || statfs(&volume).expect("statistics"));
     soon("another volume", || assert_eq!(fs::read_to_string(config.join("a")).expect("read"), "1"));
     soon("podfs status", || fixture.status(&[]));
-    soon("a blocked reader", || {
+    soon("the end of a killed reader", || {
         reader.kill().expect("killed");
-        reader.wait().expect("it ends")
+        reader.wait().expect("the reader ends")
     });
     soon("the end of the pod", || assert_eq!(running.stop().code(), Some(0), "{}", running.log()));
     fixture.assert_nothing_left();
@@ -47,22 +49,23 @@ fn nf_06_a_silent_server_delays_neither_the_root_nor_other_volumes_nor_the_end()
 
 #[test]
 fn a_program_started_with_an_open_file_delays_only_itself() {
-    // The child closes inherited descriptors, which waits for the server, and holds locks of the kernel meanwhile.
+    // Before its exec, the child closes its copy of the open file. This close waits for the NFS server, and holds locks
+    // of the kernel meanwhile.
     let ganesha = Ganesha::start();
     let fixture = fixture("nfs-exec", &ganesha, "");
     let mut running = fixture.run();
-    let volume = shown(&running);
-    let mut file = fs::File::create(volume.join("open")).expect("made");
+    let volume = volume_path(&running);
+    let mut file = fs::File::create(volume.join("open")).expect("created");
     ganesha.stop();
     file.write_all(b"content").expect("accepted");
-    let started = std::thread::spawn(|| Command::new("true").status());
-    // Each look gives the server time to check waiting callers.
+    let child = std::thread::spawn(|| Command::new("true").status());
+    // Between the requests, the server of the pod has time to look at the callers that wait.
     for _ in 0..20 {
         soon("stat of the root", || fs::metadata(&volume).expect("attributes"));
         std::thread::sleep(Duration::from_millis(100));
     }
     ganesha.cont();
-    assert!(started.join().expect("no panic").expect("started").success());
+    assert!(child.join().expect("no panic").expect("started").success());
     drop(file);
     assert_eq!(fs::read_to_string(ganesha.exported().join("open")).expect("on the server"), "content");
     assert_eq!(running.stop().code(), Some(0), "{}", running.log());
@@ -74,7 +77,7 @@ fn nf_06_reading_continues_when_the_server_is_back() {
     fs::write(ganesha.exported().join("there"), "content").expect("written");
     let fixture = fixture("nfs-back", &ganesha, ",timeo=5,retrans=1");
     let running = fixture.run();
-    let path = shown(&running).join("there");
+    let path = volume_path(&running).join("there");
     ganesha.kill();
     let reader = std::thread::spawn(move || fs::read_to_string(path));
     running.wait_log("does not answer");
@@ -87,9 +90,9 @@ fn nf_06_reading_continues_when_the_server_is_back() {
 fn status_says_that_a_server_is_silent_until_it_answers() {
     let ganesha = Ganesha::start();
     fs::write(ganesha.exported().join("there"), "content").expect("written");
-    let fixture = fixture("nfs-status", &ganesha, "");
+    let fixture = fixture("nfs-status-away", &ganesha, "");
     let mut running = fixture.run();
-    let path = shown(&running).join("there");
+    let path = volume_path(&running).join("there");
     let the_pod = || fixture.pods().swap_remove(0);
     let is_silent = || the_pod()["volumes"][0]["state"] == "silent";
     let server = running.server();
@@ -99,14 +102,19 @@ fn status_says_that_a_server_is_silent_until_it_answers() {
     let pod = the_pod();
     assert_eq!(pod["reason"], r#"volume "data" waits for its NFS server: its source does not answer"#, "{pod}");
     assert_eq!(pod["volumes"][1]["state"], "live", "{pod}");
-    assert_eq!(running.server(), server, "another server would wait there as well");
-    // podfs ignores the silence that the dead server recorded, and uses that of its successor.
-    kill(server, Signal::SIGKILL).expect("it is there");
-    eventually("another server waits", || the_pod()["server"]["restarts"] == 1 && is_silent());
+    assert_eq!(
+        running.server(),
+        server,
+        "podfs does not replace the server: a successor would wait for the NFS server, too"
+    );
+    // podfs ignores the silence that the killed server has recorded, and reports the silence that its successor
+    // records.
+    kill(server, Signal::SIGKILL).expect("the server runs");
+    eventually("the successor reports the silence", || the_pod()["server"]["restarts"] == 1 && is_silent());
     assert!(!reader.is_finished(), "a process that uses the volume waits");
     ganesha.cont();
     assert_eq!(reader.join().expect("no panic").expect("read"), "content");
-    eventually("status says so", || the_pod()["state"] == "running");
+    eventually("status says that the pod runs", || the_pod()["state"] == "running");
     let pod = the_pod();
     assert_eq!((&pod["volumes"][0]["state"], &pod["server"]["restarts"]), (&"live".into(), &1.into()), "{pod}");
     assert!(running.stop().success(), "{}", running.log());
@@ -119,11 +127,11 @@ fn status_says_so_too_when_no_call_waits_for_long() {
     fs::write(ganesha.exported().join("there"), "content").expect("written");
     let fixture = fixture("nfs-status-soft", &ganesha, ",soft,timeo=5,retrans=1");
     let mut running = fixture.run();
-    let path = shown(&running).join("there");
+    let path = volume_path(&running).join("there");
     let the_pod = || fixture.pods().swap_remove(0);
     let state = || the_pod()["volumes"][0]["state"].clone();
     let read = || running.freed(|| fs::read_to_string(&path));
-    eventually("it is read", || read().is_ok_and(|content| content == "content"));
+    eventually("the file is read", || read().is_ok_and(|content| content == "content"));
     ganesha.stop();
     assert_eq!(read().expect_err("no answer").raw_os_error(), Some(libc::EIO));
     // No process uses the volume any more.
@@ -131,8 +139,8 @@ fn status_says_so_too_when_no_call_waits_for_long() {
     assert_eq!(read().expect_err("no answer").raw_os_error(), Some(libc::EIO));
     assert_eq!(state(), "silent", "{}", the_pod());
     ganesha.cont();
-    eventually("it is read", || read().is_ok_and(|content| content == "content"));
-    eventually("status says so", || state() == "live");
+    eventually("the file is read", || read().is_ok_and(|content| content == "content"));
+    eventually("status says that the volume is live", || state() == "live");
     assert_eq!(running.stop().code(), Some(0), "{}", running.log());
     fixture.assert_nothing_left();
 }
@@ -142,16 +150,16 @@ fn status_reports_a_silent_server_also_when_only_free_space_is_requested() {
     let mut ganesha = Ganesha::start();
     let fixture = fixture("nfs-status-space", &ganesha, "");
     let mut running = fixture.run();
-    let volume = shown(&running);
+    let volume = volume_path(&running);
     let state = || fixture.pods().swap_remove(0)["volumes"][0]["state"].clone();
     ganesha.kill();
-    // The server of the pod answers from its cache, and cancels the call.
-    soon("statfs", || statfs(&volume).expect("told"));
+    // The server of the pod answers from its cache, and cancels its call to the NFS server.
+    soon("statfs", || statfs(&volume).expect("statistics"));
     eventually("status names the volume", || state() == "silent");
     ganesha.restart();
-    // The client does not send cancelled calls again, but the next statfs(2) asks the server.
-    eventually("status says so", || {
-        soon("statfs", || statfs(&volume).expect("told"));
+    // The client does not send a cancelled call again, but the next statfs(2) causes a new call.
+    eventually("status says that the volume is live", || {
+        soon("statfs", || statfs(&volume).expect("statistics"));
         state() == "live"
     });
     assert_eq!(running.stop().code(), Some(0), "{}", running.log());
@@ -170,6 +178,6 @@ fn a_missing_server_is_reported_and_tried_again() {
     wait_content(&config, "1");
     ganesha.restart();
     running.wait_ready();
-    assert_eq!(fs::read_to_string(shown(&running).join("there")).expect("read"), "content");
+    assert_eq!(fs::read_to_string(volume_path(&running).join("there")).expect("read"), "content");
     assert_eq!(running.stop().code(), Some(0), "{}", running.log());
 }

@@ -1,4 +1,4 @@
-//! PersistentVolumes of the driver podfs.io that are NFS exports, published by a kubelet.
+//! PersistentVolumes of the CSI driver podfs.io that are NFS exports. The tests publish them as the kubelet does.
 
 use std::fs;
 use std::io::ErrorKind;
@@ -13,7 +13,7 @@ use crate::common::node::Node;
 use crate::common::{Running, eventually};
 use crate::nfs_rig::Ganesha;
 
-/// A node with a kubelet, and an NFS server.
+/// A node with the CSI calls of a kubelet, and an NFS server.
 struct Rig {
     ganesha: Ganesha,
     node: Node,
@@ -40,7 +40,8 @@ impl Rig {
         })
     }
 
-    /// A PersistentVolume in a pod, with the `mountOptions` that the server's ports need, and more. Others are another one's.
+    /// A PersistentVolume in a pod, whose `mountOptions` are the server's ports and `options`. Other options make another
+    /// PersistentVolume.
     fn volume(&self, pod: &str, options: &[&str], mode: Mode) -> Volume {
         let server = self.server();
         let mut volume =
@@ -80,7 +81,7 @@ fn a_persistent_volume_of_the_driver_shows_its_export_with_its_mount_options() {
     let reader = rig.volume("reader", &["nolock", "ro"], Mode::MultiNodeMultiWriter);
     let guest = rig.volume("guest", &["nolock", "timeo=100"], Mode::MultiNodeReaderOnly);
     for volume in [&writer, &reader, &guest] {
-        // The ports are among the mount options: without these, podfs would not find the server.
+        // This also tests that podfs uses the mount options: without the ports among them, it would not find the server.
         rig.publish(volume);
         assert_eq!(fs::read_to_string(volume.target.join("there")).expect("read"), "before");
     }
@@ -90,16 +91,16 @@ fn a_persistent_volume_of_the_driver_shows_its_export_with_its_mount_options() {
         let refused = fs::write(volume.target.join("new"), "").expect_err("read-only");
         assert_eq!(refused.kind(), ErrorKind::ReadOnlyFilesystem);
     }
-    // `nolock`: locks are those of this node. Without it, podfs's client refuses them.
+    // With `nolock`, locks hold on this node only. Without it, podfs's client refuses locks.
     let file = fs::OpenOptions::new().write(true).open(writer.target.join("new")).expect("opened");
     nix::fcntl::Flock::lock(file, nix::fcntl::FlockArg::LockExclusive).expect("a lock of the node");
 
-    // The options outlive the daemon and the supervisor.
+    // The next daemon and the next supervisor know the mount options.
     drop(daemon);
     let _daemon = rig.start();
     rig.publish(&writer);
     let supervisor = rig.node.supervisor("writer");
-    kill(supervisor, Signal::SIGKILL).expect("it runs");
+    kill(supervisor, Signal::SIGKILL).expect("the supervisor runs");
     eventually("another supervisor", || {
         rig.node
             .pod("writer")
@@ -119,7 +120,7 @@ fn mount_options_that_a_volume_cannot_have_are_refused_by_name() {
     let rig = Rig::new();
     let _daemon = rig.start();
     let refused = |volume: &Volume| {
-        let status = rig.kubelet.publish(volume).expect_err("it cannot be mounted so");
+        let status = rig.kubelet.publish(volume).expect_err("the volume cannot have these options");
         assert_eq!(status.code(), tonic::Code::InvalidArgument, "{status:?}");
         assert!(!volume.target.exists());
         status.message().to_owned()
@@ -132,15 +133,15 @@ fn mount_options_that_a_volume_cannot_have_are_refused_by_name() {
     context.extend([("kind", "configMap"), ("name", "app")].map(|(key, value)| (key.to_owned(), value.to_owned())));
     let useless = refused(&config);
     assert!(useless.contains("is for NFS exports"), "{useless}");
-    let mut other = rig.volume("c", &[], Mode::MultiNodeMultiWriter);
-    other.request.volume_context.insert("server".to_owned(), "nfs.example".to_owned());
-    let forbidden = refused(&other);
+    let mut on_other_server = rig.volume("c", &[], Mode::MultiNodeMultiWriter);
+    on_other_server.request.volume_context.insert("server".to_owned(), "nfs.example".to_owned());
+    let forbidden = refused(&on_other_server);
     assert!(forbidden.contains("\"nfs.example\" is not allowed"), "{forbidden}");
-    // Other options than before are other attributes.
+    // A published volume cannot be published with other options.
     let first = rig.volume("d", &["nolock"], Mode::MultiNodeMultiWriter);
     rig.publish(&first);
     let second = rig.volume("d", &["nolock", "soft"], Mode::MultiNodeMultiWriter);
-    let status = rig.kubelet.publish(&second).expect_err("the volume is published with others");
+    let status = rig.kubelet.publish(&second).expect_err("the volume is published with other options");
     assert_eq!(status.code(), tonic::Code::AlreadyExists, "{status:?}");
     rig.kubelet.end_pod("d", &[first]);
 }

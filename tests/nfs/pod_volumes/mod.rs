@@ -1,6 +1,6 @@
-//! nfs volumes, as a user has them: a claim, its PersistentVolume, an NFS server, `podfs run`.
+//! NFS volumes as users have them: a claim, its PersistentVolume, an NFS server, and `podfs run`.
 //!
-//! The server is a real one, nfs-ganesha. [`crate::volume`] tests the file system itself.
+//! The NFS server is nfs-ganesha. [`crate::volume`] has the tests of the file system.
 
 mod pods;
 

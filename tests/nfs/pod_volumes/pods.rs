@@ -6,11 +6,11 @@ use std::path::PathBuf;
 use crate::common::*;
 use crate::nfs_rig::Ganesha;
 
-/// The pod's volumes: the export as `data`, and a configMap as `config`.
+/// The pod's volumes: the claim `data` for the export, and the configMap `config`.
 pub const VOLUMES: &str = "[{name: data, persistentVolumeClaim: {claimName: data}}, \
                             {name: config, configMap: {name: app}}]";
 
-/// A pod of its own uid, whose claim leads to `/export` of this server.
+/// A pod with this uid, and with a claim for `/export` of this server.
 pub fn fixture(uid: &str, ganesha: &Ganesha, options: &str) -> Fixture {
     let fixture = Fixture::new(&named(uid, VOLUMES));
     fixture.write("objects/app.json", &config_map("app", &[("a", "1")]));
@@ -19,7 +19,8 @@ pub fn fixture(uid: &str, ganesha: &Ganesha, options: &str) -> Fixture {
     fixture
 }
 
-/// Pods do not share a cgroup, even when tests run side by side.
+/// The manifest of a pod with this uid. Each test needs another uid: the name of the server's cgroup contains it, and
+/// tests run at the same time.
 pub fn named(uid: &str, volumes: &str) -> String {
     pod(volumes).replace("name: web,", &format!("name: web, uid: {uid},"))
 }
@@ -28,7 +29,7 @@ pub fn claim() -> String {
     claim_of("data", 1)
 }
 
-/// A claim of this name, bound to the PersistentVolume of this number.
+/// A claim with this name, bound to the PersistentVolume with this number.
 pub fn claim_of(name: &str, number: u32) -> String {
     format!(
         "{{apiVersion: v1, kind: PersistentVolumeClaim, metadata: {{name: {name}, uid: c-{number}}}, \
@@ -36,13 +37,13 @@ pub fn claim_of(name: &str, number: u32) -> String {
     )
 }
 
-/// A PersistentVolume for an export whose server has unusual ports.
+/// A PersistentVolume for `/export` of a server with these addresses.
 pub fn volume(nfs: SocketAddr, mountd: SocketAddr, options: &str) -> String {
     let ports = format!("port={},mountport={}", nfs.port(), mountd.port());
     volume_of(("data", 1), &nfs.ip().to_string(), &format!("{ports}{options}"))
 }
 
-/// A PersistentVolume for the claim of this name and number, with `/export` of a server.
+/// A PersistentVolume for the claim with this name and number, for `/export` of a server.
 pub fn volume_of((claim, number): (&str, u32), server: &str, options: &str) -> String {
     format!(
         "{{apiVersion: v1, kind: PersistentVolume, metadata: {{name: pv-{number}}}, \
@@ -52,7 +53,8 @@ pub fn volume_of((claim, number): (&str, u32), server: &str, options: &str) -> S
     )
 }
 
-/// A pod with claims of these names, each with a volume of its name. All of them lead to `/export` of a server.
+/// Writes the manifests of a pod with a volume for each claim. A claim has a name and mount options; the volume has the
+/// name of its claim. All claims are for `/export` of one server.
 pub fn write_claims(fixture: &Fixture, uid: &str, claims: &[(&str, &str)], server: &str) {
     let mut volumes = Vec::new();
     for (number, (name, options)) in (1..).zip(claims) {
@@ -64,7 +66,7 @@ pub fn write_claims(fixture: &Fixture, uid: &str, claims: &[(&str, &str)], serve
 }
 
 /// The path of the volume with the export.
-pub fn shown(running: &Running) -> PathBuf {
+pub fn volume_path(running: &Running) -> PathBuf {
     let path = running.volume("data");
     assert!(path.ends_with("volumes/kubernetes.io~nfs/pv-1"), "{}", path.display());
     path

@@ -12,9 +12,9 @@ use crate::common::*;
 use crate::nfs_rig::Ganesha;
 use crate::pod_volumes::pods::{claim, fixture, named, volume};
 
-/// Waits for this in the log, with the other volume shown.
+/// Runs the pod, and asserts that the log contains `parts` and that podfs mounts the pod's other volume.
 #[track_caller]
-fn told(uid: &str, fixture: &Fixture, parts: &[&str]) {
+fn assert_reported(uid: &str, fixture: &Fixture, parts: &[&str]) {
     let mut running = fixture.start();
     running.wait_log("MountVolume.SetUp failed for volume \"data\" : ");
     wait_content(&fixture.path(&format!("root/pods/{uid}/volumes/kubernetes.io~configmap/config/a")), "1");
@@ -38,7 +38,7 @@ fn options_that_podfs_does_not_know_or_that_contradict_are_named() {
     .enumerate()
     {
         let uid = format!("nfs-options-{number}");
-        told(&uid, &fixture(&uid, &ganesha, options), &parts);
+        assert_reported(&uid, &fixture(&uid, &ganesha, options), &parts);
     }
 }
 
@@ -48,7 +48,7 @@ fn an_export_that_is_not_there_is_named() {
     let fixture = fixture("nfs-no-export", &ganesha, "");
     let volume = volume(ganesha.address(), ganesha.mount_address(), "").replace("/export", "/elsewhere");
     fixture.write("objects/volume.yaml", &volume);
-    told("nfs-no-export", &fixture, &["127.0.0.1", "/elsewhere"]);
+    assert_reported("nfs-no-export", &fixture, &["127.0.0.1", "/elsewhere"]);
 }
 
 #[test]
@@ -58,13 +58,13 @@ fn a_host_that_has_no_address_is_named() {
     fixture.write("objects/claim.yaml", &claim());
     let nowhere = "127.0.0.1:9".parse().expect("an address");
     fixture.write("objects/volume.yaml", &volume(nowhere, nowhere, "").replace("127.0.0.1", "nowhere.invalid"));
-    told("nfs-no-host", &fixture, &["nowhere.invalid: its address cannot be found"]);
+    assert_reported("nfs-no-host", &fixture, &["nowhere.invalid: its address cannot be found"]);
 }
 
 #[test]
 fn options_of_the_kernels_client_are_refused_where_the_kernel_has_none() {
     if kernel_nfs::is_there() {
-        // tests/guest/kernel_nfs has tests of it.
+        // tests/guest/kernel_nfs tests a kernel with the client.
         return;
     }
     let ganesha = Ganesha::start();
@@ -79,14 +79,14 @@ fn options_of_the_kernels_client_are_refused_where_the_kernel_has_none() {
     .enumerate()
     {
         let uid = format!("nfs-no-kernel-{number}");
-        told(&uid, &fixture(&uid, &ganesha, options), &[&format!("127.0.0.1:/export: {sentence}")]);
+        assert_reported(&uid, &fixture(&uid, &ganesha, options), &[&format!("127.0.0.1:/export: {sentence}")]);
     }
 }
 
-/// Asks the process that mounts, as a supervisor does.
-fn mount_with(request: &str) -> Vec<u8> {
+/// Starts the subcommand `mount-nfs` of a program as a supervisor does, and sends it a request. Returns the answer.
+fn mount_with(program: &str, request: &str) -> Vec<u8> {
     let (mut ours, theirs) = UnixStream::pair().expect("a socket pair");
-    let mut command = Command::new(PODFS);
+    let mut command = Command::new(program);
     let mut child = command.arg("mount-nfs").stdin(OwnedFd::from(theirs)).spawn().expect("it starts");
     drop(command);
     let length = u32::try_from(request.len()).expect("a short request").to_ne_bytes();
@@ -94,24 +94,27 @@ fn mount_with(request: &str) -> Vec<u8> {
     ours.shutdown(Shutdown::Write).expect("shut down");
     let mut answer = Vec::new();
     ours.read_to_end(&mut answer).expect("an answer");
-    child.wait().expect("it ends");
+    child.wait().expect("the process ends");
     answer
 }
 
 #[test]
 fn the_process_that_mounts_answers_with_a_sentence_and_ends() {
-    let ask = |server: &str| {
-        let request = serde_json::json!({
-            "server": server, "path": "/export", "versions": ["4.1"], "port": 1, "mount_host": null, "words": ["hard"],
-            "read_only": false, "no_suid": false, "no_dev": false, "no_exec": false,
-        });
-        let answer = mount_with(&request.to_string());
-        let answer: Result<(), String> = serde_json::from_slice(&answer[4..]).expect("an answer");
-        answer.expect_err("no server is there")
-    };
-    assert!(ask("nowhere.invalid").starts_with("nowhere.invalid: its address cannot be found: "));
-    let refused = ask("127.0.0.1");
-    let expected = if kernel_nfs::is_there() { "NFS server 127.0.0.1 " } else { "this kernel has no NFS client" };
-    assert!(refused.starts_with(expected), "{refused}");
-    assert_eq!(mount_with(""), b"", "an empty request gets no answer");
+    for program in [PODFS, PODFS_SUPERVISOR] {
+        let error_for = |server: &str| {
+            let request = serde_json::json!({
+                "server": server, "path": "/export", "versions": ["4.1"], "port": 1, "mount_host": null, "words": ["hard"],
+                "read_only": false, "no_suid": false, "no_dev": false, "no_exec": false,
+            });
+            let answer = mount_with(program, &request.to_string());
+            let answer = answer.get(4..).unwrap_or_else(|| panic!("{program} ends without an answer"));
+            let answer: Result<(), String> = serde_json::from_slice(answer).expect("an answer");
+            answer.expect_err("no server is there")
+        };
+        assert!(error_for("nowhere.invalid").starts_with("nowhere.invalid: its address cannot be found: "));
+        let error = error_for("127.0.0.1");
+        let expected = if kernel_nfs::is_there() { "NFS server 127.0.0.1 " } else { "this kernel has no NFS client" };
+        assert!(error.starts_with(expected), "{error}");
+        assert_eq!(mount_with(program, ""), b"", "an empty request gets no answer");
+    }
 }

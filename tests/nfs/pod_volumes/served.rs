@@ -1,4 +1,4 @@
-//! Reads and changes through a volume are those of the files on the NFS server.
+//! Reads and changes through a volume reach the files on the NFS server.
 
 use std::fs::{self, File};
 use std::io::{BufRead, BufReader, Write};
@@ -11,7 +11,7 @@ use nix::sys::signal::{Signal, kill};
 
 use crate::common::eventually;
 use crate::nfs_rig::Ganesha;
-use crate::pod_volumes::pods::{fixture, shown};
+use crate::pod_volumes::pods::{fixture, volume_path};
 
 #[test]
 fn a_claim_shows_its_export_and_changes_reach_the_server() {
@@ -19,7 +19,7 @@ fn a_claim_shows_its_export_and_changes_reach_the_server() {
     fs::write(ganesha.exported().join("there"), "before").expect("written");
     let fixture = fixture("nfs-served", &ganesha, "");
     let mut running = fixture.run();
-    let volume = shown(&running);
+    let volume = volume_path(&running);
     assert_eq!(fs::read_to_string(volume.join("there")).expect("read"), "before");
     fs::create_dir(volume.join("directory")).expect("made");
     fs::write(volume.join("directory/file"), "content").expect("written");
@@ -48,11 +48,11 @@ fn an_export_that_another_process_unmounts_is_mounted_again() {
     let ganesha = Ganesha::start();
     let fixture = fixture("nfs-unmounted", &ganesha, "");
     let mut running = fixture.run();
-    let volume = shown(&running);
+    let volume = volume_path(&running);
     let device = fs::metadata(&volume).expect("there").dev();
     let mut open = File::create(volume.join("open")).expect("created");
     umount2(&volume, MntFlags::MNT_DETACH).expect("unmounted");
-    eventually("it is mounted again", || fs::metadata(&volume).is_ok_and(|found| found.dev() == device));
+    eventually("the volume is mounted again", || fs::metadata(&volume).is_ok_and(|root| root.dev() == device));
     open.write_all(b"content").and_then(|()| open.sync_all()).expect("written");
     assert_eq!(fs::read_to_string(volume.join("open")).expect("read"), "content");
     drop(open);
@@ -60,15 +60,15 @@ fn an_export_that_another_process_unmounts_is_mounted_again() {
     fixture.assert_nothing_left();
 }
 
-/// A process that writes lines to a file. This one cannot do it: with a file open that waits for a server, it could not
-/// start that server, since a program that is executed closes files first.
+/// A process that writes lines to a file of a volume. The test program must not have such a file open: a child that
+/// starts the NFS server closes its copy of the file before its exec, and this close would wait for that server.
 struct Writer {
     process: Child,
     answers: BufReader<ChildStdout>,
 }
 
 impl Writer {
-    fn of(file: &Path) -> Writer {
+    fn start(file: &Path) -> Writer {
         const SCRIPT: &str = r#"exec 3>"$0"; while read -r line; do
             if [ "$line" = sync ]; then sync "$0"; else echo "$line" >&3; fi && echo done; done"#;
         let mut command = Command::new("sh");
@@ -78,20 +78,20 @@ impl Writer {
         Writer { process, answers }
     }
 
-    /// Gives a line, or the order to `sync`, and waits until it is obeyed.
+    /// Lets the process write a line, or `sync` the file, and waits until it has done so.
     #[track_caller]
-    fn tell(&mut self, line: &str) {
-        let orders = self.process.stdin.as_mut().expect("a pipe");
-        writeln!(orders, "{line}").expect("told");
+    fn execute(&mut self, line: &str) {
+        let input = self.process.stdin.as_mut().expect("a pipe");
+        writeln!(input, "{line}").expect("sent");
         let mut answer = String::new();
         self.answers.read_line(&mut answer).expect("an answer");
         assert_eq!(answer, "done\n", "{line}");
     }
 
-    /// Closes the file.
+    /// Ends the process, which closes the file.
     fn end(mut self) {
         drop(self.process.stdin.take());
-        assert!(self.process.wait().expect("it ends").success());
+        assert!(self.process.wait().expect("the process ends").success());
     }
 }
 
@@ -108,11 +108,11 @@ fn synchronised_data_survives_a_kill_of_every_process() {
     let mut ganesha = Ganesha::start();
     let fixture = fixture("nfs-killed", &ganesha, "");
     let mut running = fixture.run();
-    let volume = shown(&running);
-    let mut writer = Writer::of(&volume.join("log"));
+    let volume = volume_path(&running);
+    let mut writer = Writer::start(&volume.join("log"));
     let mut expected = String::new();
     for round in 0..30 {
-        writer.tell(&format!("line {round}"));
+        writer.execute(&format!("line {round}"));
         expected += &format!("line {round}\n");
         match round % 3 {
             0 => kill(running.server(), Signal::SIGKILL).expect("killed"),
@@ -123,7 +123,7 @@ fn synchronised_data_survives_a_kill_of_every_process() {
             _ => {}
         }
         if round % 4 == 0 {
-            writer.tell("sync");
+            writer.execute("sync");
             assert_eq!(fs::read_to_string(ganesha.exported().join("log")).expect("on the server"), expected);
         }
     }
@@ -156,7 +156,7 @@ fn nf_03_the_pods_claim_and_the_mount_options_make_a_volume_read_only_and_the_fi
             edit("objects/volume.yaml", "path: /export}", "path: /export, readOnly: true}");
         }
         let running = fixture.run();
-        let volume = shown(&running);
+        let volume = volume_path(&running);
         assert_eq!(fs::read_to_string(volume.join("there")).expect("read"), "content", "{name}");
         let written = fs::write(volume.join(name), "").map_err(|error| error.kind());
         let expected = if read_only { Err(std::io::ErrorKind::ReadOnlyFilesystem) } else { Ok(()) };
@@ -172,5 +172,5 @@ fn nf_07_the_group_of_the_pod_is_not_applied() {
     let manifest = fs::read_to_string(fixture.pod()).expect("a manifest");
     fixture.write("pod.yaml", &manifest.replace("spec:\n", "spec:\n  securityContext: {fsGroup: 4711}\n"));
     let running = fixture.run();
-    assert_eq!(fs::metadata(shown(&running).join("there")).expect("attributes").gid(), 0);
+    assert_eq!(fs::metadata(volume_path(&running).join("there")).expect("attributes").gid(), 0);
 }

@@ -1,4 +1,5 @@
-//! Volumes of a pod with one server share a connection, whichever of their processes is killed.
+//! Volumes of a pod with one NFS server share a connection, also after the server of the pod or the supervisor is
+//! killed.
 
 use std::fs;
 use std::net::SocketAddr;
@@ -9,24 +10,24 @@ use crate::common::{Fixture, Running, eventually};
 use crate::nfs_rig::Ganesha;
 use crate::pod_volumes::pods::write_claims;
 
-/// The ports from which clients on this machine are connected to `server`.
+/// The local ports of the connections to `server` in this network namespace.
 fn connections(server: SocketAddr) -> Vec<u16> {
     const ESTABLISHED: &str = "01";
     let port = |field: &str| u16::from_str_radix(field.rsplit_once(':').expect("a port").1, 16).expect("a number");
     let table = fs::read_to_string("/proc/net/tcp").expect("read");
     let fields = table.lines().skip(1).map(|line| line.split_whitespace().collect::<Vec<_>>());
-    let theirs = fields.filter(|fields| fields[3] == ESTABLISHED && port(fields[2]) == server.port());
-    theirs.map(|fields| port(fields[1])).collect()
+    let to_server = fields.filter(|fields| fields[3] == ESTABLISHED && port(fields[2]) == server.port());
+    to_server.map(|fields| port(fields[1])).collect()
 }
 
-/// The ports of the connections after each volume has sent the server a call.
+/// The sorted ports of the connections after each volume has sent a call to the server.
 #[track_caller]
-fn used(running: &Running, ganesha: &Ganesha, volumes: &[&str]) -> Vec<u16> {
+fn used_ports(running: &Running, ganesha: &Ganesha, volumes: &[&str]) -> Vec<u16> {
     for name in volumes {
-        // For a file that was never looked up, the client has to ask the server.
-        let new = tempfile::Builder::new().prefix("asked-").tempfile_in(ganesha.exported()).expect("made");
+        // The client does not know the new file, so it sends a LOOKUP.
+        let new = tempfile::Builder::new().prefix("new-").tempfile_in(ganesha.exported()).expect("created");
         let file = running.volume(name).join(new.path().file_name().expect("a name"));
-        assert!(running.freed(|| fs::exists(file)).expect("asked"), "{}", running.log());
+        assert!(running.freed(|| fs::exists(file)).expect("looked up"), "{}", running.log());
     }
     let mut ports = connections(ganesha.address());
     ports.sort_unstable();
@@ -35,17 +36,17 @@ fn used(running: &Running, ganesha: &Ganesha, volumes: &[&str]) -> Vec<u16> {
 
 fn options(ganesha: &Ganesha) -> String {
     let (nfs, mountd) = (ganesha.address().port(), ganesha.mount_address().port());
-    // A name that is new at the server is new here at once.
+    // The client does not cache that a name is absent, so it finds new files of the server at once.
     format!("port={nfs},mountport={mountd},lookupcache=positive,actimeo=0")
 }
 
-/// Names of volumes, and of their claims.
+/// The names of volumes, and of their claims.
 const NAMES: [&str; 6] = ["a", "b", "c", "d", "e", "f"];
 
-/// The first of the claims, with these options.
-fn claims(fixture: &Fixture, uid: &str, ganesha: &Ganesha, options: &[&str]) {
-    let named: Vec<_> = NAMES.into_iter().zip(options.iter().copied()).collect();
-    write_claims(fixture, uid, &named, &ganesha.address().ip().to_string());
+/// Writes the manifests of a pod that has a claim for each element of `options`, with these mount options.
+fn write_pod(fixture: &Fixture, uid: &str, ganesha: &Ganesha, options: &[&str]) {
+    let claims: Vec<_> = NAMES.into_iter().zip(options.iter().copied()).collect();
+    write_claims(fixture, uid, &claims, &ganesha.address().ip().to_string());
 }
 
 #[test]
@@ -53,33 +54,34 @@ fn volumes_with_one_server_share_a_connection_and_its_port_over_kills() {
     let ganesha = Ganesha::start();
     let fixture = Fixture::new("");
     let options = options(&ganesha);
-    claims(&fixture, "nfs-shared", &ganesha, &[&options, &options]);
+    write_pod(&fixture, "nfs-shared", &ganesha, &[&options, &options]);
     let mut running = fixture.run();
-    let first = used(&running, &ganesha, &["a", "b"]);
+    let first = used_ports(&running, &ganesha, &["a", "b"]);
     assert_eq!(first.len(), 1, "{first:?}");
     kill(running.server(), Signal::SIGKILL).expect("killed");
-    assert_eq!(used(&running, &ganesha, &["a", "b"]), first);
-    // Another supervisor finds the server, and another volume.
+    assert_eq!(used_ports(&running, &ganesha, &["a", "b"]), first);
+    // The next supervisor finds the server of the pod, and one more volume in the manifest.
     running.signal(Signal::SIGKILL);
     running.wait();
-    claims(&fixture, "nfs-shared", &ganesha, &[&options, &options, &options]);
+    write_pod(&fixture, "nfs-shared", &ganesha, &[&options, &options, &options]);
     let mut running = fixture.run();
     running.wait_log("podfs takes them over");
-    assert_eq!(used(&running, &ganesha, &["a", "b", "c"]), first);
+    assert_eq!(used_ports(&running, &ganesha, &["a", "b", "c"]), first);
     kill(running.server(), Signal::SIGKILL).expect("killed");
-    assert_eq!(used(&running, &ganesha, &["a", "b", "c"]), first);
+    assert_eq!(used_ports(&running, &ganesha, &["a", "b", "c"]), first);
     assert_eq!(running.stop().code(), Some(0), "{}", running.log());
     fixture.assert_nothing_left();
-    eventually("the connection goes with the last volume", || connections(ganesha.address()).is_empty());
+    eventually("the connection ends with the last volume", || connections(ganesha.address()).is_empty());
 }
 
-/// Starts a pod with all claims, which find their server at the same moment.
+/// Starts a pod with all claims. The NFS server is stopped until each volume has connected to its MOUNT service, so
+/// that all volumes are mounted at the same time.
 fn start_at_once(fixture: &Fixture, uid: &str, ganesha: &Ganesha) -> Running {
     let options = options(ganesha);
-    claims(fixture, uid, ganesha, &[options.as_str(); NAMES.len()]);
+    write_pod(fixture, uid, ganesha, &[options.as_str(); NAMES.len()]);
     ganesha.stop();
     let running = fixture.start();
-    eventually("each volume asks for the export", || connections(ganesha.mount_address()).len() == NAMES.len());
+    eventually("each volume requests the export", || connections(ganesha.mount_address()).len() == NAMES.len());
     ganesha.cont();
     running
 }
@@ -90,7 +92,7 @@ fn volumes_that_begin_at_once_share_a_connection() {
     let fixture = Fixture::new("");
     let mut running = start_at_once(&fixture, "nfs-at-once", &ganesha);
     running.wait_ready();
-    let ports = used(&running, &ganesha, &NAMES);
+    let ports = used_ports(&running, &ganesha, &NAMES);
     assert_eq!(ports.len(), 1, "{ports:?}");
     assert_eq!(running.stop().code(), Some(0), "{}", running.log());
     fixture.assert_nothing_left();
@@ -99,13 +101,13 @@ fn volumes_that_begin_at_once_share_a_connection() {
 #[test]
 fn volumes_that_begin_while_servers_are_killed_share_a_connection() {
     let ganesha = Ganesha::start();
-    // A server is killed when so many volumes are there.
-    for moments in [&[0][..], &[1, 2], &[0, 1, 3, 5], &[6]] {
+    // The test kills a server of the pod each time when this number of volumes is mounted.
+    for mounted_volumes in [&[0][..], &[1, 2], &[0, 1, 3, 5], &[6]] {
         let fixture = Fixture::new("");
         let mut running = start_at_once(&fixture, "nfs-at-once-killed", &ganesha);
         let mut killed = Vec::new();
-        for there in moments {
-            eventually("so many volumes are there", || fixture.mounts().len() >= *there);
+        for count in mounted_volumes {
+            eventually("enough volumes are mounted", || fixture.mounts().len() >= *count);
             eventually("there is a server that was not killed yet", || {
                 let server = running.servers().pop().filter(|server| !killed.contains(server));
                 killed.extend(server);
@@ -114,10 +116,10 @@ fn volumes_that_begin_while_servers_are_killed_share_a_connection() {
             kill(killed[killed.len() - 1], Signal::SIGKILL).expect("killed");
         }
         running.wait_ready();
-        let ports = used(&running, &ganesha, &NAMES);
-        assert_eq!(ports.len(), 1, "{ports:?} with {moments:?}");
+        let ports = used_ports(&running, &ganesha, &NAMES);
+        assert_eq!(ports.len(), 1, "{ports:?} with {mounted_volumes:?}");
         kill(running.server(), Signal::SIGKILL).expect("killed");
-        assert_eq!(used(&running, &ganesha, &NAMES), ports, "with {moments:?}");
+        assert_eq!(used_ports(&running, &ganesha, &NAMES), ports, "with {mounted_volumes:?}");
         assert_eq!(running.stop().code(), Some(0), "{}", running.log());
         fixture.assert_nothing_left();
         eventually("no connection is left", || connections(ganesha.address()).is_empty());
@@ -129,9 +131,9 @@ fn a_connection_outlives_the_volume_that_made_it() {
     let ganesha = Ganesha::start();
     let fixture = Fixture::new("");
     let options = options(&ganesha);
-    claims(&fixture, "nfs-outlived", &ganesha, &[&options, &options]);
+    write_pod(&fixture, "nfs-outlived", &ganesha, &[&options, &options]);
     let mut running = fixture.run();
-    let first = used(&running, &ganesha, &["a", "b"]);
+    let first = used_ports(&running, &ganesha, &["a", "b"]);
     running.signal(Signal::SIGKILL);
     running.wait();
     let manifest = fs::read_to_string(fixture.pod()).expect("a manifest");
@@ -140,7 +142,7 @@ fn a_connection_outlives_the_volume_that_made_it() {
     fixture.write("pod.yaml", &without);
     let mut running = fixture.run();
     running.wait_log("the pod no longer has volume \"a\" of the podfs before");
-    assert_eq!(used(&running, &ganesha, &["b"]), first);
+    assert_eq!(used_ports(&running, &ganesha, &["b"]), first);
     assert_eq!(running.stop().code(), Some(0), "{}", running.log());
     fixture.assert_nothing_left();
 }
@@ -153,7 +155,7 @@ fn a_volume_that_asks_for_more_connections_adds_to_them() {
     }
     let fixture = Fixture::new("");
     let options = options(&ganesha);
-    claims(&fixture, "nfs-nconnect", &ganesha, &[&options, &format!("{options},nconnect=3")]);
+    write_pod(&fixture, "nfs-nconnect", &ganesha, &[&options, &format!("{options},nconnect=3")]);
     let mut running = fixture.run();
     let read = |running: &Running| {
         for volume in ["a", "b"] {

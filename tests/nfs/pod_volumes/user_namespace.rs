@@ -1,5 +1,5 @@
-//! Pods with a user namespace of their own (`hostUsers: false`): the runtime shows them ID-mapped mounts of their volumes, which
-//! the kernel's NFS client refuses.
+//! Pods with their own user namespace (`hostUsers: false`): the container runtime gives them ID-mapped mounts of their volumes.
+//! Mounts of the kernel's NFS client cannot be ID-mapped; those of podfs can.
 
 use std::fs::{self, Permissions};
 use std::os::unix::fs::{MetadataExt, PermissionsExt, chown};
@@ -8,7 +8,7 @@ use crate::common::Fixture;
 use crate::common::caller::Caller;
 use crate::common::idmap::Inside;
 use crate::nfs_rig::Ganesha;
-use crate::pod_volumes::pods::{VOLUMES, fixture, named, shown};
+use crate::pod_volumes::pods::{VOLUMES, fixture, named, volume_path};
 
 const ROOT: Caller = Caller::new(0);
 const USER: Caller = Caller::new(1000);
@@ -36,11 +36,11 @@ fn ids_of_the_pod_are_those_of_the_server() {
 
     let fixture = in_user_namespace("nfs-ids", &ganesha);
     let mut running = fixture.run();
-    let inside = Inside::of(&shown(&running));
+    let inside = Inside::of(&volume_path(&running));
     let refused = |caller, script: &str, reason: &str| {
         let output = inside.run(caller, script);
-        let told = String::from_utf8_lossy(&output.stderr);
-        assert!(!output.status.success() && told.contains(reason), "{caller:?}: {script}: {told}");
+        let error = String::from_utf8_lossy(&output.stderr);
+        assert!(!output.status.success() && error.contains(reason), "{caller:?}: {script}: {error}");
     };
     assert_eq!(inside.get(ROOT, "cat of-root of-user of-group"), "of-rootof-userof-group");
     assert_eq!(inside.get(USER, "cat of-user"), "of-user");
@@ -51,18 +51,18 @@ fn ids_of_the_pod_are_those_of_the_server() {
     refused(MEMBER, "cat of-user", "Permission denied");
     refused(USER, "chown 0 of-user", "Operation not permitted");
     for (caller, directory) in [(ROOT, "by-root"), (USER, "by-user")] {
-        let make = "mkdir $D; echo text >$D/file; ln -s file $D/link; mkfifo $D/pipe; mv $D/file $D/moved; echo more >>$D/moved";
-        inside.get(caller, &format!("D={directory}; {make}"));
+        let create = "mkdir $D; echo text >$D/file; ln -s file $D/link; mkfifo $D/pipe; mv $D/file $D/moved; echo more >>$D/moved";
+        inside.get(caller, &format!("D={directory}; {create}"));
         for entry in ["", "moved", "link", "pipe"] {
-            let made = fs::symlink_metadata(ganesha.exported().join(directory).join(entry)).expect("on the server");
-            assert_eq!((made.uid(), made.gid()), (caller.uid, caller.gid), "{directory}/{entry}");
+            let created = fs::symlink_metadata(ganesha.exported().join(directory).join(entry)).expect("on the server");
+            assert_eq!((created.uid(), created.gid()), (caller.uid, caller.gid), "{directory}/{entry}");
         }
         let moved = ganesha.exported().join(directory).join("moved");
         assert_eq!(fs::read_to_string(moved).expect("on the server"), "text\nmore\n");
     }
     inside.get(ROOT, "chown 1000:3000 of-root");
-    let given = fs::metadata(ganesha.exported().join("of-root")).expect("on the server");
-    assert_eq!((given.uid(), given.gid()), (1000, 3000));
+    let changed = fs::metadata(ganesha.exported().join("of-root")).expect("on the server");
+    assert_eq!((changed.uid(), changed.gid()), (1000, 3000));
     assert_eq!(running.stop().code(), Some(0), "{}", running.log());
 }
 
@@ -74,8 +74,8 @@ fn root_of_a_namespace_made_within_the_pod_is_not_root() {
     fs::set_permissions(&secret, Permissions::from_mode(0o600)).expect("a mode");
     let fixture = in_user_namespace("nfs-nested", &ganesha);
     let mut running = fixture.run();
-    let inside = Inside::of(&shown(&running));
-    // podfs knows the pod's user namespace only after a request of the pod.
+    let inside = Inside::of(&volume_path(&running));
+    // podfs learns the pod's user namespace from the first request of the pod, so test before and after it.
     for _ in 0..2 {
         assert_eq!(inside.get(USER, "unshare --user --map-root-user id -u"), "0\n");
         let nested = inside.run(USER, "unshare --user --map-root-user cat secret");

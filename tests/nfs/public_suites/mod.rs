@@ -1,6 +1,6 @@
-//! Public suites through an NFS volume: pjdfstest, which knows what POSIX says of every call, and fsx, which knows what a file
-//! must hold after any sequence of them. Both run in the exported directory too, in the same test: what passes there passes
-//! through the mount. `tests/run` installs them.
+//! Public test suites in an NFS volume: pjdfstest, which tests that system calls conform to POSIX, and fsx, which tests the
+//! content of a file after random operations. The test with pjdfstest also runs the suite in the exported directory: a test
+//! that passes there must pass through the mount. `tests/run` installs the suites.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -11,15 +11,15 @@ use crate::mounted::{Mounted, Tmpfs};
 use crate::nfs_rig::Ganesha;
 use crate::suites::{Ended, Exercise, assert_passes_as_well};
 
-/// Tests of pjdfstest that pass in the exported directory and need not pass through the mount, each with its reason.
+/// Tests of pjdfstest that pass in the exported directory, but need not pass through the mount, each with its reason.
 const EXCLUDED: &[(&str, &str)] = &[
     ("link::link_count_max", "pathconf goes by the type of a file system and knows no LINK_MAX of FUSE"),
     ("utimensat::follow_symlink", "ganesha reads a link once more after its times were set, which sets its atime"),
     ("utimensat::y2038", "NFSv3 counts seconds until 2106, and the test sets a later time"),
 ];
 
-/// Everything NFSv3 has. Remounts are left out: they would make the disk itself read-only for a while.
-/// The naps are longer than a tick of the kernel's clock.
+/// All features of NFSv3. Tests that remount are left out: they would make the host's disk read-only for a while. The naps are
+/// longer than a tick of the kernel's clock.
 const PJDFSTEST: &str = r#"
 [features]
 rename_ctime = {}
@@ -34,20 +34,21 @@ entries = [["nobody", "nogroup"], ["daemon", "daemon"]]
 #[test]
 fn every_test_of_pjdfstest_that_passes_in_the_exported_directory_passes_through_the_mount() {
     let server = Ganesha::start();
-    let native = server.exported().join("native");
-    fs::create_dir(&native).expect("made");
-    let expected = pjdfstest(&native);
+    let on_server = server.exported().join("native");
+    fs::create_dir(&on_server).expect("created");
+    let expected = pjdfstest(&on_server);
     let mounted = Mounted::new(&server).shown();
-    let shown = mounted.path().join("mounted");
-    fs::create_dir(&shown).expect("made");
-    assert_passes_as_well(&expected, &pjdfstest(&shown), 300, EXCLUDED);
+    let in_mount = mounted.path().join("mounted");
+    fs::create_dir(&in_mount).expect("created");
+    assert_passes_as_well(&expected, &pjdfstest(&in_mount), 300, EXCLUDED);
 }
 
 fn pjdfstest(directory: &Path) -> BTreeMap<String, Ended> {
-    // pjdfstest changes to other users, which need access to the directory.
-    let shared = std::env::temp_dir();
-    for above in directory.ancestors().skip(1).take_while(|above| above.starts_with(&shared) && *above != shared) {
-        let _ = fs::set_permissions(above, fs::Permissions::from_mode(0o755));
+    // pjdfstest runs some calls as other users, which need access to the directory and its parents.
+    let temporary = std::env::temp_dir();
+    let parents = directory.ancestors().skip(1);
+    for parent in parents.take_while(|parent| parent.starts_with(&temporary) && *parent != temporary) {
+        let _ = fs::set_permissions(parent, fs::Permissions::from_mode(0o755));
     }
     fs::set_permissions(directory, fs::Permissions::from_mode(0o755)).expect("the mode is set");
     crate::suites::pjdfstest(PJDFSTEST, directory, Tmpfs::new().path())

@@ -1,4 +1,4 @@
-//! The network in between: each disturbance has its effect, and no other.
+//! The proxy: each of its faults has its effect, and no other effect.
 
 use std::io::{ErrorKind, Read};
 use std::net::{IpAddr, Ipv6Addr, TcpListener};
@@ -13,11 +13,13 @@ use crate::nfs_rig::rpc::{Call, results};
 use crate::nfs_rig::{Ganesha, Scripted, eventually};
 use crate::rig_itself::connect;
 
-/// A server behind a network, a client on each side of it, and the export's root.
+/// A server with a proxy, a client with and a client without the proxy, and the handle of the export's root.
 struct Scene {
     server: Ganesha,
     proxy: Proxy,
+    /// Connected to the server.
     near: Caller,
+    /// Connected to the proxy.
     far: Caller,
     root: Handle,
 }
@@ -31,18 +33,19 @@ impl Scene {
         Self { server, proxy, near, far, root }
     }
 
-    fn again(&self) -> Caller {
+    /// Another client that is connected to the proxy.
+    fn new_far(&self) -> Caller {
         Caller::connect(self.proxy.address()).expect("connected")
     }
 }
 
-/// A call that does nothing.
+/// A call of the procedure NULL.
 fn null(xid: u32) -> Vec<u8> {
     Call { xid, program: 100_003, version: 3, procedure: 0, identity: None, arguments: Vec::new() }.write()
 }
 
 /// The xid of the next reply.
-fn next(caller: &mut Caller) -> u32 {
+fn next_xid(caller: &mut Caller) -> u32 {
     results(&caller.receive().expect("a reply")).expect("results").0
 }
 
@@ -63,7 +66,7 @@ fn everything_is_carried_to_both_ports_and_back() {
 fn a_cut_ends_every_connection_and_new_ones_are_carried() {
     let mut scene = Scene::new();
     for (end, error) in [(End::Fin, ErrorKind::UnexpectedEof), (End::Rst, ErrorKind::ConnectionReset)] {
-        let mut callers = [scene.again(), scene.again()];
+        let mut callers = [scene.new_far(), scene.new_far()];
         for caller in &mut callers {
             caller.getattr(&scene.root).expect("an answer").expect("attributes");
         }
@@ -71,7 +74,7 @@ fn a_cut_ends_every_connection_and_new_ones_are_carried() {
         for mut caller in callers {
             assert_eq!(caller.receive().map_err(|error| error.kind()), Err(error), "{end:?}");
         }
-        scene.again().getattr(&scene.root).expect("an answer").expect("attributes");
+        scene.new_far().getattr(&scene.root).expect("an answer").expect("attributes");
     }
     scene.near.getattr(&scene.root).expect("the server has lost nothing").expect("attributes");
 }
@@ -83,7 +86,7 @@ fn delayed_replies_come_late_and_whole() {
     far.getattr(&root).expect("an answer").expect("attributes");
     proxy.disturb(Direction::Replies, |replies| replies.delay = Duration::from_secs(3600));
     far.send(&null(1)).expect("sent");
-    eventually("the server has answered", || proxy.seen().replies == 2);
+    eventually("the server has answered", || proxy.traffic().replies == 2);
     near.getattr(&root).expect("an answer").expect("attributes");
     assert!(!far.has_reply());
 }
@@ -94,18 +97,18 @@ fn a_frozen_network_accepts_and_carries_nothing_until_it_thaws() {
     scene.far.getattr(&scene.root).expect("an answer").expect("attributes");
     scene.proxy.forget();
     scene.proxy.freeze();
-    let mut new = scene.again();
+    let mut new = scene.new_far();
     for caller in [&mut new, &mut scene.far] {
         caller.send(&null(1)).expect("sent");
     }
     scene.near.getattr(&scene.root).expect("an answer").expect("attributes");
-    // The network has looked around once between the two.
-    scene.proxy.seen();
-    let seen = scene.proxy.seen();
-    assert_eq!((seen.ports.len(), seen.calls.len()), (0, 0));
+    // Between two orders, the proxy's thread has looked at all sockets once.
+    scene.proxy.traffic();
+    let traffic = scene.proxy.traffic();
+    assert_eq!((traffic.ports.len(), traffic.calls.len()), (0, 0));
     assert!(!new.has_reply() && !scene.far.has_reply());
     scene.proxy.thaw();
-    assert_eq!((next(&mut new), next(&mut scene.far)), (1, 1));
+    assert_eq!((next_xid(&mut new), next_xid(&mut scene.far)), (1, 1));
 }
 
 #[test]
@@ -117,21 +120,21 @@ fn a_network_that_refuses_keeps_what_is_there() {
     assert_eq!(refused, Err(ErrorKind::ConnectionRefused));
     scene.far.getattr(&scene.root).expect("an answer").expect("attributes");
     scene.proxy.accept();
-    scene.again().getattr(&scene.root).expect("an answer").expect("attributes");
+    scene.new_far().getattr(&scene.root).expect("an answer").expect("attributes");
 }
 
 #[test]
 fn a_reply_is_truncated_or_lost_with_its_connection_and_the_effect_stays() {
     let scene = Scene::new();
     for (name, count, end) in [("half", 30, End::Fin), ("lost", 0, End::Rst)] {
-        let mut far = scene.again();
+        let mut far = scene.new_far();
         scene.proxy.disturb(Direction::Replies, move |replies| {
             (replies.only, replies.truncate) = (Some(MKDIR), Some((count, end)));
         });
         far.getattr(&scene.root).expect("another procedure").expect("attributes");
         far.mkdir(&scene.root, name).expect_err("the connection has ended");
         assert!(scene.server.exported().join(name).is_dir());
-        assert_eq!(scene.again().mkdir(&scene.root, name).expect("an answer"), Err(EXIST));
+        assert_eq!(scene.new_far().mkdir(&scene.root, name).expect("an answer"), Err(EXIST));
     }
 }
 
@@ -145,18 +148,19 @@ fn a_call_that_is_lost_has_no_effect() {
 
 #[test]
 fn replies_come_in_the_opposite_order_and_none_is_held_for_ever() {
-    // ganesha answers calls that come together in any order.
+    // The scripted server answers the calls of a connection in their order; ganesha answers concurrent calls in any
+    // order.
     let server = Scripted::start();
     let proxy = Proxy::start(server.address());
     let mut far = Caller::connect(proxy.address()).expect("connected");
     proxy.disturb(Direction::Replies, |replies| replies.reverse = 2);
-    // Both calls are sent at once; separate ones would get their answers separately.
+    // Both calls are sent with one write, so that the proxy gets both replies before it releases the first.
     let both: Vec<u8> = [1, 2].into_iter().flat_map(|xid| crate::nfs_rig::rpc::framed(&null(xid))).collect();
     std::io::Write::write_all(&mut far.stream(), &both).expect("sent");
-    let first = next(&mut far);
-    assert_eq!((first, next(&mut far)), (2, 1));
+    let first = next_xid(&mut far);
+    assert_eq!((first, next_xid(&mut far)), (2, 1));
     far.send(&null(3)).expect("sent");
-    assert_eq!(next(&mut far), 3);
+    assert_eq!(next_xid(&mut far), 3);
 }
 
 #[test]
@@ -165,9 +169,9 @@ fn replies_disappear_and_come_twice() {
     proxy.disturb(Direction::Replies, |replies| (replies.lose, replies.repeat) = (1, 1));
     for xid in 1..=3 {
         far.send(&null(xid)).expect("sent");
-        eventually("the server has answered", || proxy.seen().replies == xid as usize);
+        eventually("the server has answered", || proxy.traffic().replies == xid as usize);
     }
-    assert_eq!([next(&mut far), next(&mut far), next(&mut far)], [2, 2, 3]);
+    assert_eq!([next_xid(&mut far), next_xid(&mut far), next_xid(&mut far)], [2, 2, 3]);
 }
 
 #[test]
@@ -187,7 +191,7 @@ fn replies_come_in_fragments_and_in_pieces() {
         far.send(&null(2)).expect("sent");
         let mut reply = [0; 28];
         let first = far.stream().read(&mut reply).expect("a piece");
-        far.stream().read_exact(&mut reply[first..]).expect("the rest");
+        far.stream().read_exact(&mut reply[first..]).expect("the other pieces");
         first < reply.len()
     });
 }
@@ -195,19 +199,19 @@ fn replies_come_in_fragments_and_in_pieces() {
 #[test]
 fn the_network_records_repeated_calls_and_their_ports() {
     let scene = Scene::new();
-    let mut callers = [scene.again(), scene.again()];
+    let mut callers = [scene.new_far(), scene.new_far()];
     let ports: Vec<_> = callers.iter().map(Caller::local_port).collect();
     for caller in &mut callers {
         caller.send(&null(7)).expect("sent");
-        assert_eq!(next(caller), 7);
+        assert_eq!(next_xid(caller), 7);
     }
-    let seen = scene.proxy.seen();
-    assert_eq!((&seen.ports[seen.ports.len() - 2..], seen.calls.len(), seen.replies), (&*ports, 2, 2));
-    assert_eq!((seen.retransmissions(), seen.altered()), (1, Vec::new()));
-    let other = Call { procedure: 1, ..Call::read(&null(7)).expect("a call") };
-    callers[0].send(&other.write()).expect("sent");
-    eventually("the call is seen", || scene.proxy.seen().calls.len() == 3);
-    let altered = scene.proxy.seen().altered();
+    let traffic = scene.proxy.traffic();
+    assert_eq!((&traffic.ports[traffic.ports.len() - 2..], traffic.calls.len(), traffic.replies), (&*ports, 2, 2));
+    assert_eq!((traffic.retransmissions(), traffic.altered()), (1, Vec::new()));
+    let altered = Call { procedure: 1, ..Call::read(&null(7)).expect("a call") };
+    callers[0].send(&altered.write()).expect("sent");
+    eventually("the proxy has the third call", || scene.proxy.traffic().calls.len() == 3);
+    let altered = scene.proxy.traffic().altered();
     assert_eq!(altered.iter().map(|call| (call.procedure, call.port)).collect::<Vec<_>>(), [(1, ports[0])]);
 }
 
@@ -215,15 +219,15 @@ fn the_network_records_repeated_calls_and_their_ports() {
 fn a_network_leads_to_another_server() {
     let mut scene = Scene::new();
     scene.far.mkdir(&scene.root, "on-the-first").expect("an answer").expect("made");
-    let other = Ganesha::start();
-    let (_, root) = connect(&other);
-    scene.proxy.lead_to(other.address());
+    let second = Ganesha::start();
+    let (_, root) = connect(&second);
+    scene.proxy.redirect(second.address());
     scene.server.kill();
     scene.far.getattr(&root).expect_err("the connection has ended");
-    scene.again().mkdir(&root, "on-the-second").expect("an answer").expect("made");
-    let there = |server: &Ganesha, name| server.exported().join(name).exists();
-    assert!(there(&scene.server, "on-the-first") && !there(&scene.server, "on-the-second"));
-    assert!(!there(&other, "on-the-first") && there(&other, "on-the-second"));
+    scene.new_far().mkdir(&root, "on-the-second").expect("an answer").expect("made");
+    let has = |server: &Ganesha, name| server.exported().join(name).exists();
+    assert!(has(&scene.server, "on-the-first") && !has(&scene.server, "on-the-second"));
+    assert!(!has(&second, "on-the-first") && has(&second, "on-the-second"));
 }
 
 #[test]

@@ -1,4 +1,4 @@
-//! The scripted server: good without a rule, and with one as bad as it says.
+//! The scripted server: without a rule it is correct, and each rule causes its fault.
 
 use std::fs;
 use std::io::{ErrorKind, Read};
@@ -25,7 +25,7 @@ fn scene() -> (Scripted, Caller, Handle, Handle) {
     (server, caller, root, file)
 }
 
-/// A read of the first bytes of a file.
+/// Reads the first bytes of a file.
 fn read(caller: &mut Caller, file: &[u8]) -> std::io::Result<Result<Vec<u8>, u32>> {
     caller.read(file, 0, 4096)
 }
@@ -108,18 +108,18 @@ fn a_procedure_fails_as_often_as_ordered() {
     assert_eq!(read(&mut caller, &file).expect("an answer"), Err(JUKEBOX));
     assert_eq!(read(&mut caller, &file).expect("an answer"), Err(JUKEBOX));
     assert_eq!(read(&mut caller, &file).expect("an answer").expect("read"), b"hello");
-    assert_eq!((server.asked(READ), server.asked(WRITE)), (3, 0));
+    assert_eq!((server.calls(READ), server.calls(WRITE)), (3, 0));
 
     server.rule(trouble::stale(file.clone()));
     assert_eq!(caller.getattr(&file).expect("an answer"), Err(STALE));
     caller.getattr(&root).expect("an answer").expect("another handle");
-    server.behave();
+    server.clear_rules();
     caller.getattr(&file).expect("an answer").expect("attributes");
 
-    // Each error is as long as the procedure wants it.
+    // The results of a failed call have the length that the procedure defines.
     for procedure in GETATTR..=COMMIT {
         server.rule(trouble::fails(procedure, IO, ALWAYS));
-        let results = caller.ask(NFS, procedure, Writer::default().opaque(&file)).expect("an answer");
+        let results = caller.call(NFS, procedure, Writer::default().opaque(&file)).expect("an answer");
         assert_eq!(results, failed((NFS.0, procedure), IO));
     }
 }
@@ -127,7 +127,7 @@ fn a_procedure_fails_as_often_as_ordered() {
 #[test]
 fn a_procedure_is_done_and_the_reply_is_lost() {
     let (server, mut caller, root, _) = scene();
-    server.rule(trouble::done_but(MKDIR, 1, Reply::Close));
+    server.rule(trouble::executed_but(MKDIR, 1, Reply::Close));
     caller.mkdir(&root, "made").expect_err("the connection has ended");
     let mut caller = Caller::connect(server.address()).expect("connected");
     assert_eq!(caller.mkdir(&root, "made").expect("an answer"), Err(EXIST));
@@ -141,7 +141,7 @@ fn a_silent_procedure_delays_no_other() {
     let call = Call { xid: 1, program: NFS.0, version: 3, procedure: READ, identity: None, arguments };
     caller.send(&call.write()).expect("sent");
     caller.getattr(&root).expect("the only reply").expect("attributes");
-    assert_eq!(server.asked(READ), 1);
+    assert_eq!(server.calls(READ), 1);
 }
 
 #[test]
@@ -154,7 +154,7 @@ fn replies_are_wrong_in_all_ways_that_rules_know() {
     assert!(invalid(&mut caller));
     server.rule(trouble::denied(READ, 1, 1));
     assert!(invalid(&mut caller));
-    server.rule(trouble::not_done(READ, 5, 1));
+    server.rule(trouble::not_executed(READ, 5, 1));
     assert!(invalid(&mut caller));
     assert_eq!(read(&mut caller, &file).expect("an answer").expect("good again"), b"hello");
     server.rule(trouble::cut_short(READ, 50));
@@ -163,9 +163,9 @@ fn replies_are_wrong_in_all_ways_that_rules_know() {
     assert!(invalid(&mut caller));
     server.rule(trouble::generous_read());
     assert_eq!(caller.read(&file, 0, 100).expect("an answer").expect("read").len(), 612);
-    server.behave();
+    server.clear_rules();
 
-    server.rule(trouble::announced(GETATTR, 0x7fff_ffff, 1));
+    server.rule(trouble::header_only(GETATTR, 0x7fff_ffff, 1));
     let call = Call { xid: 1, program: NFS.0, version: 3, procedure: GETATTR, identity: None, arguments: root };
     caller.send(&call.write()).expect("sent");
     let mut header = [0; 4];
@@ -176,11 +176,11 @@ fn replies_are_wrong_in_all_ways_that_rules_know() {
 #[test]
 fn a_directory_never_ends_with_the_same_cookie_or_with_new_ones() {
     let (server, mut caller, root, _) = scene();
-    for (cookies, moves) in [(Cookies::Same, false), (Cookies::New, true)] {
+    for (cookies, advances) in [(Cookies::Same, false), (Cookies::New, true)] {
         server.rule(trouble::endless(cookies));
         let page = caller.page(&root, 77, 4096).expect("an answer").expect("a page");
         let last = page.entries.last().expect("an entry").0;
-        assert_eq!((last != 77, page.last), (moves, false), "{cookies:?}");
+        assert_eq!((last != 77, page.last), (advances, false), "{cookies:?}");
     }
 }
 
@@ -205,8 +205,8 @@ fn names_kinds_sizes_and_dates_are_as_strange_as_a_test_makes_them() {
 fn a_sparse_server_omits_optional_attributes() {
     let (server, mut caller, root, file) = scene();
     server.files(|files| files.sparse = true);
-    let found = caller.ask(NFS, LOOKUP, Writer::default().opaque(&root).opaque(b"file")).expect("an answer");
-    assert_eq!(found, Writer::default().u32(0).opaque(&file).u32(0).u32(0).bytes());
+    let results = caller.call(NFS, LOOKUP, Writer::default().opaque(&root).opaque(b"file")).expect("an answer");
+    assert_eq!(results, Writer::default().u32(0).opaque(&file).u32(0).u32(0).bytes());
 }
 
 #[test]
@@ -221,7 +221,7 @@ fn handles_of_an_earlier_age_are_stale() {
 #[test]
 fn the_portmapper_answers_with_its_own_port() {
     let (server, mut caller, ..) = scene();
-    let question = Writer::default().u32(NFS.0).u32(NFS.1).u32(6).u32(0);
-    let port = caller.ask(PORTMAP, GETPORT, question).expect("an answer");
+    let arguments = Writer::default().u32(NFS.0).u32(NFS.1).u32(6).u32(0);
+    let port = caller.call(PORTMAP, GETPORT, arguments).expect("an answer");
     assert_eq!(port, u32::from(server.address().port()).to_be_bytes());
 }

@@ -1,4 +1,4 @@
-//! The real server: started, ended, restarted and limited as a test wants it.
+//! The real server (nfs-ganesha): tests can start, end, restart and limit it.
 
 use std::env::current_exe;
 use std::fs;
@@ -73,10 +73,10 @@ fn a_stopped_server_takes_calls_and_answers_them_when_it_continues() {
     let (mut caller, root) = connect(&server);
     server.stop();
     let mut second = Caller::connect(server.address()).expect("the kernel accepts");
-    let asked = std::thread::spawn(move || second.getattr(&root));
+    let call = std::thread::spawn(move || second.getattr(&root));
     server.cont();
-    asked.join().expect("it does not panic").expect("an answer").expect("attributes");
-    caller.ask(NFS, NULL, Writer::default()).expect("an answer");
+    call.join().expect("the thread does not panic").expect("an answer").expect("attributes");
+    caller.call(NFS, NULL, Writer::default()).expect("an answer");
 }
 
 #[test]
@@ -93,7 +93,7 @@ fn servers_run_side_by_side_with_files_of_their_own() {
     let (mut caller, root) = connect(&one);
     caller.mkdir(&root, "only-here").expect("an answer").expect("made");
     let (mut caller, root) = connect(&two);
-    caller.lookup(&root, "only-here").expect("an answer").expect_err("it is not there");
+    caller.lookup(&root, "only-here").expect("an answer").expect_err("the second server does not have it");
 }
 
 #[test]
@@ -132,8 +132,8 @@ fn exports_are_read_only_refused_squashed_small_and_full_as_ordered() {
     caller.identity = Some(Identity::default());
 
     let small = mount("/small").expect("a root");
-    let information = caller.ask(NFS, FSINFO, Writer::default().opaque(&small)).expect("an answer");
-    let word = |at: usize| u32::from_be_bytes(information[at..at + 4].try_into().expect("four bytes"));
+    let information = caller.call(NFS, FSINFO, Writer::default().opaque(&small)).expect("an answer");
+    let word = |offset: usize| u32::from_be_bytes(information[offset..offset + 4].try_into().expect("four bytes"));
     let attributes = 8 + if word(4) == 1 { 84 } else { 0 };
     assert_eq!((word(attributes), word(attributes + 12)), (8192, 4096), "rtmax and wtmax");
 
@@ -165,15 +165,15 @@ fn settings_change_with_a_restart() {
 
 #[test]
 fn a_panic_leaves_no_process_no_mount_and_no_file() {
-    let (tell, told) = std::sync::mpsc::channel();
-    let panicked = std::thread::spawn(move || {
+    let (sender, receiver) = std::sync::mpsc::channel();
+    let thread = std::thread::spawn(move || {
         let exports = vec![Export { storage: Storage::Tmpfs("size=1m"), ..Export::default() }];
         let server = Ganesha::with(Setup { exports, ..Setup::default() });
-        tell.send((server.pid(), server.exported())).expect("the test receives it");
+        sender.send((server.pid(), server.exported())).expect("the test receives the message");
         panic!("on purpose, for a test");
     });
-    let (pid, exported): (_, PathBuf) = told.recv().expect("it tells");
-    panicked.join().expect_err("it panics");
+    let (pid, exported): (_, PathBuf) = receiver.recv().expect("the thread sends a message");
+    thread.join().expect_err("the thread panics");
     assert!(kill(pid, None).is_err(), "the process has ended");
     assert!(!exported.exists());
     let mounts = fs::read_to_string("/proc/self/mountinfo").expect("a mount table");
@@ -182,31 +182,32 @@ fn a_panic_leaves_no_process_no_mount_and_no_file() {
 
 #[test]
 fn a_server_outlives_the_thread_that_started_it() {
-    let server = std::thread::spawn(Ganesha::start).join().expect("it does not panic");
+    let server = std::thread::spawn(Ganesha::start).join().expect("the thread does not panic");
     let (mut caller, root) = connect(&server);
     caller.getattr(&root).expect("an answer").expect("attributes");
 }
 
 #[test]
 fn a_server_does_not_outlive_the_test_program() {
-    let mut program = Command::new(current_exe().expect("this program"));
+    let mut program = Command::new(current_exe().expect("the path of this program"));
     program.args(["--exact", "--ignored", "--nocapture", "rig_itself::servers::a_program_with_a_server"]);
-    let mut program = program.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("it starts");
+    let mut program = program.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("the program starts");
     let lines = BufReader::new(program.stdout.take().expect("a pipe")).lines();
-    let told = lines.map_while(Result::ok).find_map(|line| line.strip_prefix("server ").map(str::to_owned));
-    let (pid, directory) = told.as_deref().and_then(|told| told.split_once(' ')).expect("it tells");
+    let line = lines.map_while(Result::ok).find_map(|line| line.strip_prefix("server ").map(str::to_owned));
+    let (pid, directory) = line.as_deref().and_then(|line| line.split_once(' ')).expect("a line about the server");
     let pid = Pid::from_raw(pid.parse().expect("a number")).expect("a pid");
-    let server = pidfd_open(pid, PidfdFlags::empty()).expect("it is there");
-    program.kill().expect("it is there");
-    program.wait().expect("it ends");
-    // A readable pidfd means that the process has ended, also if another process is its parent now.
-    let patience = Timespec::try_from(TIMEOUT).expect("a short time");
-    let ended = poll(&mut [PollFd::new(&server, PollFlags::IN)], Some(&patience));
-    if ended != Ok(1) {
+    let server = pidfd_open(pid, PidfdFlags::empty()).expect("the server runs");
+    program.kill().expect("the program runs");
+    program.wait().expect("the program ends");
+    // A pidfd is readable when the process has ended, also if the process has got another parent.
+    let timeout = Timespec::try_from(TIMEOUT).expect("a short time");
+    let ready = poll(&mut [PollFd::new(&server, PollFlags::IN)], Some(&timeout));
+    if ready != Ok(1) {
         let _ = pidfd_send_signal(&server, Signal::KILL);
         panic!("the server still runs");
     }
-    fs::remove_dir_all(directory).expect("a killed program cleans nothing");
+    // The killed program could not remove its directory.
+    fs::remove_dir_all(directory).expect("removed");
 }
 
 #[test]
@@ -214,7 +215,7 @@ fn a_server_does_not_outlive_the_test_program() {
 fn a_program_with_a_server() {
     let server = Ganesha::start();
     let exports = server.exported();
-    let directory = exports.ancestors().nth(2).expect("its own directory");
+    let directory = exports.ancestors().nth(2).expect("the server's directory");
     println!("\nserver {} {}", server.pid(), directory.display());
     let _ = std::io::stdin().read(&mut [0]);
 }
@@ -223,8 +224,8 @@ fn a_program_with_a_server() {
 fn a_server_of_version_4_alone_starts() {
     let server = Ganesha::with(Setup { protocols: "4", grace: Some(1), ..Setup::default() });
     let mut caller = Caller::connect(server.address()).expect("connected");
-    caller.ask((NFS.0, 4), NULL, Writer::default()).expect("an answer");
-    caller.ask(NFS, NULL, Writer::default()).expect_err("there is no version 3");
+    caller.call((NFS.0, 4), NULL, Writer::default()).expect("an answer");
+    caller.call(NFS, NULL, Writer::default()).expect_err("there is no version 3");
 }
 
 #[test]

@@ -1,8 +1,8 @@
-//! Helper processes of a test: this program, started again to run a test function that is a helper.
+//! Helper processes of a test: the test program starts itself again, to run a test function that is a helper.
 //!
-//! The worker in a volume is such a process, too. A child process has copies of its parent's descriptors until it executes
-//! its program; that closes them, and the kernel sends FLUSH to each file's server and waits for the answer. So a process that
-//! starts servers must have no file of a volume open, or it waits for the server that it is about to start.
+//! The workers in a volume are a helper process because of this: a child process has copies of its parent's descriptors until
+//! its exec, which closes them. When a file of a volume is closed, the kernel sends FLUSH to the volume's server and waits for
+//! the answer. So if a process with an open file of a volume starts that volume's server, the child waits for itself.
 
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
@@ -11,23 +11,24 @@ use std::process::{Child, Command, Stdio};
 use podfs_fuse::audit::output::AuditOutput;
 use podfs_fuse::server::process::serve;
 
-/// Tells this program that it is a server. Its standard input is the control socket.
+/// The environment variable that makes this program a server. The standard input of the server is its control socket.
 const SERVER: &str = "PODFS_TEST_SERVER";
 /// The pod of the server.
 pub const POD: &str = "a-pod";
 
-/// This program, to do what the test function `function` does when `variable` says that it is to.
+/// The command that runs the test function `function` of this program, with the environment variable `variable`, which makes
+/// the function a helper.
 pub fn again(function: &str, variable: &str) -> Command {
     let mut command = Command::new("/proc/self/exe");
     command.args(["--exact", function, "--nocapture"]).env(variable, "");
     command
 }
 
-/// A process that is killed when it is dropped.
+/// A helper process. Dropping it kills it.
 pub struct Process(pub Child);
 
 impl Process {
-    /// Starts a server. Gives the other end of its control socket, too.
+    /// Starts a server. Also returns the supervisor's end of its control socket.
     pub fn server() -> (Self, UnixStream) {
         let (ours, theirs) = UnixStream::pair().expect("a socket pair");
         let mut command = again("takeover::again::serving", SERVER);
@@ -35,7 +36,7 @@ impl Process {
         (Self(command.spawn().expect("this program can be started again")), ours)
     }
 
-    /// Kills it, and waits until it is dead.
+    /// Kills the process, and waits until it has ended.
     pub fn kill(&mut self) {
         // The process may have ended by itself.
         let _ = self.0.kill();
@@ -49,7 +50,7 @@ impl Drop for Process {
     }
 }
 
-/// No test: what a server does.
+/// This is no test, but the main function of a server.
 #[test]
 fn serving() {
     if std::env::var_os(SERVER).is_none() {

@@ -23,13 +23,13 @@ fn open_files_and_directories_stay_usable_over_a_takeover() {
     file.write_all(b"before").expect("written");
     let mut directory = fs::read_dir(pod.path()).expect("opened");
     let first = directory.by_ref().take(10).count();
-    pod.kill_and_succeed();
+    pod.replace_server();
     file.write_all(b" and after").expect("written");
     file.sync_all().expect("on disk");
     let mut content = [0; 16];
     file.read_exact_at(&mut content, 0).expect("read");
     assert_eq!(&content, b"before and after");
-    assert_eq!(first + directory.filter(|one| one.is_ok()).count(), 2001);
+    assert_eq!(first + directory.filter(|entry| entry.is_ok()).count(), 2001);
     assert_eq!(fs::read_to_string(server.exported().join("file")).expect("read"), "before and after");
 }
 
@@ -37,9 +37,10 @@ fn open_files_and_directories_stay_usable_over_a_takeover() {
 fn a_file_that_was_removed_while_it_was_open_is_removed_by_the_successor() {
     let server = Ganesha::start();
     let pod = Pod::new(&options(&server));
-    let file = OpenOptions::new().read(true).write(true).create_new(true).open(pod.path().join("file")).expect("made");
+    let file =
+        OpenOptions::new().read(true).write(true).create_new(true).open(pod.path().join("file")).expect("created");
     fs::remove_file(pod.path().join("file")).expect("removed");
-    pod.kill_and_succeed();
+    pod.replace_server();
     file.write_all_at(b"nobody's", 0).expect("written");
     assert_eq!(fs::read_dir(pod.path()).expect("listed").count(), 0);
     assert_eq!(fs::read_dir(server.exported()).expect("listed").count(), 1);
@@ -47,7 +48,7 @@ fn a_file_that_was_removed_while_it_was_open_is_removed_by_the_successor() {
     eventually("the file is gone", || fs::read_dir(server.exported()).expect("listed").count() == 0);
 }
 
-/// The kernel waits for pages that are being read before it drops them, and no signal ends that.
+/// Before the kernel drops pages of a file, it waits for those that are being read, and no signal interrupts this wait.
 #[test]
 fn a_server_that_has_pages_dropped_which_are_being_read_can_be_killed() {
     let server = Scripted::start();
@@ -61,17 +62,18 @@ fn a_server_that_has_pages_dropped_which_are_being_read_can_be_killed() {
         let mut content = [0; 7];
         file.read_exact_at(&mut content, 0).map(|()| content)
     });
-    eventually("the reader has begun", || server.asked(procedure::READ) > 0);
-    let reads = server.asked(procedure::READ);
-    // The successor does not know of what content the pages of open files are, asks for attributes, and has them dropped.
-    let attributes = server.asked(procedure::GETATTR);
-    pod.kill_and_succeed();
-    eventually("the successor has asked", || {
-        server.asked(procedure::GETATTR) > attributes && server.asked(procedure::READ) > reads
+    eventually("the reader has begun", || server.calls(procedure::READ) > 0);
+    let reads = server.calls(procedure::READ);
+    // The successor does not know whether the kernel's pages of open files have the present content. So it requests the
+    // attributes of the files, and makes the kernel drop the pages.
+    let attributes = server.calls(procedure::GETATTR);
+    pod.replace_server();
+    eventually("the successor has sent both calls", || {
+        server.calls(procedure::GETATTR) > attributes && server.calls(procedure::READ) > reads
     });
     thread::sleep(Duration::from_millis(300));
-    server.behave();
-    pod.kill_and_succeed();
+    server.clear_rules();
+    pod.replace_server();
     assert_eq!(&reading.join().expect("no panic").expect("read"), b"content");
 }
 
@@ -84,13 +86,13 @@ fn a_change_elsewhere_is_seen_through_a_file_that_stays_open() {
     fs::write(other.path().join("file"), "before").expect("written");
     let file = File::open(pod.path().join("file")).expect("opened");
     let read = || {
-        let mut found = vec![0; file.metadata().expect("there").len() as usize];
-        file.read_exact_at(&mut found, 0).map(|()| found)
+        let mut content = vec![0; file.metadata().expect("attributes").len() as usize];
+        file.read_exact_at(&mut content, 0).map(|()| content)
     };
     assert_eq!(read().expect("read"), b"before");
-    pod.kill_and_succeed();
+    pod.replace_server();
     fs::write(other.path().join("file"), "after!").expect("written");
-    eventually("the new content is read", || read().is_ok_and(|found| found == b"after!"));
+    eventually("the new content is read", || read().is_ok_and(|content| content == b"after!"));
 }
 
 #[test]
@@ -99,7 +101,7 @@ fn a_successor_answers_for_the_root_of_an_unreachable_nfs_server() {
     let pod = Pod::new(&options(&server));
     let ino = std::os::unix::fs::MetadataExt::ino(&fs::metadata(pod.path()).expect("the root"));
     server.kill();
-    pod.kill_and_succeed();
+    pod.replace_server();
     let begin = Instant::now();
     let root = fs::metadata(pod.path()).expect("the root");
     assert_eq!(std::os::unix::fs::MetadataExt::ino(&root), ino);

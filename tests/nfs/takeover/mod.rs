@@ -1,4 +1,4 @@
-//! NFS volumes whose server process is killed, whose NFS server is killed, and both.
+//! NFS volumes while the server of the pod, the NFS server or both are killed.
 
 mod again;
 mod held;

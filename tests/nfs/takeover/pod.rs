@@ -1,4 +1,4 @@
-//! A pod's volumes: a server process, and a supervisor that is this process.
+//! A pod with a volume: the server of the pod is a helper process, and the test program is the supervisor.
 
 use std::sync::{Arc, Mutex};
 
@@ -16,7 +16,7 @@ use tempfile::TempDir;
 
 use crate::takeover::again::{POD, Process};
 
-/// A pod with one volume. All of it goes when it is dropped.
+/// A pod with one volume. Dropping it unmounts the volume and ends the server.
 pub struct Pod {
     volume: Option<MountedVolume>,
     visible: Option<VisibleMount>,
@@ -26,7 +26,7 @@ pub struct Pod {
 }
 
 impl Pod {
-    /// With the export of `options`.
+    /// A pod with a volume for the export of `options`.
     pub fn new(options: &ExportOptions) -> Self {
         let (process, control) = Process::server();
         let server = Arc::new(ServerClient::new(control, Greeting::new("test", POD)).expect("a server"));
@@ -43,7 +43,7 @@ impl Pod {
         let volume = volume.expect("a volume");
         let directory = TempDir::with_prefix("podfs-test-").expect("a directory");
         let point = MountPoint::of_mount(directory.path()).expect("a point");
-        let visible = volume.show(&point, ContainerAccess::ReadWrite).expect("it is shown");
+        let visible = volume.show(&point, ContainerAccess::ReadWrite).expect("the volume is attached");
         Self { volume: Some(volume), visible: Some(visible), directory, server, process: Mutex::new(process) }
     }
 
@@ -55,19 +55,20 @@ impl Pod {
     pub fn read_ahead(&self) -> u32 {
         let device = std::os::unix::fs::MetadataExt::dev(&std::fs::metadata(self.path()).expect("the root"));
         let (major, minor) = (libc::major(device), libc::minor(device));
-        let told = std::fs::read_to_string(format!("/sys/class/bdi/{major}:{minor}/read_ahead_kb")).expect("read");
-        told.trim().parse().expect("a number")
+        let text = std::fs::read_to_string(format!("/sys/class/bdi/{major}:{minor}/read_ahead_kb")).expect("read");
+        text.trim().parse().expect("a number")
     }
 
-    /// Kills the server process, and lets another one go on.
-    pub fn kill_and_succeed(&self) {
+    /// Kills the server of the pod, and lets a successor take over.
+    pub fn replace_server(&self) {
         let mut process = self.process.lock().expect("no panic");
-        // It is there before: while it begins, it has copies of this process's files, and closing them asks their server.
+        // The successor starts before the kill: until its exec, it has copies of this process's files, and the exec closes
+        // them, for which it needs the present server.
         let (next, control) = Process::server();
-        let successor = self.server.greet(control).expect("it answers");
+        let successor = self.server.greet(control).expect("the successor answers");
         process.kill();
         let mut keeper = self.server.mark_dead();
-        let succession = self.server.succeed(successor, &mut keeper).expect("it goes on");
+        let succession = self.server.succeed(successor, &mut keeper).expect("the successor takes over");
         assert!(succession.given_up.is_empty(), "{:?}", succession.given_up);
         *process = next;
     }
@@ -75,7 +76,7 @@ impl Pod {
 
 impl Drop for Pod {
     fn drop(&mut self) {
-        // A failed test may have left a process inside.
+        // After a failed test, a process may still use the volume; a detached mount does not need its end.
         let _ = detach(self.directory.path());
         drop((self.visible.take(), self.volume.take()));
         self.server.end();

@@ -1,4 +1,4 @@
-//! Storms: changes without pause, while servers die.
+//! Storms: workers change a volume without pause, while servers are killed.
 
 use std::fs;
 
@@ -8,9 +8,9 @@ use crate::mounted::options;
 use crate::nfs_rig::proxy::End;
 use crate::nfs_rig::{Ganesha, Proxy, eventually};
 use crate::takeover::pod::Pod;
-use crate::takeover::worker::{COUNT, Work, Workers, check, place};
+use crate::takeover::worker::{COUNT, Work, Workers, check, directory_of};
 
-/// Lets workers work in a volume while `disturb` runs.
+/// Lets workers change a volume while `disturb` runs, and checks the outcome.
 fn storm(work: Work, disturb: impl FnOnce(&Pod, &mut Ganesha, &mut Workers)) {
     let server = Ganesha::start();
     let options = options(&server);
@@ -27,18 +27,20 @@ fn storm_with(
     let mut workers = Workers::start(pod.path(), work);
     disturb(&pod, &mut server, &mut workers);
     if work == Work::Data {
-        // Each has looked at all that it wrote.
+        // Each worker has checked its own data.
         workers.end();
         return;
     }
     for (worker, rounds) in workers.end().into_iter().enumerate() {
-        check(&place(&server.exported(), worker), rounds);
+        check(&directory_of(&server.exported(), worker), rounds);
     }
-    let silly = || {
-        let all = (0..COUNT).flat_map(|worker| fs::read_dir(place(&server.exported(), worker)).expect("listed"));
-        all.filter(|one| one.as_ref().expect("an entry").file_name().to_string_lossy().starts_with(".nfs")).count()
+    let removed_files = || {
+        let entries =
+            (0..COUNT).flat_map(|worker| fs::read_dir(directory_of(&server.exported(), worker)).expect("listed"));
+        let names = entries.map(|entry| entry.expect("an entry").file_name());
+        names.filter(|name| name.to_string_lossy().starts_with(".nfs")).count()
     };
-    eventually("files that were removed while they were open are gone", || silly() == 0);
+    eventually("files that were removed while they were open are gone", || removed_files() == 0);
 }
 
 #[test]
@@ -46,7 +48,7 @@ fn nothing_fails_and_nothing_is_done_twice_when_the_server_process_is_killed() {
     storm(Work::Names, |pod, _, workers| {
         for _ in 0..15 {
             workers.wait_for(3);
-            pod.kill_and_succeed();
+            pod.replace_server();
         }
         workers.wait_for(3);
     });
@@ -70,10 +72,10 @@ fn nothing_fails_and_nothing_is_done_twice_when_both_are_killed() {
         for _ in 0..8 {
             workers.wait_for(3);
             server.kill();
-            pod.kill_and_succeed();
+            pod.replace_server();
             server.restart();
             workers.wait_for(1);
-            pod.kill_and_succeed();
+            pod.replace_server();
         }
         workers.wait_for(3);
     });
@@ -84,7 +86,7 @@ fn no_data_is_lost_when_the_server_process_is_killed() {
     storm(Work::Data, |pod, _, workers| {
         for _ in 0..10 {
             workers.wait_for(1);
-            pod.kill_and_succeed();
+            pod.replace_server();
         }
         workers.wait_for(COUNT);
     });
@@ -108,9 +110,9 @@ fn no_data_is_lost_when_both_are_killed() {
         for _ in 0..6 {
             workers.wait_for(1);
             server.kill();
-            pod.kill_and_succeed();
+            pod.replace_server();
             server.restart();
-            pod.kill_and_succeed();
+            pod.replace_server();
         }
         workers.wait_for(COUNT);
     });
@@ -129,7 +131,7 @@ fn nothing_fails_and_nothing_is_done_twice_when_connections_are_cut() {
         }
         workers.wait_for(3);
     });
-    let mut ports = proxy.seen().ports;
+    let mut ports = proxy.traffic().ports;
     assert!(ports.len() > 5, "{ports:?}");
     ports.dedup();
     assert_eq!(ports.len(), 1, "all connections come from one port: {ports:?}");

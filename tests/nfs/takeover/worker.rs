@@ -1,4 +1,4 @@
-//! Workers in a volume, which detect every call that fails or takes effect twice.
+//! Workers that change a volume, and detect every call that fails or is executed twice.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{BufRead, BufReader, Lines, Read, Write};
@@ -12,9 +12,10 @@ use std::thread;
 use crate::takeover::again::{Process, again};
 use crate::takeover::writer::Writer;
 
-/// Tells this program that it works, and where.
+/// The environment variable that makes this program a process of workers. Its value is the directory in which they
+/// work.
 const WORKERS: &str = "PODFS_TEST_WORKERS";
-/// Tells it what they do.
+/// The environment variable with the kind of work.
 const WORK: &str = "PODFS_TEST_WORK";
 /// The number of workers.
 pub const COUNT: usize = 4;
@@ -22,73 +23,74 @@ pub const COUNT: usize = 4;
 /// The work of a worker.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Work {
-    /// Names come and go.
+    /// Creates, renames and removes files and directories.
     Names,
-    /// Files are written.
+    /// Writes and reads files.
     Data,
 }
 
-/// A process of workers, each in a directory of its own.
+/// A process with [`COUNT`] workers. Each has its own directory.
 pub struct Workers {
     process: Process,
-    /// Closed when it is enough.
-    enough: Option<ChildStdin>,
-    done: Lines<BufReader<ChildStdout>>,
+    /// The standard input of the process. The workers end when it is closed.
+    input: Option<ChildStdin>,
+    output: Lines<BufReader<ChildStdout>>,
 }
 
 impl Workers {
-    /// Begins to work in `directory`.
+    /// Starts workers in `directory`.
     pub fn start(directory: &Path, work: Work) -> Self {
         let mut command = again("takeover::worker::working", WORKERS);
         let work = if work == Work::Names { "names" } else { "data" };
         command.env(WORK, work).env(WORKERS, directory).stdin(Stdio::piped()).stdout(Stdio::piped());
         let mut child = command.spawn().expect("this program can be started again");
-        let enough = child.stdin.take();
-        let done = BufReader::new(child.stdout.take().expect("a pipe")).lines();
-        Self { process: Process(child), enough, done }
+        let input = child.stdin.take();
+        let output = BufReader::new(child.stdout.take().expect("a pipe")).lines();
+        Self { process: Process(child), input, output }
     }
 
-    /// Waits until so many more rounds are done.
+    /// Waits until the workers together have finished this number of further rounds.
     pub fn wait_for(&mut self, rounds: usize) {
         for _ in 0..rounds {
             self.next().expect("the workers go on");
         }
     }
 
-    /// Lets them end, and gives the number of rounds of each.
+    /// Ends the workers. Returns the number of rounds of each.
     pub fn end(mut self) -> Vec<usize> {
-        drop(self.enough.take());
-        let mut last = Vec::new();
+        drop(self.input.take());
+        let mut lines = Vec::new();
         while let Some(line) = self.next() {
-            last.push(line);
+            lines.push(line);
         }
-        assert!(self.process.0.wait().expect("it ends").success(), "no call fails");
-        let rounds = last.last().expect("a last line").split_whitespace();
+        assert!(self.process.0.wait().expect("the process ends").success(), "no call fails");
+        // The last line has the number of rounds of each worker.
+        let rounds = lines.last().expect("a last line").split_whitespace();
         rounds.map(|rounds| rounds.parse().expect("a number")).collect()
     }
 
     fn next(&mut self) -> Option<String> {
-        self.done.by_ref().map_while(Result::ok).find_map(|line| line.strip_prefix("rounds ").map(str::to_owned))
+        self.output.by_ref().map_while(Result::ok).find_map(|line| line.strip_prefix("rounds ").map(str::to_owned))
     }
 }
 
 /// The directory of a worker.
-pub fn place(base: &Path, worker: usize) -> PathBuf {
+pub fn directory_of(base: &Path, worker: usize) -> PathBuf {
     base.join(format!("worker-{worker}"))
 }
 
-/// No test: the work of workers.
+/// This is no test, but the main function of the workers' process.
 #[test]
 fn working() {
     let Some(directory) = std::env::var_os(WORKERS) else { return };
-    let (over, what) = (AtomicBool::new(false), std::env::var(WORK).expect("what to do"));
+    let (stop, kind) = (AtomicBool::new(false), std::env::var(WORK).expect("the kind of work"));
     let rounds: Vec<usize> = thread::scope(|scope| {
         let work = |worker: usize| {
-            let directory = place(directory.as_ref(), worker);
+            let directory = directory_of(directory.as_ref(), worker);
             fs::create_dir(&directory).expect("mkdir");
-            let mut writer = (what == "data").then(|| Writer::new(&directory.join("data"), worker as u64 + 1));
+            let mut writer = (kind == "data").then(|| Writer::new(&directory.join("data"), worker as u64 + 1));
             let mut number = 0;
-            while !over.load(Relaxed) {
+            while !stop.load(Relaxed) {
                 match &mut writer {
                     Some(writer) => writer.round(),
                     None => round(&directory, number),
@@ -100,7 +102,7 @@ fn working() {
         };
         let workers: Vec<_> = (0..COUNT).map(|worker| scope.spawn(move || work(worker))).collect();
         let _ = std::io::stdin().read_to_end(&mut Vec::new());
-        over.store(true, Relaxed);
+        stop.store(true, Relaxed);
         workers.into_iter().map(|worker| worker.join().unwrap_or_else(|_| std::process::exit(1))).collect()
     });
     let rounds: Vec<_> = rounds.iter().map(usize::to_string).collect();
@@ -108,7 +110,7 @@ fn working() {
     std::process::exit(0);
 }
 
-/// Makes a round of changes in `directory`. Each must succeed, and take effect once.
+/// Makes a round of changes in `directory`. Panics if a change fails or is executed twice.
 pub fn round(directory: &Path, number: usize) {
     let at = |name: &str| directory.join(format!("{name}-{number}"));
     let content = format!("content of round {number} ").repeat(200 + number % 300);
@@ -127,22 +129,22 @@ pub fn round(directory: &Path, number: usize) {
     drop(file);
     assert_eq!(fs::metadata(at("renamed")).expect("stat").len(), content.len() as u64 + 4);
 
-    // A name that is taken by another file while it is open.
+    // Another file takes the name of an open file.
     let open = File::open(at("renamed")).expect("open");
     fs::write(at("other"), "other").expect("write");
     fs::rename(at("other"), at("renamed")).expect("rename");
-    let mut held = String::new();
-    (&open).read_to_string(&mut held).expect("read");
-    assert_eq!(held, content.clone() + "more");
+    let mut open_content = String::new();
+    (&open).read_to_string(&mut open_content).expect("read");
+    assert_eq!(open_content, content.clone() + "more");
     assert_eq!(fs::read_to_string(at("renamed")).expect("read"), "other");
 
-    // A file that is removed while it is open.
+    // A file is removed while it is open.
     let nameless = OpenOptions::new().read(true).write(true).create_new(true).open(at("nameless")).expect("create");
     fs::remove_file(at("nameless")).expect("unlink");
     nameless.write_all_at(b"nobody's", 0).expect("write");
-    let mut back = [0; 8];
-    nameless.read_exact_at(&mut back, 0).expect("read");
-    assert_eq!(&back, b"nobody's");
+    let mut read_back = [0; 8];
+    nameless.read_exact_at(&mut read_back, 0).expect("read");
+    assert_eq!(&read_back, b"nobody's");
 
     fs::rename(at("symlink"), at("directory").join("symlink")).expect("rename");
     fs::remove_file(at("directory").join("symlink")).expect("unlink");
@@ -150,12 +152,12 @@ pub fn round(directory: &Path, number: usize) {
     assert!(!fs::exists(at("directory")).expect("stat"));
 }
 
-/// Checks the files that the rounds have left in `directory` on the server.
+/// Checks the files of the rounds in `directory` on the server.
 pub fn check(directory: &Path, rounds: usize) {
-    let mut left: Vec<_> =
-        fs::read_dir(directory).expect("listed").map(|one| one.expect("an entry").file_name()).collect();
-    left.retain(|name| !name.to_string_lossy().starts_with(".nfs"));
-    assert_eq!(left.len(), rounds, "{left:?}");
+    let mut names: Vec<_> =
+        fs::read_dir(directory).expect("listed").map(|entry| entry.expect("an entry").file_name()).collect();
+    names.retain(|name| !name.to_string_lossy().starts_with(".nfs"));
+    assert_eq!(names.len(), rounds, "{names:?}");
     (0..rounds).for_each(|number| {
         let path = directory.join(format!("renamed-{number}"));
         assert_eq!(fs::read_to_string(path).expect("read"), "other");

@@ -1,15 +1,15 @@
-//! A writer that writes at random in a file, and knows the expected content.
+//! A writer that writes at random offsets of a file, and checks the content.
 
 use std::fs::{File, OpenOptions};
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 
-/// Bytes of the file at most.
+/// The limit of the offsets of writes, in bytes.
 const LARGEST: usize = 3 << 20;
-/// Writes between two looks.
+/// The number of writes between two checks of the content.
 const WRITES: usize = 40;
 
-/// A file, and what must be in it.
+/// A file and its expected content.
 pub struct Writer {
     file: File,
     expected: Vec<u8>,
@@ -22,7 +22,7 @@ impl Writer {
         Self { file, expected: Vec::new(), state: seed }
     }
 
-    /// Writes here and there, cuts the file now and then, has it on disk, and looks at all of it.
+    /// Writes at random offsets, truncates the file now and then, syncs it, and checks its content.
     pub fn round(&mut self) {
         for _ in 0..WRITES {
             let (offset, length) = (self.number(LARGEST), 1 + self.number(200_000));
@@ -37,22 +37,22 @@ impl Writer {
             }
         }
         self.file.sync_all().expect("fsync");
-        // Past the kernel's pages.
+        // The kernel drops its pages of the file, so that the check reads from the server.
         rustix::fs::fadvise(&self.file, 0, None, rustix::fs::Advice::DontNeed).expect("fadvise");
         self.check(&self.file);
     }
 
-    /// Whether a file has the expected content.
+    /// Panics unless a file has the expected content.
     pub fn check(&self, file: &File) {
         let length = file.metadata().expect("stat").len() as usize;
         assert_eq!(length, self.expected.len(), "length");
-        let mut found = vec![0; length];
-        file.read_exact_at(&mut found, 0).expect("read");
-        let differs = found.iter().zip(&self.expected).position(|(found, expected)| found != expected);
-        assert_eq!(differs, None, "the first byte that differs, of {length}");
+        let mut content = vec![0; length];
+        file.read_exact_at(&mut content, 0).expect("read");
+        let difference = content.iter().zip(&self.expected).position(|(byte, expected)| byte != expected);
+        assert_eq!(difference, None, "the offset of the first different byte, of {length}");
     }
 
-    /// Any number below `end` (xorshift).
+    /// A pseudorandom number below `end` (xorshift).
     fn number(&mut self, end: usize) -> usize {
         self.state ^= self.state << 13;
         self.state ^= self.state >> 7;

@@ -1,4 +1,4 @@
-//! Close-to-open: an open file shows the content of the last close, by any client.
+//! Close-to-open consistency: a file shows the content of the last close before it was opened, by any client.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{Read, Write};
@@ -25,7 +25,8 @@ fn content_of_the_same_length_is_seen_too() {
     let (one, other) = (Mounted::new(&server), Mounted::new(&server));
     for content in ["first", "other", "third"] {
         fs::write(one.at("file"), content).expect("written");
-        // Coarser clocks than a quick test are what NFS has to live with.
+        // The client detects a change by the mtime. Two quick writes can have the same mtime, because clocks of file
+        // systems are coarse; so the test sets another one.
         let modified = SystemTime::now() + Duration::from_secs(u64::from(content.as_bytes()[0]));
         let file = File::options().write(true).open(one.at("file")).expect("opened");
         file.set_modified(modified).expect("set");
@@ -43,7 +44,7 @@ fn an_unchanged_file_is_read_from_the_server_once() {
     server.cont();
     let before = mounted.requests();
     fs::read(mounted.at("file")).expect("read");
-    // OPEN and RELEASE, and no READ; attributes perhaps.
+    // The kernel sends OPEN and RELEASE, perhaps GETATTR, but no READ.
     assert!(mounted.requests() - before <= 4, "{}", mounted.requests() - before);
 }
 
@@ -57,7 +58,7 @@ fn own_writes_are_read_from_the_cache() {
     drop(file);
     let before = mounted.requests();
     assert_eq!(fs::read(mounted.at("file")).expect("read"), vec![7; 1 << 20]);
-    // READ would come eight times for as many bytes.
+    // Without the cache, the kernel would send eight READ requests for these bytes.
     assert!(mounted.requests() - before <= 7, "{}", mounted.requests() - before);
 }
 
@@ -69,8 +70,8 @@ fn the_size_of_a_file_includes_unsent_writes() {
     for count in 1..50_u64 {
         file.write_all_at(&[1; 1000], (count - 1) * 1000).expect("written");
         assert_eq!(fs::metadata(mounted.at("file")).expect("there").len(), count * 1000);
-        let listed = fs::read_dir(mounted.at("")).expect("listed").next().expect("one").expect("an entry");
-        assert_eq!(listed.metadata().expect("there").len(), count * 1000);
+        let entry = fs::read_dir(mounted.at("")).expect("listed").next().expect("one entry").expect("an entry");
+        assert_eq!(entry.metadata().expect("attributes").len(), count * 1000);
     }
 }
 
@@ -83,12 +84,13 @@ fn an_open_file_that_changes_elsewhere_is_read_anew_when_its_attributes_are_requ
     let mut content = String::new();
     file.read_to_string(&mut content).expect("read");
     assert_eq!(content, "before");
-    // The server caches attributes of its own disk for a while.
+    // The change comes from another mount and not from the exported directory, because ganesha caches the attributes of
+    // its local files for a while.
     fs::write(Mounted::new(&server).at("file"), "after, and longer").expect("written");
     eventually("the new content is read", || {
         let length = file.metadata().expect("there").len();
-        let mut found = vec![0; length as usize];
-        file.read_exact_at(&mut found, 0).is_ok() && found == b"after, and longer"
+        let mut content = vec![0; length as usize];
+        file.read_exact_at(&mut content, 0).is_ok() && content == b"after, and longer"
     });
 }
 
@@ -102,11 +104,11 @@ fn times_and_sizes_far_away_are_kept() {
     let in_2100 = SystemTime::UNIX_EPOCH + Duration::from_secs(4_102_444_800);
     file.sync_all().expect("on disk");
     file.set_modified(in_2100).expect("set");
-    let there = fs::metadata(server.exported().join("file")).expect("there");
-    assert_eq!((there.len(), there.mtime()), (offset + 8, 4_102_444_800));
-    let mut found = [0; 8];
+    let on_server = fs::metadata(server.exported().join("file")).expect("there");
+    assert_eq!((on_server.len(), on_server.mtime()), (offset + 8, 4_102_444_800));
+    let mut content = [0; 8];
     let again = File::open(mounted.at("file")).expect("opened");
-    again.read_exact_at(&mut found, offset).expect("read");
-    assert_eq!(&found, b"far away");
+    again.read_exact_at(&mut content, offset).expect("read");
+    assert_eq!(&content, b"far away");
     assert_eq!(again.metadata().expect("there").modified().expect("a time"), in_2100);
 }

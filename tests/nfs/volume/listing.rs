@@ -1,4 +1,4 @@
-//! Directories.
+//! Listings of directories.
 
 use std::collections::BTreeSet;
 use std::ffi::OsString;
@@ -12,10 +12,10 @@ use crate::nfs_rig::protocol::{error, procedure};
 use crate::nfs_rig::scripted::trouble::{ALWAYS, Cookies, endless, fails};
 
 fn names(directory: impl AsRef<Path>) -> BTreeSet<OsString> {
-    let listed: Vec<_> =
-        fs::read_dir(directory).expect("listed").map(|one| one.expect("an entry").file_name()).collect();
-    let count = listed.len();
-    let names: BTreeSet<_> = listed.into_iter().collect();
+    let entries: Vec<_> =
+        fs::read_dir(directory).expect("listed").map(|entry| entry.expect("an entry").file_name()).collect();
+    let count = entries.len();
+    let names: BTreeSet<_> = entries.into_iter().collect();
     assert_eq!(names.len(), count, "no name twice");
     names
 }
@@ -31,7 +31,7 @@ fn a_large_directory_is_listed_whole_and_each_name_once() {
         assert_eq!(names(mounted.at("")).len(), 10_000);
         let sizes = fs::read_dir(mounted.at(""))
             .expect("listed")
-            .map(|one| one.expect("an entry").metadata().expect("there").len());
+            .map(|entry| entry.expect("an entry").metadata().expect("attributes").len());
         assert_eq!(sizes.sum::<u64>(), 0);
     }
 }
@@ -44,16 +44,16 @@ fn a_directory_that_changes_while_it_is_read_shows_lasting_names() {
         File::create(server.exported().join(format!("stays-{number}"))).expect("created");
         File::create(server.exported().join(format!("goes-{number}"))).expect("created");
     }
-    let mut seen = BTreeSet::new();
+    let mut listed = BTreeSet::new();
     for (number, entry) in fs::read_dir(mounted.at("")).expect("listed").enumerate() {
         let name = entry.expect("an entry").file_name();
         let name = name.to_string_lossy().into_owned();
         if number % 2 == 0 {
             let _ = fs::remove_file(mounted.at(&format!("goes-{}", number / 2)));
         }
-        assert!(seen.insert(name), "no name twice");
+        assert!(listed.insert(name), "no name twice");
     }
-    assert_eq!(seen.iter().filter(|name| name.starts_with("stays")).count(), 2000);
+    assert_eq!(listed.iter().filter(|name| name.starts_with("stays")).count(), 2000);
 }
 
 #[test]
@@ -87,12 +87,12 @@ fn a_place_that_the_server_has_forgotten_is_found_again() {
         }
     });
     let mounted = Mounted::new(&server);
-    let mut forgotten = false;
-    server.rule(move |asked, _| {
-        let goes_on = (asked.is(procedure::READDIRPLUS) || asked.is(procedure::READDIR)) && asked.at != 0;
-        let forgets = goes_on && !forgotten;
-        forgotten |= forgets;
-        forgets.then_some(crate::nfs_rig::scripted::Reply::Error(error::BAD_COOKIE))
+    let mut has_failed = false;
+    server.rule(move |received, _| {
+        let is_listing = received.is(procedure::READDIRPLUS) || received.is(procedure::READDIR);
+        let fails = is_listing && received.at != 0 && !has_failed;
+        has_failed |= fails;
+        fails.then_some(crate::nfs_rig::scripted::Reply::Error(error::BAD_COOKIE))
     });
     assert_eq!(names(mounted.at("")).len(), 3000);
 }

@@ -1,4 +1,4 @@
-//! Locks are refused, or the kernel's own.
+//! Locks: the client refuses them, or with local locks the kernel handles them.
 
 use std::fs::File;
 use std::os::fd::AsRawFd;
@@ -7,17 +7,19 @@ use crate::mounted::Mounted;
 use crate::nfs_rig::Ganesha;
 use podfs_fuse::nfs::options::LocalLocks;
 
-fn flock(file: &File, how: libc::c_int) -> Option<i32> {
-    // SAFETY: numbers only.
-    let locked = unsafe { libc::flock(file.as_raw_fd(), how | libc::LOCK_NB) };
-    (locked != 0).then(|| std::io::Error::last_os_error().raw_os_error().expect("an error"))
+/// The error of flock(2), if it fails.
+fn flock(file: &File, operation: libc::c_int) -> Option<i32> {
+    // SAFETY: the call gets numbers only.
+    let result = unsafe { libc::flock(file.as_raw_fd(), operation | libc::LOCK_NB) };
+    (result != 0).then(|| std::io::Error::last_os_error().raw_os_error().expect("an error"))
 }
 
+/// The error of a POSIX write lock of the whole file, if it fails.
 fn posix(file: &File) -> Option<i32> {
     let lock = libc::flock { l_type: libc::F_WRLCK as i16, l_whence: 0, l_start: 0, l_len: 0, l_pid: 0 };
     // SAFETY: the struct outlives the call.
-    let locked = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_SETLK, &raw const lock) };
-    (locked != 0).then(|| std::io::Error::last_os_error().raw_os_error().expect("an error"))
+    let result = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_SETLK, &raw const lock) };
+    (result != 0).then(|| std::io::Error::last_os_error().raw_os_error().expect("an error"))
 }
 
 #[test]
@@ -28,7 +30,7 @@ fn locks_are_refused_unless_they_may_be_local() {
             options.local_locks = LocalLocks { posix: posix_local, flock: flock_local };
         });
         let (one, other) =
-            (File::create(mounted.at("file")).expect("made"), File::create(mounted.at("file")).expect("made"));
+            (File::create(mounted.at("file")).expect("created"), File::create(mounted.at("file")).expect("created"));
         let refused = Some(libc::ENOLCK);
         assert_eq!(posix(&one), if posix_local { None } else { refused });
         assert_eq!(flock(&one, libc::LOCK_EX), if flock_local { None } else { refused });

@@ -1,4 +1,5 @@
-//! NFS exports as volumes: real mounts on a real server, looked at through the mount and in the exported directory.
+//! NFS exports as volumes. The tests use real mounts and mostly a real server, and compare the mount with the exported
+//! directory.
 
 mod coherence;
 mod listing;

@@ -1,4 +1,4 @@
-//! A server that is another one with the same files: all handles of before are stale.
+//! A server that is replaced by another server with the same files: all earlier handles are stale.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{Read, Write};
@@ -37,7 +37,8 @@ fn concurrent_reads_find_their_files_on_the_new_server() {
     let names: Vec<_> = (0..16).map(|number| format!("file-{number}")).collect();
     names.iter().for_each(|name| fs::write(server.exported().join(name), name).expect("written"));
     let mounted = Mounted::new(&server);
-    // With readahead, the kernel would request the pages again whose readahead failed.
+    // `O_DIRECT` avoids readahead: the kernel requests a page again if its readahead has failed, which would hide an
+    // error.
     let open = |name: &String| {
         OpenOptions::new().read(true).custom_flags(libc::O_DIRECT).open(mounted.at(name)).expect("opened")
     };

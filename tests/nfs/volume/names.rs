@@ -1,4 +1,4 @@
-//! Names: making, renaming and removing them.
+//! Names of files: creation, renaming and removal.
 
 use std::ffi::OsStr;
 use std::fs::{self, File, OpenOptions};
@@ -19,7 +19,7 @@ fn any_bytes_are_a_name_and_no_name_is_too_long_by_one() {
     File::create(mounted.at(&longest)).expect("created");
     assert!(server.exported().join(strange).exists() && server.exported().join(&longest).exists());
     let names: Vec<_> =
-        fs::read_dir(mounted.at("")).expect("listed").map(|one| one.expect("an entry").file_name()).collect();
+        fs::read_dir(mounted.at("")).expect("listed").map(|entry| entry.expect("an entry").file_name()).collect();
     assert!(names.iter().any(|name| name == strange) && names.iter().any(|name| *name == *longest));
     let error = File::create(mounted.at(&"x".repeat(256))).expect_err("too long");
     assert_eq!(error.raw_os_error(), Some(libc::ENAMETOOLONG));
@@ -45,13 +45,13 @@ fn exclusive_creation_fails_if_the_file_exists() {
     let mounted = Mounted::new(&server);
     let create = || OpenOptions::new().write(true).create_new(true).open(mounted.at("file"));
     let file = create().expect("created");
-    assert_eq!(file.metadata().expect("there").permissions().mode() & 0o777, 0o644);
-    assert_eq!(create().expect_err("it is there").raw_os_error(), Some(libc::EEXIST));
+    assert_eq!(file.metadata().expect("attributes").permissions().mode() & 0o777, 0o644);
+    assert_eq!(create().expect_err("the file exists").raw_os_error(), Some(libc::EEXIST));
     fs::remove_file(mounted.at("file")).expect("removed");
-    // The client's cache does not know what another client makes.
+    // The client caches that the file is absent, and does not notice the file that another client creates.
     assert!(!mounted.at("file").exists());
     File::create(server.exported().join("file")).expect("created");
-    assert_eq!(create().expect_err("it is there").raw_os_error(), Some(libc::EEXIST));
+    assert_eq!(create().expect_err("the file exists").raw_os_error(), Some(libc::EEXIST));
 }
 
 #[test]
@@ -74,11 +74,11 @@ fn special_files_are_made() {
     mknod(&mounted.at("pipe"), SFlag::S_IFIFO, mode, 0).expect("made");
     mknod(&mounted.at("device"), SFlag::S_IFCHR, mode, nix::libc::makedev(1, 3)).expect("made");
     mknod(&mounted.at("file"), SFlag::S_IFREG, mode, 0).expect("made");
-    let there = |name: &str| fs::symlink_metadata(server.exported().join(name)).expect("there");
-    assert!(there("pipe").file_type().is_fifo() && there("file").file_type().is_file());
-    assert!(there("device").file_type().is_char_device());
-    let here = fs::symlink_metadata(mounted.at("device")).expect("there");
-    assert_eq!((there("device").rdev(), here.rdev()), (nix::libc::makedev(1, 3), nix::libc::makedev(1, 3)));
+    let on_server = |name: &str| fs::symlink_metadata(server.exported().join(name)).expect("there");
+    assert!(on_server("pipe").file_type().is_fifo() && on_server("file").file_type().is_file());
+    assert!(on_server("device").file_type().is_char_device());
+    let in_mount = fs::symlink_metadata(mounted.at("device")).expect("there");
+    assert_eq!((on_server("device").rdev(), in_mount.rdev()), (nix::libc::makedev(1, 3), nix::libc::makedev(1, 3)));
 }
 
 #[test]
@@ -88,11 +88,11 @@ fn a_rename_that_the_protocol_does_not_have_is_refused() {
     fs::write(mounted.at("one"), "1").expect("written");
     fs::write(mounted.at("two"), "2").expect("written");
     for flags in [libc::RENAME_NOREPLACE, libc::RENAME_EXCHANGE] {
-        let c = |name| std::ffi::CString::new(mounted.at(name).as_os_str().as_bytes()).expect("a path");
-        let (one, two) = (c("one"), c("two"));
+        let c_path = |name| std::ffi::CString::new(mounted.at(name).as_os_str().as_bytes()).expect("a path");
+        let (one, two) = (c_path("one"), c_path("two"));
         // SAFETY: the paths are C strings that outlive the call.
-        let renamed = unsafe { libc::renameat2(libc::AT_FDCWD, one.as_ptr(), libc::AT_FDCWD, two.as_ptr(), flags) };
-        assert_eq!(renamed, -1);
+        let result = unsafe { libc::renameat2(libc::AT_FDCWD, one.as_ptr(), libc::AT_FDCWD, two.as_ptr(), flags) };
+        assert_eq!(result, -1);
     }
     assert_eq!(fs::read_to_string(mounted.at("two")).expect("read"), "2");
 }

@@ -15,8 +15,12 @@ fn an_open_file_stays_usable_without_a_name_and_ends_at_its_close() {
     let mut file = File::options().read(true).append(true).open(mounted.at("file")).expect("opened");
     fs::remove_file(mounted.at("file")).expect("removed");
     assert!(!mounted.at("file").exists());
-    assert_eq!(fs::read_dir(mounted.at("")).expect("listed").count(), 0, "the silly name is hidden");
-    assert_eq!(file.metadata().expect("there").nlink(), 0);
+    assert_eq!(
+        fs::read_dir(mounted.at("")).expect("listed").count(),
+        0,
+        "the name `.nfs…` of the removed file is hidden"
+    );
+    assert_eq!(file.metadata().expect("attributes").nlink(), 0);
     file.write_all(b" and more").expect("written");
     let mut content = String::new();
     File::open(format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(&file)))
@@ -24,12 +28,12 @@ fn an_open_file_stays_usable_without_a_name_and_ends_at_its_close() {
         .read_to_string(&mut content)
         .expect("read");
     assert_eq!(content, "content and more");
-    let left = || fs::read_dir(server.exported()).expect("listed").count();
-    assert_eq!(left(), 1);
-    // The name is free for another file.
+    let server_files = || fs::read_dir(server.exported()).expect("listed").count();
+    assert_eq!(server_files(), 1);
+    // Another file can have the name at once.
     fs::write(mounted.at("file"), "another").expect("written");
     drop(file);
-    eventually("the file is gone", || left() == 1);
+    eventually("the file is gone", || server_files() == 1);
     assert_eq!(fs::read_to_string(server.exported().join("file")).expect("read"), "another");
 }
 
@@ -64,7 +68,7 @@ fn an_open_file_keeps_its_content_whichever_of_its_names_goes_first() {
         fs::rename(mounted.at("other"), mounted.at(order[1])).expect("renamed");
         assert_eq!(open.metadata().expect("there").nlink(), 0);
         assert_eq!(fs::read_to_string(mounted.at(order[1])).expect("read"), "other");
-        // Past the kernel's pages.
+        // The kernel drops its pages of the file, so that the server has to read it.
         rustix::fs::fadvise(&open, 0, None, rustix::fs::Advice::DontNeed).expect("advised");
         let mut content = String::new();
         (&open).read_to_string(&mut content).expect("read");

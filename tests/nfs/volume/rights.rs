@@ -1,4 +1,4 @@
-//! The identity with which podfs calls the NFS server.
+//! Permissions: podfs calls the NFS server with the identity of the caller.
 
 use std::fs::{self, File};
 use std::io;
@@ -16,17 +16,18 @@ fn run(uid: u32, groups: &[u32], command: &str, place: &Path) -> Output {
     let (groups, gid) = (groups.to_vec(), groups[0]);
     let mut shell = Command::new("sh");
     shell.args(["-c", command, "sh"]).arg(place);
-    // SAFETY: system calls only, on numbers and memory of the child's own.
+    // SAFETY: the closure makes system calls only, with numbers and with memory that belongs to it.
     unsafe {
         shell.pre_exec(move || {
-            let done =
+            let is_set =
                 libc::setgroups(groups.len(), groups.as_ptr()) == 0 && libc::setgid(gid) == 0 && libc::setuid(uid) == 0;
-            if done { Ok(()) } else { Err(io::Error::last_os_error()) }
+            if is_set { Ok(()) } else { Err(io::Error::last_os_error()) }
         });
     }
     shell.output().expect("a shell")
 }
 
+/// The export of a server at a path, writable for all users.
 fn shown(server: &Ganesha) -> Shown {
     let shown = Mounted::new(server).shown();
     fs::set_permissions(server.exported(), fs::Permissions::from_mode(0o777)).expect("set");
@@ -37,11 +38,11 @@ fn shown(server: &Ganesha) -> Shown {
 fn a_new_file_belongs_to_its_caller() {
     let server = Ganesha::start();
     let shown = shown(&server);
-    let made = run(1234, &[4321, 5000], "mkdir $1/directory && echo x > $1/file", shown.path());
-    assert!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));
+    let output = run(1234, &[4321, 5000], "mkdir $1/directory && echo x > $1/file", shown.path());
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     for name in ["directory", "file"] {
-        let there = fs::metadata(server.exported().join(name)).expect("there");
-        assert_eq!((there.uid(), there.gid()), (1234, 4321));
+        let created = fs::metadata(server.exported().join(name)).expect("there");
+        assert_eq!((created.uid(), created.gid()), (1234, 4321));
     }
 }
 
@@ -49,13 +50,13 @@ fn a_new_file_belongs_to_its_caller() {
 fn supplementary_groups_decide_too() {
     let server = Ganesha::start();
     let shown = shown(&server);
-    let there = server.exported().join("file");
-    fs::write(&there, "content").expect("written");
-    chown(&there, Some(0), Some(3000)).expect("set");
-    fs::set_permissions(&there, fs::Permissions::from_mode(0o640)).expect("set");
+    let file = server.exported().join("file");
+    fs::write(&file, "content").expect("written");
+    chown(&file, Some(0), Some(3000)).expect("set");
+    fs::set_permissions(&file, fs::Permissions::from_mode(0o640)).expect("set");
     assert!(run(1234, &[4321, 3000], "cat $1/file", shown.path()).status.success());
     assert!(!run(1234, &[4321], "cat $1/file", shown.path()).status.success());
-    // A server takes sixteen groups; more are not sent.
+    // `AUTH_SYS` allows sixteen groups; podfs sends no more.
     let many: Vec<u32> = (3000..3040).collect();
     assert!(run(1234, &many, "cat $1/file", shown.path()).status.success());
 }
@@ -65,8 +66,8 @@ fn an_open_file_stays_usable_when_its_mode_changes() {
     let server = Ganesha::start();
     let shown = shown(&server);
     let command = "exec 3> $1/file; echo one >&3; chmod 400 $1/file; echo two >&3; cat $1/file";
-    let said = run(1234, &[4321], command, shown.path());
-    assert_eq!(String::from_utf8_lossy(&said.stdout), "one\ntwo\n", "{}", String::from_utf8_lossy(&said.stderr));
+    let output = run(1234, &[4321], command, shown.path());
+    assert_eq!(String::from_utf8_lossy(&output.stdout), "one\ntwo\n", "{}", String::from_utf8_lossy(&output.stderr));
 }
 
 #[test]

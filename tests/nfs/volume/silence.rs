@@ -1,4 +1,4 @@
-//! A server that does not answer: podfs answers every request that does not need it.
+//! An NFS server that does not answer: podfs answers every request for which it does not need the NFS server.
 
 use std::fs::{self, File};
 use std::io::{Read, Write};
@@ -12,21 +12,21 @@ use crate::mounted::{Mounted, Shown};
 use crate::nfs_rig::{Ganesha, eventually};
 use podfs_fuse::nfs::options::RetryPolicy;
 
-/// The longest time that a look at a volume's root may take.
+/// The longest time of a stat(2) of a volume's root.
 const SOON: Duration = Duration::from_secs(1);
 
-/// A volume whose server has stopped, with a file that has been looked at.
+/// A volume with a file whose attributes were requested, and whose NFS server was stopped afterwards.
 fn stopped() -> (Ganesha, Shown) {
     let server = Ganesha::start();
     fs::write(server.exported().join("file"), "content").expect("written");
     let mounted = Mounted::with(&server, |options| {
-        // So that the kernel asks each time.
+        // Without cached attributes, the kernel sends a request each time.
         (options.caching.acdirmin, options.caching.acdirmax) = (0, 0);
         (options.caching.acregmin, options.caching.acregmax) = (0, 0);
     });
     let shown = mounted.shown();
-    fs::metadata(shown.path().join("file")).expect("looked at");
-    nix::sys::statvfs::statvfs(shown.path()).expect("looked at");
+    fs::metadata(shown.path().join("file")).expect("attributes");
+    nix::sys::statvfs::statvfs(shown.path()).expect("statistics");
     server.stop();
     (server, shown)
 }
@@ -61,11 +61,11 @@ fn a_process_that_waits_for_a_silent_server_can_be_killed() {
     let (server, shown) = stopped();
     for signal in [libc::SIGKILL, libc::SIGTERM] {
         let mut reader = cat(&shown.path().join("file"));
-        wait_until_it_waits(&shown);
+        wait_for_request(&shown);
         let begin = Instant::now();
         // SAFETY: this process started the child, and has not reaped it yet.
         unsafe { libc::kill(reader.id().cast_signed(), signal) };
-        assert_eq!(reader.wait().expect("it ends").signal(), Some(signal));
+        assert_eq!(reader.wait().expect("the reader ends").signal(), Some(signal));
         assert!(begin.elapsed() < 2 * SOON, "{:?}", begin.elapsed());
     }
     server.cont();
@@ -76,19 +76,22 @@ fn a_writer_to_a_silent_server_can_be_killed_and_its_data_arrives() {
     let server = Ganesha::start();
     let shown = Mounted::new(&server).shown();
     let file = File::create(shown.path().join("new")).expect("created");
-    // It writes to its standard output first.
+    // tee writes to its standard output first. So when the data comes to its standard error, tee has written to the
+    // file.
     let mut writer = Command::new("tee");
     writer.arg("/dev/stderr").stdin(Stdio::piped()).stdout(file).stderr(Stdio::piped());
     let mut writer = writer.spawn().expect("tee");
     server.stop();
-    writer.stdin.as_ref().expect("a pipe").write_all(b"data").expect("told");
-    writer.stderr.as_mut().expect("a pipe").read_exact(&mut [0; 4]).expect("it has written");
+    writer.stdin.as_ref().expect("a pipe").write_all(b"data").expect("sent");
+    writer.stderr.as_mut().expect("a pipe").read_exact(&mut [0; 4]).expect("tee has written");
     let begin = Instant::now();
     writer.kill().expect("killed");
-    writer.wait().expect("it ends");
+    writer.wait().expect("tee ends");
     assert!(begin.elapsed() < 2 * SOON, "{:?}", begin.elapsed());
     server.cont();
-    eventually("the data has arrived", || fs::read(server.exported().join("new")).is_ok_and(|found| found == b"data"));
+    eventually("the data has arrived", || {
+        fs::read(server.exported().join("new")).is_ok_and(|content| content == b"data")
+    });
 }
 
 #[test]
@@ -98,25 +101,25 @@ fn a_signal_that_is_handled_interrupts_nothing() {
     let mut reader = Command::new("sh");
     reader.args(["-c", "trap : USR1; read line < \"$1\"; echo \"$line\"", "sh"]).arg(&path).stdout(Stdio::piped());
     let mut reader = reader.spawn().expect("a shell");
-    wait_until_it_waits(&shown);
+    wait_for_request(&shown);
     // SAFETY: this process started the child, and has not reaped it yet.
     unsafe { libc::kill(reader.id().cast_signed(), libc::SIGUSR1) };
     thread::sleep(Duration::from_millis(600));
-    assert!(reader.try_wait().expect("a child").is_none(), "it still waits");
+    assert!(reader.try_wait().expect("a child").is_none(), "the shell still waits");
     server.cont();
-    let mut said = String::new();
-    reader.stdout.take().expect("a pipe").read_to_string(&mut said).expect("read");
-    assert_eq!(said, "content\n");
-    reader.wait().expect("it ends");
+    let mut output = String::new();
+    reader.stdout.take().expect("a pipe").read_to_string(&mut output).expect("read");
+    assert_eq!(output, "content\n");
+    reader.wait().expect("the shell ends");
 }
 
 #[test]
 fn a_soft_mount_gives_up_when_its_time_is_over() {
-    for (patience, errno) in [(RetryPolicy::Soft, libc::EIO), (RetryPolicy::SoftErr, libc::ETIMEDOUT)] {
+    for (policy, errno) in [(RetryPolicy::Soft, libc::EIO), (RetryPolicy::SoftErr, libc::ETIMEDOUT)] {
         let server = Ganesha::start();
         fs::write(server.exported().join("file"), "content").expect("written");
         let mounted = Mounted::with(&server, |options| {
-            (options.retry_policy, options.timeo, options.retrans) = (patience, 2, 2);
+            (options.retry_policy, options.timeo, options.retrans) = (policy, 2, 2);
         });
         server.stop();
         let error = File::open(mounted.at("file")).expect_err("the server is silent");
@@ -135,12 +138,12 @@ fn a_volume_is_unmounted_while_its_server_is_silent() {
     server.cont();
 }
 
-/// Reads a file.
+/// A process that reads a file.
 fn cat(path: &Path) -> Child {
     Command::new("cat").arg(path).stdout(Stdio::null()).stderr(Stdio::null()).spawn().expect("cat")
 }
 
-/// Waits until the server of the pod has read a request and not answered it.
-fn wait_until_it_waits(shown: &Shown) {
-    eventually("a request waits", || shown.mounted.waits() > 0);
+/// Waits until this process has read a request and not answered it.
+fn wait_for_request(shown: &Shown) {
+    eventually("a request waits", || shown.mounted.unanswered_requests() > 0);
 }

@@ -1,4 +1,4 @@
-//! Faulty servers.
+//! Faulty NFS servers.
 
 use std::fs::{self, File};
 use std::io::Write;
@@ -41,8 +41,8 @@ fn close_and_fsync_return_the_error_of_a_write() {
     // podfs accepts the first write before the NFS server has refused it.
     file.write_all(b"content").expect("accepted");
     assert_eq!(file.sync_all().expect_err("no room").raw_os_error(), Some(libc::ENOSPC));
-    file.sync_all().expect("it was told");
-    server.behave();
+    file.sync_all().expect("the first fsync has returned the error");
+    server.clear_rules();
     file.write_all(b"more").expect("written");
     file.sync_all().expect("on disk");
 }
@@ -56,8 +56,8 @@ fn a_full_server_returns_enospc_and_keeps_its_data() {
     let file = File::create(mounted.at("large")).expect("created");
     let written: std::io::Result<()> =
         (0..16).try_for_each(|number| file.write_all_at(&vec![1; 1 << 20], number << 20));
-    let told = written.and_then(|()| file.sync_all()).expect_err("no room");
-    assert_eq!(told.raw_os_error(), Some(libc::ENOSPC));
+    let error = written.and_then(|()| file.sync_all()).expect_err("no room");
+    assert_eq!(error.raw_os_error(), Some(libc::ENOSPC));
     drop(file);
     fs::remove_file(mounted.at("large")).expect("removed");
     assert_eq!(fs::read_to_string(mounted.at("small")).expect("read"), "small");

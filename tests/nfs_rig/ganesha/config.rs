@@ -1,4 +1,4 @@
-//! The settings of a server, and ganesha's configuration file made from them.
+//! The settings of a server, and ganesha's configuration file, which is made from them.
 
 use std::net::Ipv4Addr;
 use std::path::Path;
@@ -7,9 +7,10 @@ use std::path::Path;
 #[derive(Clone, Debug)]
 pub struct Setup {
     pub exports: Vec<Export>,
-    /// After a restart, clients of NFSv4 may only reclaim for so many seconds; without it, there is no grace period.
+    /// The grace period in seconds: after a restart, clients of NFSv4 may only reclaim their state for so long. `None`
+    /// for no grace period.
     pub grace: Option<u32>,
-    /// It may have so many files open (`ulimit -n`). With 200, creating fails with `NFS3ERR_IO` after some 175 files.
+    /// The server's limit of open files (`ulimit -n`). With 200, CREATE fails with `NFS3ERR_IO` after some 175 files.
     pub descriptors: Option<u64>,
     /// Versions of the protocol, such as `3, 4`.
     pub protocols: &'static str,
@@ -18,7 +19,7 @@ pub struct Setup {
 /// A directory that is exported.
 #[derive(Clone, Debug)]
 pub struct Export {
-    /// Its name in all versions of the protocol, with a slash in front.
+    /// The name of the export in all versions of the protocol, with a slash at its beginning.
     pub name: String,
     pub access: Access,
     pub squash: Squash,
@@ -49,9 +50,9 @@ pub enum Squash {
 /// The storage of the files.
 #[derive(Clone, Copy, Debug)]
 pub enum Storage {
-    /// Beside all temporary files.
+    /// The server's temporary directory.
     Disk,
-    /// In a tmpfs of its own, with these mount options, such as `size=8m`.
+    /// A separate tmpfs with these mount options, such as `size=8m`.
     Tmpfs(&'static str),
 }
 
@@ -61,7 +62,7 @@ pub struct Place<'a> {
     pub host: Ipv4Addr,
     pub nfs_port: u16,
     pub mount_port: u16,
-    /// The first export has this number. It is part of all file handles.
+    /// The number of the first export. The number of an export is part of its file handles.
     pub first_export: u16,
 }
 
@@ -86,12 +87,12 @@ impl Default for Export {
 }
 
 impl Export {
-    /// An export that differs from the others only by its name.
+    /// A default export with this name.
     pub fn named(name: &str) -> Self {
         Self { name: name.to_owned(), ..Self::default() }
     }
 
-    /// Its directory on this machine.
+    /// The local directory of the export.
     pub fn directory(&self, directory: &Path) -> std::path::PathBuf {
         directory.join("exports").join(self.name.trim_start_matches('/'))
     }
@@ -123,7 +124,7 @@ impl Export {
 }
 
 impl Setup {
-    /// The file that ganesha reads.
+    /// The content of ganesha's configuration file.
     pub fn config(&self, place: &Place) -> String {
         let Place { directory, host, nfs_port, mount_port, first_export } = place;
         let grace = match self.grace {
@@ -131,8 +132,8 @@ impl Setup {
             None => "Graceless = true; Grace_Period = 3;".to_owned(),
         };
         let exports: String =
-            (*first_export..).zip(&self.exports).map(|(id, each)| each.config(id, directory)).collect();
-        // Without a place of its own for its plugins ganesha looks where Debian has none.
+            (*first_export..).zip(&self.exports).map(|(id, export)| export.config(id, directory)).collect();
+        // `Plugins_Dir` is needed: ganesha's default is a directory in which Debian has no plugins.
         format!(
             "NFS_CORE_PARAM {{
                 NFS_Port = {nfs_port}; MNT_Port = {mount_port}; Bind_addr = {host}; Protocols = {protocols};

@@ -1,11 +1,12 @@
-//! nfs-ganesha from Debian, on ports of 127.0.0.1 and in a directory of its own.
+//! nfs-ganesha from Debian, on ports of 127.0.0.1 and in a temporary directory.
 //!
-//! It is a whole server, with a cache of duplicate requests, file handles that outlive it, and a write verifier that does
-//! not. It does not stand for Linux' own server, nor for a server across a network: nothing here is slow or gets lost. It never
-//! closes an idle connection, even with `RPC_Idle_Timeout_S`; a connection that the proxy ends looks the same.
+//! It is a complete server, with a cache of duplicate requests, file handles that stay valid after a restart, and a write
+//! verifier that changes with a restart. It does not simulate the kernel's NFS server, nor a server across a network: here, no
+//! answer is slow or lost. The server never closes an idle connection, even with `RPC_Idle_Timeout_S`; to a client, a
+//! connection that the proxy ends looks the same.
 //!
-//! Many can run at once. Each sees another `/run`, where the stand-in for rpcbind listens, in a mount namespace of its own.
-//! It is in the network of the thread that starts it.
+//! Many servers can run at once. Each has its own mount namespace with its own `/run`, where the replacement of rpcbind
+//! listens. A server is in the network namespace of the thread that starts it.
 
 mod config;
 
@@ -37,22 +38,22 @@ pub use config::{Access, Export, Setup, Squash, Storage};
 
 const PROGRAM: &str = "/usr/bin/ganesha.nfsd";
 
-/// Lines of the log that are worth showing.
+/// The number of lines of the log that a failure shows.
 const TAIL: usize = 40;
 
-/// A server. When it is dropped it is killed, and its files are removed.
+/// A server. Dropping it kills it and removes its files.
 pub struct Ganesha {
     child: Option<Child>,
-    /// Its processes from before it moved.
-    left: Vec<Child>,
+    /// The stopped processes of the server from before [`Self::move_to`].
+    old_children: Vec<Child>,
     host: Ipv4Addr,
     setup: Setup,
     nfs: Port,
     mount: Port,
-    /// The number of its starts, which it uses as its write verifier. Its default, the time in seconds, would be the same after a
-    /// quick restart.
+    /// The number of starts, which the server uses as its write verifier. Ganesha's default, the time in seconds, would be the
+    /// same after a quick restart.
     starts: u32,
-    /// The number of times that the exports got other numbers.
+    /// The number of times that the exports have got new numbers.
     moves: u16,
     _rpcbind: Rpcbind,
     directory: TempDir,
@@ -73,36 +74,37 @@ impl Ganesha {
         }
         let rpcbind = Rpcbind::start(&directory.path().join("run"));
         let (nfs, mount) = (Port::reserve(), Port::reserve());
-        let (child, left, host) = (None, Vec::new(), Ipv4Addr::LOCALHOST);
+        let (child, old_children, host) = (None, Vec::new(), Ipv4Addr::LOCALHOST);
         let mut server =
-            Self { child, left, host, setup, nfs, mount, starts: 0, moves: 0, _rpcbind: rpcbind, directory };
-        server.setup.exports.iter().for_each(|export| make(export, &export.directory(server.directory.path())));
+            Self { child, old_children, host, setup, nfs, mount, starts: 0, moves: 0, _rpcbind: rpcbind, directory };
+        let exports = &server.setup.exports;
+        exports.iter().for_each(|export| create_directory(export, &export.directory(server.directory.path())));
         server.restart();
         server
     }
 
-    /// The address of its NFS service.
+    /// The address of the NFS service.
     pub fn address(&self) -> SocketAddr {
         (self.host, self.nfs.address().port()).into()
     }
 
-    /// The address of its MOUNT service.
+    /// The address of the MOUNT service.
     pub fn mount_address(&self) -> SocketAddr {
         (self.host, self.mount.address().port()).into()
     }
 
-    /// The first export's directory on this machine.
+    /// The local directory of the first export.
     pub fn exported(&self) -> PathBuf {
         self.directory_of(&self.setup.exports[0].name)
     }
 
-    /// The directory of an export on this machine.
+    /// The local directory of an export.
     pub fn directory_of(&self, name: &str) -> PathBuf {
         let export = self.setup.exports.iter().find(|export| export.name == name).expect("an export of this name");
         export.directory(self.directory.path())
     }
 
-    /// The first export, for another client.
+    /// The first export, for the programs of libnfs.
     pub fn libnfs(&self) -> Libnfs {
         let export = self.setup.exports[0].name.clone();
         Libnfs { nfs: self.address(), mount: self.mount_address(), export }
@@ -113,7 +115,7 @@ impl Ganesha {
         Pid::from_raw(i32::try_from(child.id()).expect("a pid"))
     }
 
-    /// Ends it at once, as a crash does.
+    /// Kills the server, as a crash does.
     pub fn kill(&mut self) {
         if let Some(mut child) = self.child.take() {
             let _ = child.kill();
@@ -121,14 +123,14 @@ impl Ganesha {
         }
     }
 
-    /// Asks it to end, and waits until it has.
+    /// Sends SIGTERM to the server, and waits until it has ended.
     #[track_caller]
     pub fn terminate(&mut self) -> ExitStatus {
         kill(self.pid(), Signal::SIGTERM).expect("the server is there");
-        self.child.take().expect("the server runs").wait().expect("it ends")
+        self.child.take().expect("the server runs").wait().expect("the server ends")
     }
 
-    /// Starts it again where it was, with the files that it had; kills it first if it still runs.
+    /// Starts the server again with the same addresses and files. Kills the server before if it still runs.
     #[track_caller]
     pub fn restart(&mut self) {
         self.kill();
@@ -145,54 +147,54 @@ impl Ganesha {
         self.wait_ready();
     }
 
-    /// Starts it again with other settings. Exports that are new get an empty directory.
+    /// Starts the server again with other settings. New exports get an empty directory.
     #[track_caller]
     pub fn restart_with(&mut self, change: impl FnOnce(&mut Setup)) {
         self.kill();
         change(&mut self.setup);
         let directory = self.directory.path();
         let missing = self.setup.exports.iter().filter(|export| !export.directory(directory).exists());
-        missing.for_each(|export| make(export, &export.directory(directory)));
+        missing.for_each(|export| create_directory(export, &export.directory(directory)));
         self.restart();
     }
 
-    /// Starts it again as if on another node: the files are the same, but all handles of before are stale.
+    /// Starts the server again as if on another machine: the files are the same, but all earlier handles are stale.
     #[track_caller]
     pub fn restart_elsewhere(&mut self) {
         self.moves += 1;
         self.restart();
     }
 
-    /// Starts it on another machine, which is another address of this one, with other handles. If it still ran at the old
-    /// address, that process is stopped, so it does not answer.
+    /// Simulates a move to another machine: starts the server at another local address, with other handles. If the server still
+    /// runs at the old address, this stops its process there, so that it does not answer.
     #[track_caller]
     pub fn move_to(&mut self, host: Ipv4Addr) {
         if self.child.is_some() {
             self.stop();
-            self.left.extend(self.child.take());
+            self.old_children.extend(self.child.take());
         }
         self.host = host;
         self.restart_elsewhere();
     }
 
-    /// When it is started next, its services are on other ports.
+    /// Gives the services other ports from the next start on.
     pub fn change_ports(&mut self) {
         (self.nfs, self.mount) = (Port::reserve(), Port::reserve());
     }
 
-    /// Stops its process: the kernel still accepts connections and data, and the server does not answer.
+    /// Stops the server's process (SIGSTOP): the kernel still accepts connections and data, but the server does not answer.
     pub fn stop(&self) {
         kill(self.pid(), Signal::SIGSTOP).expect("the server is there");
         let state = waitpid(self.pid(), Some(WaitPidFlag::WUNTRACED)).expect("our child");
         assert!(matches!(state, WaitStatus::Stopped(..)), "{state:?}");
     }
 
-    /// Lets a stopped process go on.
+    /// Continues the server's process after [`Self::stop`].
     pub fn cont(&self) {
         kill(self.pid(), Signal::SIGCONT).expect("the server is there");
     }
 
-    /// Its log, since its first start.
+    /// The server's log since its first start.
     pub fn log(&self) -> String {
         let read = |name: &str| fs::read(self.path(name)).unwrap_or_default();
         String::from_utf8_lossy(&[read("output"), read("log")].concat()).into_owned()
@@ -204,7 +206,7 @@ impl Ganesha {
 
     fn command(&self) -> Command {
         let mut command = Command::new(PROGRAM);
-        // A process from before a move has locked its own file.
+        // An old process of the server (see `old_children`) still has a lock on its own PID file.
         let pid = format!("pid-{}", self.starts);
         let files = [("-f", "ganesha.conf"), ("-L", "log"), ("-p", &pid)];
         command.arg("-F").args(files.iter().flat_map(|(flag, name)| [Path::new(flag).to_owned(), self.path(name)]));
@@ -212,13 +214,13 @@ impl Ganesha {
         let output = File::options().create(true).append(true).open(self.path("output")).expect("a file");
         command.stdin(Stdio::null()).stdout(output.try_clone().expect("a descriptor")).stderr(output);
         let (run, descriptors) = (c_string(&self.path("run")), self.setup.descriptors);
-        // The thread that starts it is in another one.
-        let network = File::open("/proc/thread-self/ns/net").expect("a network");
-        // SAFETY: the calls behind all are async-signal-safe; nothing is allocated.
+        // The thread that starts all children may be in another network namespace than this thread.
+        let network = File::open("/proc/thread-self/ns/net").expect("a network namespace");
+        // SAFETY: all calls are async-signal-safe and allocate nothing.
         unsafe {
             command.pre_exec(move || {
-                enter(&network)?;
-                see_as_run(&run)?;
+                enter_network(&network)?;
+                mount_at_run(&run)?;
                 descriptors.map_or(Ok(()), limit_descriptors)
             });
         }
@@ -233,8 +235,8 @@ impl Ganesha {
             addresses.push(self.mount_address());
         }
         while !addresses.iter().all(|address| TcpStream::connect(address).is_ok()) {
-            let ended = self.child.as_mut().expect("it was started").try_wait().expect("our child");
-            assert!(ended.is_none(), "the server ended at once: {ended:?}\n{}", self.log());
+            let status = self.child.as_mut().expect("the server was started").try_wait().expect("our child");
+            assert!(status.is_none(), "the server ended at once: {status:?}\n{}", self.log());
             assert!(Instant::now() < deadline, "the server is not ready:\n{}", self.log());
             std::thread::sleep(std::time::Duration::from_millis(2));
         }
@@ -244,9 +246,9 @@ impl Ganesha {
 impl Drop for Ganesha {
     fn drop(&mut self) {
         self.kill();
-        for mut left in self.left.drain(..) {
-            let _ = left.kill();
-            let _ = left.wait();
+        for mut child in self.old_children.drain(..) {
+            let _ = child.kill();
+            let _ = child.wait();
         }
         for export in &self.setup.exports {
             let _ = umount2(&export.directory(self.directory.path()), MntFlags::MNT_DETACH);
@@ -259,8 +261,8 @@ impl Drop for Ganesha {
     }
 }
 
-/// Makes an export's directory, writable for all users.
-fn make(export: &Export, directory: &Path) {
+/// Creates the directory of an export, writable for all users.
+fn create_directory(export: &Export, directory: &Path) {
     use std::os::unix::fs::PermissionsExt;
     fs::create_dir_all(directory).expect("a directory");
     if let Storage::Tmpfs(options) = export.storage {
@@ -269,8 +271,8 @@ fn make(export: &Export, directory: &Path) {
     fs::set_permissions(directory, fs::Permissions::from_mode(0o777)).expect("the mode is set");
 }
 
-/// In a child before exec: it goes on in another network.
-fn enter(network: &File) -> Result<(), Error> {
+/// Moves the process to another network namespace. Called in a child before exec.
+fn enter_network(network: &File) -> Result<(), Error> {
     // SAFETY: the descriptor is open, and the child has one thread.
     match unsafe { libc::setns(network.as_raw_fd(), libc::CLONE_NEWNET) } {
         0 => Ok(()),
@@ -278,8 +280,8 @@ fn enter(network: &File) -> Result<(), Error> {
     }
 }
 
-/// In a child before exec: mounts a directory at `/run`, in a mount namespace of its own.
-fn see_as_run(directory: &CString) -> Result<(), Error> {
+/// Mounts a directory at `/run`, in a new mount namespace. Called in a child before exec.
+fn mount_at_run(directory: &CString) -> Result<(), Error> {
     let mount = |source: *const libc::c_char, target: &std::ffi::CStr, flags| {
         // SAFETY: the strings end with a NUL, and there is neither a type nor data.
         match unsafe { libc::mount(source, target.as_ptr(), null(), flags, null()) } {
@@ -287,7 +289,7 @@ fn see_as_run(directory: &CString) -> Result<(), Error> {
             _ => Err(Error::last_os_error()),
         }
     };
-    // SAFETY: the child has one thread, and shares nothing that the call takes away.
+    // SAFETY: the child has one thread; the call changes nothing in its memory.
     if unsafe { libc::unshare(libc::CLONE_NEWNS) } == -1 {
         return Err(Error::last_os_error());
     }
@@ -295,7 +297,7 @@ fn see_as_run(directory: &CString) -> Result<(), Error> {
     mount(directory.as_ptr(), c"/run", libc::MS_BIND)
 }
 
-/// In a child before exec.
+/// Sets the limit of open files. Called in a child before exec.
 fn limit_descriptors(most: u64) -> Result<(), Error> {
     let limit = libc::rlimit { rlim_cur: most, rlim_max: most };
     // SAFETY: the limit lives until the call returns.

@@ -1,4 +1,5 @@
-//! One direction of a connection: delayed bytes that were read and not written yet, and the faults applied to them.
+//! One direction of a connection: the bytes that the proxy has read and not written yet, and the faults that it applies
+//! to them.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
@@ -6,61 +7,65 @@ use std::time::{Duration, Instant};
 use super::records::{Records, joined};
 use crate::nfs_rig::rpc::in_fragments;
 
-/// Records that are held to be put in another order go on when nothing has come for so long: there may be no more.
+/// Records that wait for more records, to be sent in another order, are released after this time without a new record:
+/// no more may come.
 const HELD: Duration = Duration::from_millis(50);
 
-/// Between pieces that are to arrive one by one.
+/// The time between pieces that are to arrive one by one.
 const GAP: Duration = Duration::from_micros(100);
 
-/// The faults of one direction of a connection; none at first.
+/// The faults of one direction of the connections. The default is no fault.
 #[derive(Clone, Debug, Default)]
 pub struct Disturbance {
     /// The delay of all bytes.
     pub delay: Duration,
     /// The faults below apply only to calls of this procedure, and to their replies.
     pub only: Option<u32>,
-    /// So many of the next records disappear.
+    /// The number of the next records that the proxy drops.
     pub lose: usize,
-    /// So many of the next records come twice.
+    /// The number of the next records that arrive twice.
     pub repeat: usize,
-    /// So many bytes of the next record arrive, its header included, and the connection ends. With 0 it is lost.
+    /// The number of bytes of the next record that arrive, with its header; then the connection ends. With 0, the
+    /// record is lost.
     pub truncate: Option<(usize, End)>,
-    /// So many records at a time arrive in the opposite order.
+    /// The number of records that the proxy collects and sends in the opposite order.
     pub reverse: usize,
-    /// Records come in fragments of at most so many bytes.
+    /// The most bytes of a fragment into which the proxy splits the records.
     pub fragments: Option<usize>,
-    /// Bytes come so many at a time, with a little time between.
+    /// The number of bytes of a piece: the bytes arrive in pieces, with a short time between them.
     pub pieces: Option<usize>,
 }
 
 /// The end of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum End {
-    /// With an end of its stream.
+    /// The regular end of the stream.
     Fin,
-    /// By a reset.
+    /// A reset.
     Rst,
 }
 
-/// Something that waits.
+/// An element of the queue.
 pub enum Item {
     Bytes(Vec<u8>),
-    /// The whole connection ends.
+    /// The end of the whole connection.
     End(End),
 }
 
-/// The bytes that wait in one direction, and the position of their end in a record.
+/// The queued bytes of one direction, and the position of the next byte in its record.
 #[derive(Default)]
 pub struct Flow {
     records: Records,
-    /// The present record, as far as it has come, if it may have to be changed.
-    whole: Option<Vec<u8>>,
+    /// The bytes of the present record that have come, if a fault may change the record.
+    partial: Option<Vec<u8>>,
+    /// The records that wait for more records, to be sent in the opposite order.
     held: Vec<Vec<u8>>,
     held_since: Option<Instant>,
+    /// Each item with the time at which it is due.
     queue: VecDeque<(Instant, Item)>,
-    /// Bytes that wait.
+    /// The number of bytes in `queue`.
     pub waiting: usize,
-    /// Nothing more is read.
+    /// Whether the sender has ended its stream.
     pub ended: bool,
 }
 
@@ -72,56 +77,57 @@ impl Disturbance {
 }
 
 impl Flow {
-    /// Takes bytes that were read. `procedure` gets the head of each complete record, and returns the called procedure.
-    pub fn take(
+    /// Adds bytes that the proxy has read. `procedure` gets the head of each complete record, and returns the called
+    /// procedure.
+    pub fn add(
         &mut self,
         mut bytes: &[u8],
         disturbance: &mut Disturbance,
         mut procedure: impl FnMut(&[u8]) -> Option<u32>,
     ) {
         while !bytes.is_empty() {
-            if self.records.between() && self.whole.is_none() && disturbance.changes_records() {
-                self.whole = Some(Vec::new());
+            if self.records.between() && self.partial.is_none() && disturbance.changes_records() {
+                self.partial = Some(Vec::new());
             }
-            let (taken, head) = self.records.take(bytes);
-            let (part, rest) = bytes.split_at(taken);
-            bytes = rest;
-            match &mut self.whole {
-                Some(whole) => whole.extend(part),
-                None => self.wait(part.to_vec(), disturbance),
+            let (length, head) = self.records.take(bytes);
+            let (part, following) = bytes.split_at(length);
+            bytes = following;
+            match &mut self.partial {
+                Some(partial) => partial.extend(part),
+                None => self.enqueue(part.to_vec(), disturbance),
             }
             let Some(head) = head else { continue };
             let procedure = procedure(&head);
-            if let Some(record) = self.whole.take() {
+            if let Some(record) = self.partial.take() {
                 if disturbance.only.is_none_or(|only| procedure == Some(only)) {
                     self.change(record, disturbance);
                 } else {
-                    self.wait(record, disturbance);
+                    self.enqueue(record, disturbance);
                 }
             }
         }
     }
 
-    /// Releases held bytes that wait for more bytes in vain.
+    /// Releases the held records if no further record has come within [`HELD`].
     pub fn release(&mut self, now: Instant, disturbance: &Disturbance) {
         if self.held_since.is_some_and(|since| now >= since + HELD) {
             self.release_all(disturbance);
         }
     }
 
-    /// The first thing whose time has come; it stays where it is.
+    /// The first item of the queue, if it is due. It stays in the queue.
     pub fn due(&self, now: Instant) -> Option<&Item> {
         self.queue.front().filter(|(due, _)| *due <= now).map(|(_, item)| item)
     }
 
-    /// When there is something to do again without new bytes.
+    /// The next time at which an item is due or held records are released.
     pub fn next(&self) -> Option<Instant> {
         let due = self.queue.front().map(|(due, _)| *due);
         due.into_iter().chain(self.held_since.map(|since| since + HELD)).min()
     }
 
-    /// So many bytes of the first thing have been written.
-    pub fn written(&mut self, count: usize) {
+    /// Removes bytes that the proxy has written from the first item.
+    pub fn remove_written(&mut self, count: usize) {
         self.waiting -= count;
         if let Some((_, Item::Bytes(bytes))) = self.queue.front_mut() {
             bytes.drain(..count);
@@ -131,7 +137,7 @@ impl Flow {
         }
     }
 
-    /// All that was read has been written.
+    /// Whether the stream has ended and the proxy has written all its bytes.
     pub fn is_done(&self) -> bool {
         self.ended && self.queue.is_empty() && self.held.is_empty()
     }
@@ -143,7 +149,7 @@ impl Flow {
         }
         if let Some((count, end)) = disturbance.truncate.take() {
             record.truncate(count);
-            self.wait(record, disturbance);
+            self.enqueue(record, disturbance);
             self.queue.push_back((Instant::now() + disturbance.delay, Item::End(end)));
             return;
         }
@@ -152,7 +158,7 @@ impl Flow {
         }
         if disturbance.repeat > 0 {
             disturbance.repeat -= 1;
-            self.wait(record.clone(), disturbance);
+            self.enqueue(record.clone(), disturbance);
         }
         if disturbance.reverse > 1 {
             self.held.push(record);
@@ -161,18 +167,18 @@ impl Flow {
                 self.release_all(disturbance);
             }
         } else {
-            self.wait(record, disturbance);
+            self.enqueue(record, disturbance);
         }
     }
 
     fn release_all(&mut self, disturbance: &Disturbance) {
         self.held_since = None;
         for record in std::mem::take(&mut self.held).into_iter().rev() {
-            self.wait(record, disturbance);
+            self.enqueue(record, disturbance);
         }
     }
 
-    fn wait(&mut self, bytes: Vec<u8>, disturbance: &Disturbance) {
+    fn enqueue(&mut self, bytes: Vec<u8>, disturbance: &Disturbance) {
         let mut due = Instant::now() + disturbance.delay;
         self.waiting += bytes.len();
         let Some(size) = disturbance.pieces else {
@@ -181,7 +187,7 @@ impl Flow {
             }
             return;
         };
-        // They follow the waiting bytes.
+        // The pieces follow the queued bytes.
         due = self.queue.back().map_or(due, |(last, _)| due.max(*last + GAP));
         for piece in bytes.chunks(size) {
             self.queue.push_back((due, Item::Bytes(piece.to_vec())));

@@ -1,17 +1,19 @@
-//! A network between a client and a server, on one machine: it carries connections from a port of its own to the server's,
-//! and can be slow, torn, or wrong about whole messages.
+//! A network between a client and a server on one machine. The proxy forwards connections from its own port to the server's
+//! port, and can delay bytes, break connections, or drop, repeat and reorder records.
 //!
-//! It knows records and the heads of calls, nothing of NFS. It stands for what a client sees of a bad network or of a server
-//! behind a load balancer. It does not stand for lost packets, which TCP repairs before a program sees them, nor for narrow
-//! links: delayed bytes are many at a time. If the server is down, the proxy accepts a connection first and then resets it.
+//! The proxy parses records and the heads of calls, but nothing of NFS. It simulates a bad network, or a server behind a load
+//! balancer. It does not simulate lost packets, which TCP repairs before a program sees them, nor low bandwidth: delayed bytes
+//! arrive all at once. If the server is down, the proxy first accepts a connection and then resets it, while a real network
+//! would refuse it.
 //!
-//! One thread does all the work (`pump`). The methods here send it orders, which are in effect when the methods return. `flow`
-//! is a direction of a connection, with its faults; `records` finds the records in its bytes; `seen` counts calls and replies.
+//! One thread does all the work (`pump`). The methods here send orders to this thread, and return when the order is in effect.
+//! `flow` is one direction of a connection, with its faults; `records` finds the records in its bytes; `traffic` counts calls
+//! and replies.
 
 mod flow;
 mod pump;
 mod records;
-mod seen;
+mod traffic;
 
 use std::io::ErrorKind;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener};
@@ -24,22 +26,23 @@ use super::ports::Port;
 
 pub use flow::{Disturbance, End};
 use pump::Pump;
-pub use seen::{Seen, Sent};
+pub use traffic::{CarriedCall, Traffic};
 
 /// A direction of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Direction {
     /// From the client to the server.
     Calls,
+    /// From the server to the client.
     Replies,
 }
 
-/// The network; it ends, with all its connections, when it is dropped.
+/// The network. Dropping it ends it with all its connections.
 pub struct Proxy {
     port: Port,
     orders: Sender<Order>,
-    /// A byte here makes the pump look at its orders.
-    bell: UnixStream,
+    /// A byte in this socket wakes the pump, which then looks at its orders.
+    waker: UnixStream,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -47,20 +50,20 @@ pub struct Proxy {
 type Order = Box<dyn FnOnce(&mut Pump) + Send>;
 
 impl Proxy {
-    /// A network that carries everything as it is, from a port of 127.0.0.1.
-    pub fn start(to: SocketAddr) -> Self {
-        Self::start_at(Ipv4Addr::LOCALHOST.into(), to)
+    /// A network without faults, from a port of 127.0.0.1 to this server.
+    pub fn start(server: SocketAddr) -> Self {
+        Self::start_at(Ipv4Addr::LOCALHOST.into(), server)
     }
 
-    /// From a port of another address, such as `::1`.
-    pub fn start_at(from: IpAddr, to: SocketAddr) -> Self {
+    /// A network without faults, from a port of another address, such as `::1`.
+    pub fn start_at(from: IpAddr, server: SocketAddr) -> Self {
         let port = Port::reserve_at(from);
-        let (orders, received) = channel();
-        let (bell, rings) = UnixStream::pair().expect("a socket pair");
+        let (order_sender, orders) = channel();
+        let (waker, wakeups) = UnixStream::pair().expect("a socket pair");
         let listener = listen(port.address());
-        let mut pump = Pump::new(listener, to, rings);
-        let thread = thread::spawn(move || pump.run(&received));
-        Self { port, orders, bell, thread: Some(thread) }
+        let mut pump = Pump::new(listener, server, wakeups);
+        let thread = thread::spawn(move || pump.run(&orders));
+        Self { port, orders: order_sender, waker, thread: Some(thread) }
     }
 
     /// The address to which clients connect.
@@ -68,91 +71,92 @@ impl Proxy {
         self.port.address()
     }
 
-    /// Changes the treatment of bytes in this direction, from now on.
+    /// Changes the faults of this direction, from now on.
     pub fn disturb(&self, direction: Direction, change: impl FnOnce(&mut Disturbance) + Send + 'static) {
-        self.ask(move |pump| change(pump.disturbance(direction)));
+        self.order(move |pump| change(pump.disturbance(direction)));
     }
 
-    /// Holds all bytes for so long, in each direction.
+    /// Delays all bytes, in each direction.
     pub fn delay(&self, each_way: Duration) {
         for direction in [Direction::Calls, Direction::Replies] {
             self.disturb(direction, move |disturbance| disturbance.delay = each_way);
         }
     }
 
-    /// Ends all connections, on both sides; bytes in flight are lost. New connections are accepted.
+    /// Ends all connections, on both sides. Bytes in flight are lost. The proxy still accepts new connections.
     pub fn cut(&self, end: End) {
-        self.ask(move |pump| pump.cut(end));
+        self.order(move |pump| pump.cut(end));
     }
 
-    /// Stops all bytes: connections are accepted, and their bytes wait until the proxy moves them again.
+    /// Stops all bytes: the kernel still accepts connections, but their bytes wait until [`Self::thaw`].
     pub fn freeze(&self) {
-        self.ask(|pump| pump.frozen = true);
+        self.order(|pump| pump.frozen = true);
     }
 
     pub fn thaw(&self) {
-        self.ask(|pump| pump.frozen = false);
+        self.order(|pump| pump.frozen = false);
     }
 
-    /// New connections are refused. Those that are there stay.
+    /// Makes the kernel refuse new connections. Existing connections go on.
     pub fn refuse(&self) {
-        self.ask(|pump| pump.listener = None);
+        self.order(|pump| pump.listener = None);
     }
 
-    /// New connections are accepted again.
+    /// Accepts new connections again.
     pub fn accept(&self) {
         let listener = listen(self.address());
-        self.ask(move |pump| pump.listener = Some(listener));
+        self.order(move |pump| pump.listener = Some(listener));
     }
 
-    /// New connections go to another server.
-    pub fn lead_to(&self, to: SocketAddr) {
-        self.ask(move |pump| pump.to = to);
+    /// Forwards new connections to another server.
+    pub fn redirect(&self, server: SocketAddr) {
+        self.order(move |pump| pump.server = server);
     }
 
-    /// Connections that are there now.
+    /// The number of present connections.
     pub fn connections(&self) -> usize {
-        self.ask(|pump| pump.connections())
+        self.order(|pump| pump.connections())
     }
 
     /// The connections, calls and replies so far.
-    pub fn seen(&self) -> Seen {
-        self.ask(|pump| pump.seen.clone())
+    pub fn traffic(&self) -> Traffic {
+        self.order(|pump| pump.traffic.clone())
     }
 
     /// Forgets the connections, calls and replies so far.
     pub fn forget(&self) {
-        self.ask(|pump| pump.seen = Seen::default());
+        self.order(|pump| pump.traffic = Traffic::default());
     }
 
-    fn ask<T: Send + 'static>(&self, order: impl FnOnce(&mut Pump) -> T + Send + 'static) -> T {
-        let (result, done) = channel();
-        let order = move |pump: &mut Pump| drop(result.send(order(pump)));
-        self.orders.send(Box::new(order)).expect("the pump runs until it is dropped");
-        std::io::Write::write_all(&mut &self.bell, &[0]).expect("it listens");
-        done.recv().expect("every order is done")
+    fn order<T: Send + 'static>(&self, order: impl FnOnce(&mut Pump) -> T + Send + 'static) -> T {
+        let (result_sender, result) = channel();
+        let order = move |pump: &mut Pump| drop(result_sender.send(order(pump)));
+        self.orders.send(Box::new(order)).expect("the pump runs until the proxy is dropped");
+        std::io::Write::write_all(&mut &self.waker, &[0]).expect("the pump reads");
+        result.recv().expect("the pump carries out every order")
     }
 }
 
 impl Drop for Proxy {
     fn drop(&mut self) {
-        // The pump ends when its socket for orders is closed.
-        let _ = self.bell.shutdown(std::net::Shutdown::Both);
+        // The pump ends when this socket is closed.
+        let _ = self.waker.shutdown(std::net::Shutdown::Both);
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();
         }
     }
 }
 
-/// Listens at a reserved port. A process that another test starts has, until its exec, the listener that was closed just now.
-fn listen(at: SocketAddr) -> TcpListener {
-    let until = Instant::now() + Duration::from_secs(10);
+/// Listens at a reserved port. The port may be in use for a moment after the listener was closed: a process that another test
+/// starts has a copy of the listener until its exec.
+fn listen(address: SocketAddr) -> TcpListener {
+    let deadline = Instant::now() + Duration::from_secs(10);
     let listener = loop {
-        match TcpListener::bind(at) {
-            Err(error) if error.kind() == ErrorKind::AddrInUse && Instant::now() < until => {
+        match TcpListener::bind(address) {
+            Err(error) if error.kind() == ErrorKind::AddrInUse && Instant::now() < deadline => {
                 thread::sleep(Duration::from_millis(1));
             }
-            bound => break bound.expect("a port that is ours"),
+            listener => break listener.expect("the reserved port is free"),
         }
     };
     listener.set_nonblocking(true).expect("a socket");

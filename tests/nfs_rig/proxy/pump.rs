@@ -11,22 +11,22 @@ use nix::sys::socket::sockopt::Linger;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use super::flow::{Disturbance, End, Flow, Item};
-use super::seen::{Seen, Sent};
+use super::traffic::{CarriedCall, Traffic};
 use super::{Direction, Order};
 use crate::nfs_rig::xdr::Reader;
 
-/// So many bytes may wait in a direction before no more are read.
+/// The most bytes in a direction's queue: with more, the proxy reads no further bytes.
 const MOST: usize = 64 << 20;
 
 /// The state of the network.
 pub struct Pump {
     pub listener: Option<TcpListener>,
-    pub to: SocketAddr,
+    pub server: SocketAddr,
     pub frozen: bool,
-    pub seen: Seen,
+    pub traffic: Traffic,
     calls: Disturbance,
     replies: Disturbance,
-    rings: UnixStream,
+    wakeups: UnixStream,
     links: Vec<Link>,
     buffer: Vec<u8>,
 }
@@ -38,34 +38,34 @@ struct Link {
     port: u16,
     calls: Flow,
     replies: Flow,
-    /// It is to end, and how.
+    /// How the connection is to end, once it is to end.
     end: Option<End>,
 }
 
 impl Pump {
-    pub fn new(listener: TcpListener, to: SocketAddr, rings: UnixStream) -> Self {
-        rings.set_nonblocking(true).expect("a socket");
+    pub fn new(listener: TcpListener, server: SocketAddr, wakeups: UnixStream) -> Self {
+        wakeups.set_nonblocking(true).expect("a socket");
         let (calls, replies) = Default::default();
         let (links, buffer) = (Vec::new(), vec![0; 1 << 18]);
         Self {
             listener: Some(listener),
-            to,
+            server,
             frozen: false,
-            seen: Seen::default(),
+            traffic: Traffic::default(),
             calls,
             replies,
-            rings,
+            wakeups,
             links,
             buffer,
         }
     }
 
-    /// Carries until the other end of the bell is gone.
+    /// Forwards bytes and carries out orders until the proxy closes its end of `wakeups`.
     pub fn run(&mut self, orders: &Receiver<Order>) {
         loop {
             self.wait();
-            let mut rings = [0; 64];
-            if matches!(self.rings.read(&mut rings), Ok(0)) {
+            let mut bytes = [0; 64];
+            if matches!(self.wakeups.read(&mut bytes), Ok(0)) {
                 return;
             }
             orders.try_iter().for_each(|order| order(self));
@@ -74,7 +74,7 @@ impl Pump {
             }
             self.accept();
             let mut links = std::mem::take(&mut self.links);
-            links.retain_mut(|link| self.carry(link));
+            links.retain_mut(|link| self.forward(link));
             self.links = links;
         }
     }
@@ -94,21 +94,22 @@ impl Pump {
         self.links.drain(..).for_each(|link| link.end(end));
     }
 
-    /// Waits until there may be something to do.
+    /// Waits for a wakeup, for a socket, or until an item is due.
     fn wait(&self) {
-        let mut all = vec![PollFd::new(&self.rings, PollFlags::IN)];
+        let mut sockets = vec![PollFd::new(&self.wakeups, PollFlags::IN)];
         let mut next = None;
         if !self.frozen {
-            all.extend(self.listener.iter().map(|listener| PollFd::new(listener, PollFlags::IN)));
+            sockets.extend(self.listener.iter().map(|listener| PollFd::new(listener, PollFlags::IN)));
             let now = Instant::now();
             for Link { client, server, calls, replies, .. } in &self.links {
                 for (socket, from, to) in [(client, calls, replies), (server, replies, calls)] {
                     let mut events = PollFlags::empty();
                     events.set(PollFlags::IN, !from.ended && from.waiting < MOST);
                     events.set(PollFlags::OUT, to.due(now).is_some());
-                    // A socket of which nothing is wanted would still tell of its end, again and again.
+                    // poll(2) reports the end of a stream even without requested events, which would make this thread
+                    // spin.
                     if !events.is_empty() {
-                        all.push(PollFd::new(socket, events));
+                        sockets.push(PollFd::new(socket, events));
                     }
                     if to.due(now).is_none() {
                         next = next.into_iter().chain(to.next()).min();
@@ -118,24 +119,24 @@ impl Pump {
         }
         let timeout = next.map(|next| Timespec::try_from(next.saturating_duration_since(Instant::now())));
         let timeout = timeout.map(|timeout| timeout.expect("a short time"));
-        // A signal is a reason to look around, too.
-        let _ = poll(&mut all, timeout.as_ref());
+        // An error such as EINTR just makes the loop turn once more.
+        let _ = poll(&mut sockets, timeout.as_ref());
     }
 
     fn accept(&mut self) {
         while let Some(Ok((client, from))) = self.listener.as_ref().map(TcpListener::accept) {
-            self.seen.ports.push(from.port());
-            match TcpStream::connect(self.to) {
+            self.traffic.ports.push(from.port());
+            match TcpStream::connect(self.server) {
                 Ok(server) => self.links.push(Link::new(client, server, from.port())),
                 Err(_) => reset(&client),
             }
         }
     }
 
-    /// Moves the available bytes. Returns whether the connection goes on.
-    fn carry(&mut self, link: &mut Link) -> bool {
-        let carried = self.carry_calls(link).and_then(|()| self.carry_replies(link));
-        let end = match carried {
+    /// Forwards the available bytes. Returns whether the connection goes on.
+    fn forward(&mut self, link: &mut Link) -> bool {
+        let result = self.forward_calls(link).and_then(|()| self.forward_replies(link));
+        let end = match result {
             Err(_) => Some(End::Rst),
             Ok(()) if link.calls.is_done() && link.replies.is_done() => Some(End::Fin),
             Ok(()) => link.end,
@@ -146,23 +147,23 @@ impl Pump {
         end.is_none()
     }
 
-    fn carry_calls(&mut self, link: &mut Link) -> Result<()> {
-        let (seen, port) = (&mut self.seen, link.port);
+    fn forward_calls(&mut self, link: &mut Link) -> Result<()> {
+        let (traffic, port) = (&mut self.traffic, link.port);
         let procedure = |head: &[u8]| {
-            let call = Sent::read(head, port)?;
-            seen.calls.push(call);
+            let call = CarriedCall::read(head, port)?;
+            traffic.calls.push(call);
             Some(call.procedure)
         };
         read(&link.client, &mut link.calls, &mut self.calls, &mut self.buffer, procedure)?;
         write(&link.server, &mut link.calls, &mut link.end)
     }
 
-    fn carry_replies(&mut self, link: &mut Link) -> Result<()> {
-        let (seen, only) = (&mut self.seen, self.replies.only.is_some());
+    fn forward_replies(&mut self, link: &mut Link) -> Result<()> {
+        let (traffic, needs_procedure) = (&mut self.traffic, self.replies.only.is_some());
         let procedure = |head: &[u8]| {
-            seen.replies += 1;
-            // The calls are searched only where it matters.
-            Reader::new(head).u32().filter(|_| only).and_then(|xid| seen.procedure(xid))
+            traffic.replies += 1;
+            // The search for the call is slow, so do it only if a fault needs the procedure.
+            Reader::new(head).u32().filter(|_| needs_procedure).and_then(|xid| traffic.procedure(xid))
         };
         read(&link.server, &mut link.replies, &mut self.replies, &mut self.buffer, procedure)?;
         write(&link.client, &mut link.replies, &mut link.end)
@@ -199,7 +200,7 @@ fn read(
     while !flow.ended && flow.waiting < MOST {
         match from.read(buffer) {
             Ok(0) => flow.ended = true,
-            Ok(count) => flow.take(&buffer[..count], disturbance, &mut procedure),
+            Ok(count) => flow.add(&buffer[..count], disturbance, &mut procedure),
             Err(error) if error.kind() == ErrorKind::WouldBlock => break,
             Err(error) => return Err(error),
         }
@@ -213,32 +214,33 @@ fn write(mut to: &TcpStream, flow: &mut Flow, end: &mut Option<End>) -> Result<(
     let now = Instant::now();
     while let Some(item) = flow.due(now) {
         match item {
-            Item::End(how) => {
-                *end = Some(*how);
+            Item::End(kind) => {
+                *end = Some(*kind);
                 return Ok(());
             }
             Item::Bytes(bytes) => match to.write(bytes) {
-                Ok(count) => flow.written(count),
+                Ok(count) => flow.remove_written(count),
                 Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(()),
                 Err(error) => return Err(error),
             },
         }
     }
     if flow.is_done() {
-        // The other direction may still go on.
+        // Only this direction ends: the other direction may go on.
         let _ = to.shutdown(Shutdown::Write);
     }
     Ok(())
 }
 
-/// Lets the connection end with its stream when it is closed: with unread bytes the kernel would reset it.
+/// Ends the stream of the connection, and reads all available bytes: the kernel resets a connection that is closed with
+/// unread bytes.
 fn finish(mut socket: &TcpStream) {
     let _ = socket.shutdown(Shutdown::Write);
-    let mut rest = [0; 4096];
-    while socket.read(&mut rest).is_ok_and(|count| count > 0) {}
+    let mut buffer = [0; 4096];
+    while socket.read(&mut buffer).is_ok_and(|count| count > 0) {}
 }
 
-/// Lets the connection end by a reset when it is closed.
+/// Makes the kernel reset the connection when it is closed.
 fn reset(socket: &TcpStream) {
     let _ = setsockopt(socket, Linger, &libc::linger { l_onoff: 1, l_linger: 0 });
 }

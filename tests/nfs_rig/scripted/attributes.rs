@@ -39,7 +39,7 @@ impl Settings {
     }
 }
 
-/// `fattr3`.
+/// Writes all attributes of a node (`fattr3`).
 pub fn full(writer: Writer, node: &Node) -> Writer {
     let size = node.size.unwrap_or(node.content.len() as u64);
     let head = writer.u32(node.kind).u32(node.mode).u32(node.links).u32(node.uid).u32(node.gid);
@@ -47,18 +47,18 @@ pub fn full(writer: Writer, node: &Node) -> Writer {
     [node.atime, node.mtime, node.ctime].iter().fold(head, |writer, time| writer.u32(time.0).u32(time.1))
 }
 
-/// `post_op_attr`.
+/// Writes the attributes of a node after an operation (`post_op_attr`).
 pub fn after(writer: Writer, files: &mut Files, number: u64) -> Writer {
     if files.sparse { writer.u32(0) } else { full(writer.u32(1), files.get(number)) }
 }
 
-/// `wcc_data` without the attributes before the change.
+/// Writes the attributes of a node after a change (`wcc_data`, without the attributes before the change).
 pub fn changes(writer: Writer, files: &mut Files, number: u64) -> Writer {
     after(writer.u32(0), files, number)
 }
 
-/// The results of a call that makes a node: its handle, its attributes, and the changes of its directory.
-pub fn made(files: &mut Files, number: u64, directory: u64) -> Writer {
+/// The results of a call that creates a node: its handle, its attributes, and the changes of its directory.
+pub fn created(files: &mut Files, number: u64, directory: u64) -> Writer {
     let head = Writer::default().u32(0);
     let handle = files.handle_of(number);
     let handle = if files.sparse { head.u32(0) } else { head.u32(1).opaque(&handle) };
@@ -66,7 +66,7 @@ pub fn made(files: &mut Files, number: u64, directory: u64) -> Writer {
     changes(attributes, files, directory)
 }
 
-/// A node has the kind that a call is for.
+/// Whether a node is a directory.
 pub fn is_directory(node: &Node) -> bool {
     node.kind == kind::DIRECTORY
 }
@@ -75,7 +75,7 @@ fn optional<'a, T>(reader: &mut Reader<'a>, read: impl Fn(&mut Reader<'a>) -> Op
     if reader.u32()? == 1 { read(reader).map(Some) } else { Some(None) }
 }
 
-/// Not at all, as it is on the server, or as the client says.
+/// A time to set (`set_atime` and `set_mtime`): none, the server's present time, or the client's time.
 fn time(reader: &mut Reader) -> Option<Option<(u32, u32)>> {
     match reader.u32()? {
         0 => Some(None),

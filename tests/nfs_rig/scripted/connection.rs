@@ -1,4 +1,4 @@
-//! The server's connections, each with a thread.
+//! The connections of the server. Each has its own thread.
 
 use std::io::{Result, Write};
 use std::net::{Ipv4Addr, Shutdown, SocketAddr, TcpListener, TcpStream};
@@ -18,23 +18,23 @@ pub struct Listener {
 #[derive(Default)]
 struct State {
     ended: AtomicBool,
-    /// All that were accepted since the last cut.
+    /// The connections that the server has accepted since the last [`Listener::cut`].
     connections: Mutex<Vec<TcpStream>>,
 }
 
 impl Listener {
     pub fn start(script: Arc<Mutex<Script>>) -> Self {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a port");
-        let address = listener.local_addr().expect("it is bound");
+        let address = listener.local_addr().expect("the socket is bound");
         let state = Arc::new(State::default());
-        let shared = Arc::clone(&state);
+        let thread_state = Arc::clone(&state);
         let thread = thread::spawn(move || {
             for connection in listener.incoming().flatten() {
-                if shared.ended.load(Ordering::Acquire) {
+                if thread_state.ended.load(Ordering::Acquire) {
                     return;
                 }
-                let (kept, script) = (connection.try_clone().expect("a descriptor"), Arc::clone(&script));
-                shared.connections.lock().expect("no panic").push(kept);
+                let (copy, script) = (connection.try_clone().expect("a descriptor"), Arc::clone(&script));
+                thread_state.connections.lock().expect("no panic").push(copy);
                 thread::spawn(move || {
                     let _ = serve(&connection, &script);
                     let _ = connection.shutdown(Shutdown::Both);
@@ -59,15 +59,16 @@ impl Listener {
 impl Drop for Listener {
     fn drop(&mut self) {
         self.state.ended.store(true, Ordering::Release);
-        let woken = TcpStream::connect(self.address);
-        if let (Ok(_), Some(thread)) = (woken, self.thread.take()) {
+        // The connection makes the thread look at `ended`.
+        let connected = TcpStream::connect(self.address);
+        if let (Ok(_), Some(thread)) = (connected, self.thread.take()) {
             let _ = thread.join();
         }
         self.cut();
     }
 }
 
-/// Answers until the connection ends.
+/// Answers calls until the connection ends.
 fn serve(mut connection: &TcpStream, script: &Mutex<Script>) -> Result<()> {
     connection.set_nodelay(true)?;
     while let Some(record) = read_record(&mut connection)? {

@@ -1,4 +1,4 @@
-//! The small file system: numbered nodes in memory, which a test may make as strange as it likes.
+//! The small file system of the server: numbered nodes in memory. A test may give them impossible attributes and names.
 
 use std::collections::BTreeMap;
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -15,12 +15,13 @@ pub struct Files {
     nodes: BTreeMap<u64, Node>,
     /// The verifier in answers to WRITE and COMMIT. It changes with a crash.
     pub verifier: u64,
-    /// Replies leave out all attributes that they may leave out.
+    /// Whether replies omit all optional attributes and handles.
     pub sparse: bool,
-    /// READ, WRITE and FSINFO: the most bytes at once.
+    /// The most bytes of a READ and of a WRITE, which FSINFO reports.
     pub most: u32,
-    /// Part of every handle: with another one, those of before are stale.
+    /// A part of every handle: after a change of this value, all earlier handles are stale.
     pub age: u64,
+    /// The number of the next node.
     next: u64,
 }
 
@@ -33,9 +34,9 @@ pub struct Node {
     pub uid: u32,
     pub gid: u32,
     pub fileid: u64,
-    /// The content, or where the link leads.
+    /// The content of a file, or the target of a symbolic link.
     pub content: Vec<u8>,
-    /// A size that is not that of the content.
+    /// A size that differs from the size of the content.
     pub size: Option<u64>,
     /// Seconds and nanoseconds.
     pub atime: (u32, u32),
@@ -49,7 +50,7 @@ pub struct Node {
     pub entries: Vec<Entry>,
 }
 
-/// An entry of a directory. Cookies grow.
+/// An entry of a directory. A later entry has a larger cookie.
 #[derive(Clone, Debug)]
 pub struct Entry {
     pub cookie: u64,
@@ -67,19 +68,19 @@ impl Default for Files {
 }
 
 impl Files {
-    /// Makes a file, and the directories that lead to it.
+    /// Creates a file, and the missing directories of its path.
     pub fn add(&mut self, path: &str, content: &[u8]) -> &mut Node {
         let file = self.add_node(path, kind::FILE, 0o666);
         (file.content, file.committed) = (content.to_vec(), content.to_vec());
         file
     }
 
-    /// Makes a directory, and those that lead to it.
+    /// Creates a directory, and the missing directories of its path.
     pub fn add_directory(&mut self, path: &str) -> &mut Node {
         self.add_node(path, kind::DIRECTORY, 0o777)
     }
 
-    /// Gives a node one more name, which may be none that a file can have.
+    /// Gives a node another name, which may be one that no file can have.
     pub fn add_name(&mut self, directory: &str, name: &[u8], node: &str) {
         let (directory, node) = (self.find(directory).expect("a directory"), self.find(node).expect("a node"));
         self.enter(directory, name, node);
@@ -89,7 +90,7 @@ impl Files {
     #[track_caller]
     pub fn node(&mut self, path: &str) -> &mut Node {
         let number = self.find(path).unwrap_or_else(|| panic!("there is no {path}"));
-        self.nodes.get_mut(&number).expect("it has a name")
+        self.nodes.get_mut(&number).expect("each name has a node")
     }
 
     pub fn exists(&self, path: &str) -> bool {
@@ -112,22 +113,22 @@ impl Files {
 
     /// The node with this number.
     pub(super) fn get(&mut self, number: u64) -> &mut Node {
-        self.nodes.get_mut(&number).expect("handles are given for nodes that are there")
+        self.nodes.get_mut(&number).expect("callers have checked that the node exists")
     }
 
     pub(super) fn handle_of(&self, number: u64) -> Handle {
         [self.age.to_be_bytes(), number.to_be_bytes()].concat()
     }
 
-    /// The node that a handle is of.
+    /// The number of the node with this handle.
     pub(super) fn resolve(&self, handle: &[u8]) -> Result<u64, u32> {
         let (age, number) = handle.split_first_chunk::<8>().ok_or(error::BADHANDLE)?;
         let number = number.try_into().map(u64::from_be_bytes).map_err(|_| error::BADHANDLE)?;
-        let is_there = u64::from_be_bytes(*age) == self.age && self.nodes.contains_key(&number);
-        if is_there { Ok(number) } else { Err(error::STALE) }
+        let exists = u64::from_be_bytes(*age) == self.age && self.nodes.contains_key(&number);
+        if exists { Ok(number) } else { Err(error::STALE) }
     }
 
-    /// The node in a directory that has this name.
+    /// The number of the node with this name in a directory.
     pub(super) fn look_up(&self, directory: u64, name: &[u8]) -> Result<u64, u32> {
         let directory = &self.nodes[&directory];
         if directory.kind != kind::DIRECTORY {
@@ -148,7 +149,7 @@ impl Files {
         fileid
     }
 
-    /// Gives a node a name; what had it loses it.
+    /// Gives a node a name in a directory. An earlier node of this name loses it.
     pub(super) fn enter(&mut self, directory: u64, name: &[u8], number: u64) {
         let _ = self.leave(directory, name);
         let cookie = self.next + 100;
@@ -165,7 +166,7 @@ impl Files {
         (directory.mtime, directory.ctime) = (now, now);
     }
 
-    /// Takes a name away, and the node with its last one.
+    /// Removes a name from a directory. Returns the number of its node, which still exists.
     pub(super) fn leave(&mut self, directory: u64, name: &[u8]) -> Result<u64, u32> {
         let number = self.look_up(directory, name)?;
         let (now, directory) = (now(), self.get(directory));
@@ -179,7 +180,7 @@ impl Files {
         Ok(number)
     }
 
-    /// Forgets a node that has no name any more.
+    /// Removes a node if it has no name any more.
     pub(super) fn forget_nameless(&mut self, number: u64) {
         let node = self.get(number);
         if node.links == 0 || node.kind == kind::DIRECTORY {
@@ -194,21 +195,21 @@ impl Files {
 
     fn add_node(&mut self, path: &str, kind: u32, mode: u32) -> &mut Node {
         let mut directory = ROOT;
-        let (way, name) = path.rsplit_once('/').unwrap_or(("", path));
-        for part in way.split('/').filter(|part| !part.is_empty()) {
-            directory = self.look_up(directory, part.as_bytes()).unwrap_or_else(|_| {
-                let made = self.make(kind::DIRECTORY, 0o777);
-                self.enter(directory, part.as_bytes(), made);
-                made
+        let (parents, name) = path.rsplit_once('/').unwrap_or(("", path));
+        for parent in parents.split('/').filter(|parent| !parent.is_empty()) {
+            directory = self.look_up(directory, parent.as_bytes()).unwrap_or_else(|_| {
+                let number = self.make(kind::DIRECTORY, 0o777);
+                self.enter(directory, parent.as_bytes(), number);
+                number
             });
         }
-        let made = self.make(kind, mode);
-        self.enter(directory, name.as_bytes(), made);
-        self.get(made)
+        let number = self.make(kind, mode);
+        self.enter(directory, name.as_bytes(), number);
+        self.get(number)
     }
 }
 
-/// Seconds and nanoseconds.
+/// The present time, in seconds and nanoseconds.
 pub fn now() -> (u32, u32) {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).expect("after 1970");
     (now.as_secs().try_into().expect("before 2106"), now.subsec_nanos())

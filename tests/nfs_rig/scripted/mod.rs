@@ -1,13 +1,14 @@
-//! A server that does what no real one does on demand: it fails, lies, falls silent and sends garbage on order of a test.
+//! A server with faults that a real server does not have on demand: when a test says so, it fails, sends wrong answers or
+//! garbage, or does not answer.
 //!
-//! One port speaks NFSv3, MOUNT and the port mapper's GETPORT. Without rules it is a good server of a small file system in
-//! memory (`files`): all procedures but MKNOD, no permissions, no limits. The server offers each call to the rules, the last
-//! one first. A rule answers the call or leaves it to the next rule, and at last to the file system; [`trouble`] has the
-//! common rules.
+//! One port serves NFSv3, MOUNT and the port mapper's GETPORT. Without rules, this is a correct server of a small file system
+//! in memory (`files`), with all procedures except MKNOD, without permissions and limits. The server passes each call to the
+//! rules, the last added rule first. A rule answers the call or leaves it to the next rule; without an answer of a rule, the
+//! file system answers. [`trouble`] has the common rules.
 //!
-//! It has no cache of duplicate requests, as a server that was restarted in between: it executes a repeated call again. Its
-//! calls are answered one after the other on each connection. It does not prove that podfs speaks the protocol correctly;
-//! [`super::ganesha`] does.
+//! The server has no cache of duplicate requests: as a server that has restarted, it executes a repeated call again. On each
+//! connection, it answers one call after the other. Tests with it do not prove that podfs speaks the protocol correctly; tests
+//! with [`super::ganesha`] do.
 
 mod attributes;
 mod connection;
@@ -26,7 +27,7 @@ use connection::Listener;
 pub use files::{Files, Handle, Node};
 pub use procedures::failed;
 
-/// A server; it ends, with all its connections, when it is dropped.
+/// A server. Dropping it ends it with all its connections.
 pub struct Scripted {
     listener: Listener,
     script: Arc<Mutex<Script>>,
@@ -38,22 +39,23 @@ struct Script {
     files: Files,
     /// The server tries the last rule first.
     rules: Vec<Box<dyn Rule>>,
-    asked: Vec<(u32, u32)>,
+    /// The program and the procedure of each call so far.
+    calls: Vec<(u32, u32)>,
     port: u16,
 }
 
-/// Answers a call, or leaves it to others. Closures are rules.
-pub trait Rule: FnMut(&Asked, &mut Files) -> Option<Reply> + Send + 'static {}
+/// Answers a call, or leaves it to the next rule (`None`). Closures are rules.
+pub trait Rule: FnMut(&ReceivedCall, &mut Files) -> Option<Reply> + Send + 'static {}
 
-impl<R: FnMut(&Asked, &mut Files) -> Option<Reply> + Send + 'static> Rule for R {}
+impl<R: FnMut(&ReceivedCall, &mut Files) -> Option<Reply> + Send + 'static> Rule for R {}
 
-/// A call, as a rule sees it.
+/// A call with the arguments that rules need.
 #[derive(Clone, Debug)]
-pub struct Asked {
+pub struct ReceivedCall {
     pub call: Call,
-    /// The number of calls of this procedure so far, with this one.
+    /// The number of calls of this procedure so far, including this call.
     pub count: usize,
-    /// The first handle of the arguments; empty if they have none.
+    /// The first handle of the arguments; empty if they have no handle.
     pub handle: Handle,
     /// The first name of the arguments, or the path of a MNT.
     pub name: Vec<u8>,
@@ -66,14 +68,14 @@ pub struct Asked {
 pub enum Reply {
     /// These results.
     Results(Vec<u8>),
-    /// An error of NFS or MOUNT, with as much beside it as the procedure has.
+    /// An error of NFS or MOUNT, with the results that the procedure has in case of an error.
     Error(u32),
-    /// A record, whatever it says.
+    /// A whole record, which need not be a valid reply.
     Record(Vec<u8>),
-    /// Bytes, whatever they are.
+    /// Bytes, which need not be a valid record.
     Bytes(Vec<u8>),
     Nothing,
-    /// The connection ends.
+    /// The end of the connection.
     Close,
 }
 
@@ -91,28 +93,28 @@ impl Scripted {
         (Ipv4Addr::LOCALHOST, self.listener.address().port()).into()
     }
 
-    /// Adds a rule, which the server tries before all others.
-    pub fn rule(&self, rule: impl FnMut(&Asked, &mut Files) -> Option<Reply> + Send + 'static) {
+    /// Adds a rule, which the server tries before the earlier rules.
+    pub fn rule(&self, rule: impl FnMut(&ReceivedCall, &mut Files) -> Option<Reply> + Send + 'static) {
         self.script().rules.push(Box::new(rule));
     }
 
-    /// Takes away all rules.
-    pub fn behave(&self) {
+    /// Removes all rules.
+    pub fn clear_rules(&self) {
         self.script().rules.clear();
     }
 
-    /// Looks at its files, or changes them.
-    pub fn files<T>(&self, look: impl FnOnce(&mut Files) -> T) -> T {
-        look(&mut self.script().files)
+    /// Calls `act` with the files of the server, to read or change them.
+    pub fn files<T>(&self, act: impl FnOnce(&mut Files) -> T) -> T {
+        act(&mut self.script().files)
     }
 
     /// The number of calls of an NFS procedure so far.
-    pub fn asked(&self, procedure: u32) -> usize {
+    pub fn calls(&self, procedure: u32) -> usize {
         let nfs = (NFS.0, procedure);
-        self.script().asked.iter().filter(|asked| **asked == nfs).count()
+        self.script().calls.iter().filter(|call| **call == nfs).count()
     }
 
-    /// Crashes and starts again: connections end, and uncommitted data is lost.
+    /// Simulates a crash and a restart: connections end, and uncommitted data is lost.
     pub fn restart(&self) {
         self.files(Files::lose_uncommitted);
         self.listener.cut();
@@ -126,10 +128,11 @@ impl Scripted {
 impl Script {
     /// The reply to a call.
     fn reply(&mut self, call: Call) -> Reply {
-        self.asked.push((call.program, call.procedure));
-        let count = self.asked.iter().filter(|asked| **asked == (call.program, call.procedure)).count();
-        let asked = procedures::look_at(call, count);
-        let ruled = self.rules.iter_mut().rev().find_map(|rule| rule(&asked, &mut self.files));
-        ruled.unwrap_or_else(|| procedures::answer(&asked, &mut self.files, self.port))
+        let procedure = (call.program, call.procedure);
+        self.calls.push(procedure);
+        let count = self.calls.iter().filter(|earlier| **earlier == procedure).count();
+        let received = procedures::parse(call, count);
+        let reply = self.rules.iter_mut().rev().find_map(|rule| rule(&received, &mut self.files));
+        reply.unwrap_or_else(|| procedures::answer(&received, &mut self.files, self.port))
     }
 }

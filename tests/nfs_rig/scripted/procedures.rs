@@ -1,23 +1,24 @@
 //! The answers of a correct server.
 
-use super::attributes::{Settings, after, changes, full, is_directory, made};
+use super::attributes::{Settings, after, changes, created, full, is_directory};
 use super::files::{Files, Node, now};
-use super::{Asked, Reply, directory};
+use super::{ReceivedCall, Reply, directory};
 use crate::nfs_rig::protocol::procedure::*;
 use crate::nfs_rig::protocol::{MOUNT, NFS, PORTMAP, error, kind};
 use crate::nfs_rig::rpc::{Call, accepted};
 use crate::nfs_rig::xdr::{Reader, Writer};
 
-/// In the head of a reply: such a program, version or procedure is not here, or its arguments are nonsense.
+/// Values of `accept_stat` in a reply: the server does not have the program or the procedure, or cannot parse the
+/// arguments.
 const NO_PROGRAM: u32 = 1;
 const NO_PROCEDURE: u32 = 3;
 const GARBAGE_ARGUMENTS: u32 = 4;
 
-/// Results, or an error; or nothing where the arguments end too early.
+/// Results or an error; `None` if the arguments end too early.
 type Answer = Option<Result<Writer, u32>>;
 
 /// Parses a call for the rules.
-pub fn look_at(call: Call, count: usize) -> Asked {
+pub fn parse(call: Call, count: usize) -> ReceivedCall {
     let mut reader = Reader::new(&call.arguments);
     let (mut handle, mut name, mut at) = Default::default();
     if (call.program, call.version) == NFS && call.procedure != NULL {
@@ -32,12 +33,12 @@ pub fn look_at(call: Call, count: usize) -> Asked {
     } else if (call.program, call.procedure) == (MOUNT.0, MNT) {
         name = reader.opaque().unwrap_or_default().to_vec();
     }
-    Asked { call, count, handle, name, at }
+    ReceivedCall { call, count, handle, name, at }
 }
 
 /// The answer of the file system.
-pub fn answer(asked: &Asked, files: &mut Files, port: u16) -> Reply {
-    let Call { xid, program, version, procedure, ref arguments, .. } = asked.call;
+pub fn answer(received: &ReceivedCall, files: &mut Files, port: u16) -> Reply {
+    let Call { xid, program, version, procedure, ref arguments, .. } = received.call;
     let reader = &mut Reader::new(arguments);
     let head = |status: u32| Reply::Record(accepted(xid, status, &[]));
     let answer = match (program, version) {
@@ -55,7 +56,7 @@ pub fn answer(asked: &Asked, files: &mut Files, port: u16) -> Reply {
     }
 }
 
-/// The results of a call that fails: the error, and that there are no attributes.
+/// The results of a failed call: the error, without the optional attributes.
 pub fn failed((program, procedure): (u32, u32), error: u32) -> Vec<u8> {
     let absent = match procedure {
         _ if program != NFS.0 => 0,
@@ -68,7 +69,7 @@ pub fn failed((program, procedure): (u32, u32), error: u32) -> Vec<u8> {
     (0..absent).fold(Writer::default().u32(error), |writer, _| writer.u32(0)).bytes()
 }
 
-/// No error of NFS: there is no such procedure.
+/// The program has no such procedure. This is no error of NFS.
 const NO_SUCH: u32 = u32::MAX;
 
 fn mount(procedure: u32, reader: &mut Reader, files: &mut Files) -> Answer {
@@ -147,8 +148,8 @@ fn nfs(procedure: u32, reader: &mut Reader, files: &mut Files) -> Answer {
             let most = files.most;
             let head = after(Writer::default().u32(0), files, number);
             let sizes = head.u32(most).u32(most).u32(1).u32(most).u32(most).u32(1).u32(most);
-            // The largest file, the granularity of times, and that links, symbolic links, equal PATHCONFs and settable
-            // times are there.
+            // The largest size of a file, the granularity of times, and the properties: the server has links, symbolic
+            // links and settable times, and its PATHCONF is the same for all files.
             Some(Ok(sizes.u64(u64::MAX >> 1).u32(0).u32(1).u32(0x1b)))
         }
         PATHCONF => {
@@ -166,15 +167,15 @@ fn nfs(procedure: u32, reader: &mut Reader, files: &mut Files) -> Answer {
 }
 
 fn look_up(directory: u64, reader: &mut Reader, files: &mut Files) -> Answer {
-    let found = match reader.opaque()? {
+    let number = match reader.opaque()? {
         b"." => Ok(directory),
         b".." => Ok(files.get(directory).parent),
         name => files.look_up(directory, name),
     };
-    Some(found.map(|number| {
+    Some(number.map(|number| {
         let handle = files.handle_of(number);
-        let found = after(Writer::default().u32(0).opaque(&handle), files, number);
-        after(found, files, directory)
+        let results = after(Writer::default().u32(0).opaque(&handle), files, number);
+        after(results, files, directory)
     }))
 }
 
@@ -187,8 +188,8 @@ fn read(number: u64, reader: &mut Reader, files: &mut Files) -> Answer {
     let start = usize::try_from(offset).expect("64 bits").min(node.content.len());
     let end = start.saturating_add(count as usize).min(node.content.len());
     let (bytes, at_end) = (node.content[start..end].to_vec(), end == node.content.len());
-    let read = u32::try_from(bytes.len()).expect("not more than was asked for");
-    Some(Ok(after(Writer::default().u32(0), files, number).u32(read).u32(at_end.into()).opaque(&bytes)))
+    let length = u32::try_from(bytes.len()).expect("at most the requested count");
+    Some(Ok(after(Writer::default().u32(0), files, number).u32(length).u32(at_end.into()).opaque(&bytes)))
 }
 
 fn write(number: u64, reader: &mut Reader, files: &mut Files) -> Answer {
@@ -230,15 +231,15 @@ fn create(directory: u64, reader: &mut Reader, files: &mut Files) -> Answer {
         };
         return Some(new(directory, name, kind::FILE, files, file));
     };
-    let known = files.get(number);
-    if mode == GUARDED || (mode == EXCLUSIVE && known.verifier != verifier) {
+    let existing = files.get(number);
+    if mode == GUARDED || (mode == EXCLUSIVE && existing.verifier != verifier) {
         return Some(Err(error::EXIST));
     }
-    settings.apply(known);
-    Some(Ok(made(files, number, directory)))
+    settings.apply(existing);
+    Some(Ok(created(files, number, directory)))
 }
 
-/// Makes a node that must not be there yet.
+/// Creates a node, unless the name exists.
 fn new(directory: u64, name: &[u8], kind: u32, files: &mut Files, set: impl FnOnce(&mut Node)) -> Result<Writer, u32> {
     match files.look_up(directory, name) {
         Ok(_) => return Err(error::EXIST),
@@ -249,7 +250,7 @@ fn new(directory: u64, name: &[u8], kind: u32, files: &mut Files, set: impl FnOn
     let number = files.make(kind, if kind == kind::FILE { 0o644 } else { 0o755 });
     set(files.get(number));
     files.enter(directory, name, number);
-    Ok(made(files, number, directory))
+    Ok(created(files, number, directory))
 }
 
 fn remove(directory: u64, name: &[u8], is_rmdir: bool, files: &mut Files) -> Result<Writer, u32> {
@@ -271,8 +272,8 @@ fn rename(directory: u64, from: &[u8], to: &[u8], name: &[u8], files: &mut Files
     let number = files.look_up(directory, from)?;
     match files.look_up(target, name) {
         Ok(same) if same == number => {}
-        other => {
-            if let Ok(replaced) = other {
+        existing => {
+            if let Ok(replaced) = existing {
                 let (old, new) = (files.get(replaced).clone(), is_directory(files.get(number)));
                 match (is_directory(&old), new) {
                     (true, false) => return Err(error::ISDIR),

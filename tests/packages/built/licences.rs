@@ -1,25 +1,25 @@
-//! Every crate is in the copyright file, with its licence and its holders.
+//! The copyright file has every crate, with its licence and its copyright holders.
 
 use std::collections::BTreeSet;
 use std::process::Command;
 
 use crate::built::unpacked::Unpacked;
-use crate::common::packages::{told_by, top};
+use crate::common::packages::{stdout_of, top};
 
 #[test]
 fn every_crate_in_the_program_is_in_the_copyright_file() {
     let copyright = Unpacked::debian().read("usr/share/doc/podfs/copyright");
     let tree = ["tree", "--locked", "--package=podfs", "--edges=normal", "--prefix=none", "--format={p}"];
-    let tree = told_by(Command::new(env!("CARGO")).args(tree).current_dir(top()));
-    let crates: BTreeSet<_> = tree.lines().filter(|line| !line.contains(" (/")).map(named).collect();
-    assert!(crates.len() > 150, "these are not all: {crates:?}");
+    let tree = stdout_of(Command::new(env!("CARGO")).args(tree).current_dir(top()));
+    let crates: BTreeSet<_> = tree.lines().filter(|line| !line.contains(" (/")).map(directory_name).collect();
+    assert!(crates.len() > 150, "these are not all crates: {crates:?}");
     let listed: BTreeSet<_> = copyright.lines().filter_map(|line| line.strip_prefix("Files: crates/")).collect();
     let listed: BTreeSet<_> = listed.iter().map(|files| files.trim_end_matches("/*").to_owned()).collect();
     assert_eq!(listed, crates);
 }
 
-/// `serde v1.0.0 (proc-macro)` in the way of directories.
-fn named(line: &str) -> String {
+/// The name of a crate's directory, from a line such as `serde v1.0.0 (proc-macro)`.
+fn directory_name(line: &str) -> String {
     let mut words = line.split(' ');
     let (name, version) = (words.next().expect("a name"), words.next().expect("a version"));
     format!("{name}-{}", version.trim_start_matches('v'))

@@ -1,19 +1,19 @@
-//! The packages: their content, without anything of the build machine, and the verdict of Debian's checkers.
+//! The packages: their content, which has no path of the build machine, and the verdict of lintian and rpmlint.
 //!
-//! A published build takes minutes, so there is one, made by `tests/run`; without it the podfs of the tests is packed and
-//! the tests that look into a published program are skipped. A second one, which shows that both are equal byte for byte,
-//! is made when `PODFS_TEST_REPRODUCE=1` asks for it. Always shown is that packing adds no difference of its own.
+//! A release build takes minutes, so `tests/run` makes one for all tests. Without it, the tests pack the podfs that cargo has
+//! built for them, and skip those that need a release build. With `PODFS_TEST_REPRODUCE=1`, a second release build tests that
+//! both are equal byte for byte. Without it, this test only covers the packing.
 //!
 //! | module | owns |
 //! |---|---|
 //! | [`contents`] | the files of each package, and its dependencies |
-//! | [`licences`] | every crate is in the copyright file |
+//! | [`licences`] | the copyright file has every crate |
 //! | [`deny`] | licences, bans and sources of the crates |
-//! | [`symbols`] | the symbols fit the program; no path of this machine is in either |
+//! | [`symbols`] | the symbols belong to the programs; neither has paths of this machine |
 //! | [`checkers`] | lintian and rpmlint |
-//! | [`rpm_root`] | the rpm is installed into a root, and removed |
-//! | [`equal_builds`] | two builds from two directories |
-//! | [`refusals`] | what the script says when it cannot work |
+//! | [`rpm_root`] | rpm installs the package into a root directory and removes it |
+//! | [`equal_builds`] | builds from two directories are equal |
+//! | [`refusals`] | errors of `packaging/build` |
 
 mod checkers;
 mod contents;

@@ -1,4 +1,4 @@
-//! Errors of `packaging/build`: one sentence, before it builds anything.
+//! Errors of `packaging/build`: the script prints one sentence before it builds anything.
 
 use std::path::Path;
 use std::process::Command;

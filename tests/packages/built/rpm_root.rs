@@ -1,4 +1,5 @@
-//! The rpm, installed by rpm itself: into a root that has all of this machine below it, so that its scripts run as well.
+//! rpm installs the package into a root directory. That is an overlay of this machine's root, so that the scripts of the
+//! package have the programs that they need.
 
 use std::collections::BTreeSet;
 use std::ffi::OsStr;
@@ -11,7 +12,7 @@ use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use tempfile::TempDir;
 
 use crate::common::namespace::bind;
-use crate::common::packages::{packages, told_by};
+use crate::common::packages::{packages, stdout_of};
 use crate::common::scratch::Scratch;
 
 #[test]
@@ -19,15 +20,15 @@ fn the_rpm_is_installed_runs_and_is_removed_without_a_trace() {
     let root = Root::new();
     root.rpm(&["--initdb"]);
     let before = root.changed();
-    // Debian's libraries are not in rpm's database.
+    // Without `--nodeps`, rpm would refuse the package: rpm's database does not have the libraries, which are Debian's.
     root.rpm(&["--install", "--nodeps", packages().rpm.to_str().expect("a text")]);
     root.rpm(&["--verify", "--nodeps", "podfs"]);
-    let version = told_by(Command::new("chroot").arg(root.path()).args(["/usr/bin/podfs", "version"]));
+    let version = stdout_of(Command::new("chroot").arg(root.path()).args(["/usr/bin/podfs", "version"]));
     assert_eq!(version.trim(), concat!("podfs ", env!("CARGO_PKG_VERSION")));
 
     root.rpm(&["--erase", "podfs"]);
-    let left: Vec<_> = root.changed().difference(&before).cloned().collect();
-    assert_eq!(left, Vec::<PathBuf>::new());
+    let remaining: Vec<_> = root.changed().difference(&before).cloned().collect();
+    assert_eq!(remaining, Vec::<PathBuf>::new());
 }
 
 #[test]
@@ -42,7 +43,7 @@ fn an_edited_setting_survives_an_upgrade_by_rpm() {
     assert_eq!(fs::read_to_string(&settings).expect("a text"), "# edited\n");
 }
 
-/// An overlay of this machine's root: writes go to a directory of their own.
+/// An overlay of this machine's root: writes go to a tmpfs.
 struct Root {
     merged: TempDir,
     upper: Scratch,
@@ -59,7 +60,7 @@ impl Root {
         let options = format!("lowerdir=/,upperdir={},workdir={}", directory("changed"), directory("work"));
         mount(Some("overlay"), merged.path(), Some("overlay"), MsFlags::empty(), Some(options.as_str()))
             .expect("an overlay");
-        // Mounts are not seen through an overlay, and scripts write to /dev/null.
+        // An overlay does not show the mounts in its lower directory, and the scripts need /dev/null.
         bind(Path::new("/dev"), &merged.path().join("dev"));
         Self { merged, upper }
     }
@@ -69,17 +70,19 @@ impl Root {
     }
 
     fn rpm(&self, arguments: &[&str]) {
-        told_by(Command::new("rpm").arg("--root").arg(self.path()).args(["--dbpath", "/var/lib/rpm"]).args(arguments));
+        stdout_of(
+            Command::new("rpm").arg("--root").arg(self.path()).args(["--dbpath", "/var/lib/rpm"]).args(arguments),
+        );
     }
 
-    /// Everything but rpm's own files that is there and was not in the machine's root, or that is missing.
+    /// The files that were added, changed or removed, except those of rpm's database.
     fn changed(&self) -> BTreeSet<PathBuf> {
         let top = self.upper.path().join("changed");
-        let found = told_by(Command::new("find").arg(&top).args(["-not", "-type", "d", "-print0"]));
-        let found =
-            found.split('\0').filter(|path| !path.is_empty()).map(|path| Path::new(OsStr::from_bytes(path.as_bytes())));
-        let inside = found.map(|path| path.strip_prefix(&top).expect("it is inside").to_owned());
-        inside.filter(|path| !path.starts_with("var/lib/rpm")).collect()
+        let list = stdout_of(Command::new("find").arg(&top).args(["-not", "-type", "d", "-print0"]));
+        let paths =
+            list.split('\0').filter(|path| !path.is_empty()).map(|path| Path::new(OsStr::from_bytes(path.as_bytes())));
+        let relative = paths.map(|path| path.strip_prefix(&top).expect("find lists paths below top").to_owned());
+        relative.filter(|path| !path.starts_with("var/lib/rpm")).collect()
     }
 }
 

@@ -1,41 +1,43 @@
-//! A package's life: installed, upgraded, removed, purged.
+//! Installation, upgrade, removal and purge of the package.
 
 use std::collections::BTreeSet;
 use std::path::Path;
 use std::process::Command;
 
+use podfs::supervisor::status::PodState;
+
 use crate::installed::install;
 use crate::installed::load::Load;
 use crate::installed::machine::{Init, Machine};
-use crate::installed::pods::{self, CONFIG, UID, UNIT, manifest, nothing_is_served, processes};
+use crate::installed::pods::{self, CONFIG, UID, UNIT, assert_nothing_served, manifest, processes};
 use crate::installed::versions::Versions;
 
-/// All files but those that dpkg and systemd keep for themselves.
+/// All files of the machine, except those in the directories that dpkg and systemd use.
 fn files(machine: &Machine) -> BTreeSet<String> {
     let find = "find / -xdev ( -path /var/lib/dpkg -o -path /var/log -o -path /var/cache -o -path /root -o -path /tmp \
                 -o -path /var/lib/systemd ) -prune -o -print; find /run -maxdepth 2";
-    machine.does(&find.replace("( ", "\\( ").replace(" )", " \\)")).lines().map(str::to_owned).collect()
+    machine.output_of(&find.replace("( ", "\\( ").replace(" )", " \\)")).lines().map(str::to_owned).collect()
 }
 
-/// Checks that after a purge, the files are those that existed `before`.
+/// Asserts that a purge has removed all files of podfs, except those that existed `before`.
 #[track_caller]
-fn nothing_is_left(machine: &Machine, before: &BTreeSet<String>) {
+fn assert_nothing_left(machine: &Machine, before: &BTreeSet<String>) {
     let after = files(machine);
-    let left: Vec<_> = after.difference(before).filter(|path| path.contains("podfs")).collect();
-    assert!(left.is_empty(), "left after the purge: {left:?}");
+    let remaining: Vec<_> = after.difference(before).filter(|path| path.contains("podfs")).collect();
+    assert!(remaining.is_empty(), "left after the purge: {remaining:?}");
     assert_eq!(machine.run("dpkg --list podfs 2>&1 | grep ^[a-z]i").out, "");
 }
 
-/// The first steps of the README, with the package's examples.
+/// This test does the first steps of the README, with the package's examples.
 #[test]
 fn a_fresh_debian_serves_the_examples_and_forgets_podfs_with_the_purge() {
     let test = "a_fresh_debian_serves_the_examples_and_forgets_podfs_with_the_purge";
     let Some(machine) = crate::installed::machine(test, Init::Nothing) else { return };
     let before = files(&machine);
-    let said = install(&machine, &Versions::get().first());
-    assert!(!said.contains("podfs: "), "there is nothing to say: {said}");
-    assert_eq!(machine.does("stat -c %a /run/podfs /var/lib/podfs /etc/podfs/pods"), "700\n750\n700");
-    let served = machine.does(
+    let output = install(&machine, &Versions::get().first());
+    assert!(!output.contains("podfs: "), "the package's scripts print nothing: {output}");
+    assert_eq!(machine.output_of("stat -c %a /run/podfs /var/lib/podfs /etc/podfs/pods"), "700\n750\n700");
+    let served = machine.output_of(
         "cd /usr/share/doc/podfs/examples
          mkfifo /tmp/ready
          podfs run --pod pod.yaml --objects objects/ --ready-fd 3 3>/tmp/ready 2>/tmp/log &
@@ -46,17 +48,29 @@ fn a_fresh_debian_serves_the_examples_and_forgets_podfs_with_the_purge() {
          wait $!",
     );
     assert!(served.contains("listen 8080") && served.contains("default/web  running"), "{served}");
-    nothing_is_served(&machine);
-    machine.does("dpkg --purge podfs");
-    nothing_is_left(&machine, &before);
+    assert_nothing_served(&machine);
+    machine.output_of("dpkg --purge podfs");
+    assert_nothing_left(&machine, &before);
 }
 
 #[test]
 fn scripts_of_dpkg_and_rpm_are_plain_shell() {
     let scripts = Path::new(env!("CARGO_MANIFEST_DIR")).join("packaging/scripts");
-    let all: Vec<_> = scripts.read_dir().expect("scripts").flatten().map(|entry| entry.path()).collect();
-    let checked = Command::new("shellcheck").args(["--shell", "sh"]).args(&all).output().expect("shellcheck runs");
-    assert!(all.len() == 6 && checked.status.success(), "{}", String::from_utf8_lossy(&checked.stdout));
+    let paths: Vec<_> = scripts.read_dir().expect("scripts").flatten().map(|entry| entry.path()).collect();
+    let output = Command::new("shellcheck").args(["--shell", "sh"]).args(&paths).output().expect("shellcheck runs");
+    assert!(paths.len() == 6 && output.status.success(), "{}", String::from_utf8_lossy(&output.stdout));
+}
+
+#[test]
+fn a_removal_counts_the_pods_of_every_state_in_which_a_process_serves_them() {
+    let prerm = include_str!("../../../packaging/scripts/prerm");
+    let pattern = prerm.split("grep -cE '").nth(1).and_then(|rest| rest.split('\'').next()).expect("a pattern");
+    for state in PodState::ALL {
+        let line = format!("default/web  {}", state.word());
+        let grep = r#"printf '%s\n' "$1" | grep -qE "$2""#;
+        let counts = Command::new("sh").args(["-c", grep, "sh", &line, pattern]).status().expect("grep runs").success();
+        assert_eq!(counts, state != PodState::Dead, "{line}");
+    }
 }
 
 #[test]
@@ -66,15 +80,15 @@ fn rpm_is_understood_as_dpkg_is() {
         machine
             .copy(&Path::new(env!("CARGO_MANIFEST_DIR")).join("packaging/scripts").join(script), &format!("/{script}"));
     }
-    let says = |call: &str| machine.does(&format!("sh /{call} 2>&1"));
-    machine.does("rmdir /run/podfs");
-    assert_eq!(says("rpm-post 1"), "", "a first installation has nothing to upgrade");
-    machine.does("[ -d /run/podfs ]");
-    assert_eq!(says("rpm-post 2"), "podfs: no pod is served here (/run/podfs)");
+    let output_of = |call: &str| machine.output_of(&format!("sh /{call} 2>&1"));
+    machine.output_of("rmdir /run/podfs");
+    assert_eq!(output_of("rpm-post 1"), "", "a first installation has nothing to upgrade");
+    machine.output_of("[ -d /run/podfs ]");
+    assert_eq!(output_of("rpm-post 2"), "podfs: no pod is served here (/run/podfs)");
     for call in ["rpm-preun 1", "rpm-postun 1", "rpm-preun 0", "rpm-postun 0"] {
-        assert_eq!(says(call), "", "{call}");
+        assert_eq!(output_of(call), "", "{call}");
     }
-    machine.does("[ -d /etc/podfs/pods ]");
+    machine.output_of("[ -d /etc/podfs/pods ]");
 }
 
 #[test]
@@ -88,31 +102,32 @@ fn an_upgrade_moves_pods_to_the_new_podfs_while_their_volumes_are_used() {
     let (supervisor, server) = processes(&machine);
     let mut load = Load::start(&machine);
 
-    let said = install(&machine, &versions.second());
-    assert!(said.contains("default/web: started, done, podfs "), "{said}");
+    let output = install(&machine, &versions.second());
+    assert!(output.contains("default/web: started, done, podfs "), "{output}");
     let upgraded = processes(&machine);
     assert!(upgraded.0 == supervisor && upgraded.1 != server, "{upgraded:?}");
-    // The process runs the installed file, not the deleted one.
-    assert_eq!(machine.does(&format!("readlink /proc/{supervisor}/exe")), "/usr/bin/podfs");
-    load.goes_on();
+    // The process executes the newly installed file, not the deleted file of the earlier version.
+    assert_eq!(machine.output_of(&format!("readlink /proc/{supervisor}/exe")), "/usr/bin/podfs");
+    load.wait_for_rounds();
 
-    // A package whose podfs cannot go on with what runs: nothing fails, and the pods stay as they are.
-    machine.does("cp /usr/bin/podfs /podfs.before");
-    let said = install(&machine, &versions.stranger());
-    assert!(said.contains("refused: ") && said.contains("speaks another protocol"), "{said}");
-    assert!(said.contains("podfs: the earlier podfs still serves these pods"), "{said}");
+    // The podfs of this package cannot take over the running pods: no call fails, and the earlier podfs still serves
+    // them.
+    machine.output_of("cp /usr/bin/podfs /podfs.before");
+    let output = install(&machine, &versions.stranger());
+    assert!(output.contains("refused: ") && output.contains("speaks another protocol"), "{output}");
+    assert!(output.contains("podfs: the earlier podfs still serves these pods"), "{output}");
     assert_eq!(machine.run(&format!("systemctl reload {UNIT}")).code, Some(1));
     assert_eq!(processes(&machine), upgraded, "the same processes serve");
-    load.goes_on();
+    load.wait_for_rounds();
 
-    // And back.
-    let said = install(&machine, &versions.first());
-    assert!(said.contains("default/web: started, done"), "{said}");
-    load.ends_well();
-    machine.does(&format!("systemctl stop {UNIT}"));
-    nothing_is_served(&machine);
-    machine.does("rm /podfs.before; dpkg --purge podfs");
-    nothing_is_left(&machine, &before);
+    // A downgrade works as an upgrade.
+    let output = install(&machine, &versions.first());
+    assert!(output.contains("default/web: started, done"), "{output}");
+    load.end();
+    machine.output_of(&format!("systemctl stop {UNIT}"));
+    assert_nothing_served(&machine);
+    machine.output_of("rm /podfs.before; dpkg --purge podfs");
+    assert_nothing_left(&machine, &before);
 }
 
 #[test]
@@ -125,31 +140,31 @@ fn a_removal_leaves_pods_served_and_a_purge_waits_for_their_end() {
     pods::start(&machine);
     let mut load = Load::start(&machine);
 
-    let said = machine.does("dpkg --remove podfs 2>&1");
-    assert!(said.contains("podfs: the servers of 1 pods continue until you stop them"), "{said}");
-    machine.does("systemctl daemon-reload");
-    load.goes_on();
-    // Without a program there is no other supervisor; the server goes on.
-    machine.does(&format!("systemctl kill --signal KILL --kill-whom main {UNIT}"));
+    let output = machine.output_of("dpkg --remove podfs 2>&1");
+    assert!(output.contains("podfs: the servers of 1 pods continue until you stop them"), "{output}");
+    machine.output_of("systemctl daemon-reload");
+    load.wait_for_rounds();
+    // Without the program, systemd cannot start another supervisor; the server goes on.
+    machine.output_of(&format!("systemctl kill --signal KILL --kill-whom main {UNIT}"));
     machine.eventually(&format!("[ $(systemctl show -P ActiveState {UNIT}) = failed ]"));
-    load.goes_on();
-    let said = machine.does("dpkg --purge podfs 2>&1");
-    assert!(said.contains("podfs: servers of pods still run"), "{said}");
-    machine.does(&format!("[ -e {} ]", manifest("pod.yaml")));
-    load.goes_on();
+    load.wait_for_rounds();
+    let output = machine.output_of("dpkg --purge podfs 2>&1");
+    assert!(output.contains("podfs: servers of pods still run"), "{output}");
+    machine.output_of(&format!("[ -e {} ]", manifest("pod.yaml")));
+    load.wait_for_rounds();
 
-    // Installed again, the pod is taken up where it was left.
+    // After another installation, a supervisor takes over the server of the pod.
     install(&machine, &versions.first());
-    machine.does(&format!("systemctl start {UNIT}"));
+    machine.output_of(&format!("systemctl start {UNIT}"));
     processes(&machine);
-    load.ends_well();
+    load.end();
 
     // The pod ends after the removal.
-    machine.does("dpkg --remove podfs 2>&1");
-    machine.does(&format!("systemctl stop {UNIT}"));
-    nothing_is_served(&machine);
-    machine.does("dpkg --purge podfs 2>&1");
-    nothing_is_left(&machine, &before);
+    machine.output_of("dpkg --remove podfs 2>&1");
+    machine.output_of(&format!("systemctl stop {UNIT}"));
+    assert_nothing_served(&machine);
+    machine.output_of("dpkg --purge podfs 2>&1");
+    assert_nothing_left(&machine, &before);
 }
 
 #[test]
@@ -160,15 +175,15 @@ fn a_removal_cleans_up_after_pods_that_are_dead() {
     let before = files(&machine);
     install(&machine, &Versions::get().first());
     pods::start(&machine);
-    machine.does(&format!("systemctl enable {UNIT} 2>&1; cp -a /etc/podfs/pods/{UID} /root/"));
-    // systemd cannot restart it.
-    machine.does("rm /usr/bin/podfs");
-    machine.does(&format!("systemctl kill --signal KILL {UNIT}"));
+    machine.output_of(&format!("systemctl enable {UNIT} 2>&1; cp -a /etc/podfs/pods/{UID} /root/"));
+    // Without the program, systemd cannot restart the unit.
+    machine.output_of("rm /usr/bin/podfs");
+    machine.output_of(&format!("systemctl kill --signal KILL {UNIT}"));
     machine.eventually(&format!("[ $(systemctl show -P ActiveState {UNIT}) = failed ]"));
     assert_ne!(machine.run(&format!("ls {CONFIG}")).code, Some(0), "the mount is dead");
     install(&machine, &Versions::get().first());
-    let said = machine.does("dpkg --purge podfs 2>&1");
-    assert!(said.contains(&format!("unmounted {CONFIG}")), "{said}");
-    assert!(!said.contains("served"), "{said}");
-    nothing_is_left(&machine, &before);
+    let output = machine.output_of("dpkg --purge podfs 2>&1");
+    assert!(output.contains(&format!("unmounted {CONFIG}")), "{output}");
+    assert!(!output.contains("served"), "{output}");
+    assert_nothing_left(&machine, &before);
 }

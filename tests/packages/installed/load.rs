@@ -1,4 +1,4 @@
-//! A process that uses a pod's volumes all the time, and whose calls may not fail.
+//! A process that uses the volumes of a pod without pause, and checks that no call fails.
 
 use std::fs;
 use std::process::{Child, Stdio};
@@ -7,8 +7,9 @@ use crate::common::eventually;
 use crate::installed::machine::Machine;
 use crate::installed::pods::{CONFIG, HOST};
 
-/// Reads, writes, makes and removes, with a file that stays open, until `/tmp/enough` is there. Anything that fails ends it.
-const USE: &str = r#"
+/// A script that reads, writes, creates and removes files, one of which stays open, until `/tmp/enough` exists. The script ends
+/// when a command fails.
+const SCRIPT: &str = r#"
 exec 3>>"$host/held"
 round=0
 while [ ! -e /tmp/enough ]; do
@@ -25,20 +26,20 @@ done
 [ $(wc -l <"$host/held") = $round ]
 "#;
 
-/// The user of the volumes.
+/// The process that uses the volumes.
 pub struct Load<'a> {
     machine: &'a Machine,
     child: Child,
 }
 
 impl<'a> Load<'a> {
-    /// Starts to use the volumes of the pod.
+    /// Starts the process, and waits until it uses the volumes.
     pub fn start(machine: &'a Machine) -> Self {
-        machine.does("rm -f /tmp/enough /tmp/rounds /srv/host/log /srv/host/held");
-        let mut command = machine.command(&format!("config={CONFIG}\nhost={HOST}\n{USE}"));
+        machine.output_of("rm -f /tmp/enough /tmp/rounds /srv/host/log /srv/host/held");
+        let mut command = machine.command(&format!("config={CONFIG}\nhost={HOST}\n{SCRIPT}"));
         let child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("nsenter starts");
         let mut load = Self { machine, child };
-        load.goes_on();
+        load.wait_for_rounds();
         load
     }
 
@@ -47,25 +48,25 @@ impl<'a> Load<'a> {
         text.trim().parse().unwrap_or_default()
     }
 
-    /// Waits until the volumes were used some more.
+    /// Waits for further rounds of the script.
     #[track_caller]
-    pub fn goes_on(&mut self) {
+    pub fn wait_for_rounds(&mut self) {
         let before = self.rounds();
         eventually("the volumes are used", || {
-            let ended = self.child.try_wait().expect("a child");
-            assert!(ended.is_none(), "a call failed in round {}", self.rounds() + 1);
+            let status = self.child.try_wait().expect("a child");
+            assert!(status.is_none(), "a call failed in round {}", self.rounds() + 1);
             self.rounds() > before + 20
         });
     }
 
-    /// Ends it, and checks that all it has written is there once.
+    /// Ends the process, and asserts that no call has failed and that each line was written once.
     #[track_caller]
-    pub fn ends_well(mut self) {
-        self.goes_on();
+    pub fn end(mut self) {
+        self.wait_for_rounds();
         self.machine.write("/tmp/enough", "");
         let rounds = self.rounds();
         let status = self.child.wait().expect("a child");
-        assert!(status.success(), "a call failed after round {rounds}, or something was lost");
+        assert!(status.success(), "a call failed after round {rounds}, or a line was lost");
     }
 }
 

@@ -1,5 +1,5 @@
-//! A machine of its own for each test: a fresh Debian in namespaces of its own, with systemd as its first process, or with
-//! none as in a container. What happens in it changes no file outside, and ends with it.
+//! A machine for each test: a fresh Debian in new namespaces, with systemd as its first process, or without an init as in a
+//! container. Its processes change no file of the host, and end with the machine.
 
 use std::env;
 use std::fs;
@@ -24,7 +24,7 @@ pub enum Init {
     Nothing,
 }
 
-/// A running machine. It is switched off when dropped.
+/// A running machine. Dropping it ends all its processes.
 pub struct Machine {
     unshare: Child,
     init: Pid,
@@ -32,9 +32,9 @@ pub struct Machine {
     directory: TempDir,
 }
 
-/// The outcome of a command in a machine.
+/// The outcome of a script in a machine.
 #[derive(Debug)]
-pub struct Said {
+pub struct ScriptOutcome {
     pub code: Option<i32>,
     pub out: String,
     pub err: String,
@@ -46,19 +46,18 @@ impl Machine {
     /// # Errors
     /// When this host lacks a requirement, such as the unpacked Debian or cgroups of version 2.
     pub fn start(init: Init) -> Result<Machine, String> {
-        let tree =
-            Path::new(env!("CARGO_TARGET_TMPDIR")).parent().expect("it is in the target directory").join("debian");
+        let tree = Path::new(env!("CARGO_TARGET_TMPDIR")).parent().expect("the target directory").join("debian");
         if !tree.exists() {
             return Err(format!("there is no {}", tree.display()));
         }
-        let cgroups = mounts().expect("a mount table").into_iter().find(|mounted| mounted.fs_type == "cgroup2");
+        let cgroups = mounts().expect("a mount table").into_iter().find(|mount| mount.fs_type == "cgroup2");
         let cgroups = cgroups.ok_or("no cgroups of version 2 are mounted")?.at;
         let directory = TempDir::with_prefix("podfs-test-").expect("a directory");
         let cgroup = cgroups.join(directory.path().file_name().expect("a name"));
         fs::create_dir(&cgroup).map_err(|error| format!("no cgroup can be made in {}: {error}", cgroups.display()))?;
         fs::write(directory.path().join("boot"), BOOT).expect("written");
-        let at = directory.path().join("at");
-        fs::create_dir(&at).expect("a directory");
+        let mount_point = directory.path().join("at");
+        fs::create_dir(&mount_point).expect("a directory");
         let mut command = Command::new("unshare");
         command.args([
             "--fork",
@@ -71,24 +70,24 @@ impl Machine {
             "--ipc",
             "--net",
         ]);
-        command.arg("sh").arg(directory.path().join("boot")).args([&tree, &at, &cgroup]);
+        command.arg("sh").arg(directory.path().join("boot")).args([&tree, &mount_point, &cgroup]);
         command.arg(if init == Init::Systemd { "systemd" } else { "none" });
         let unshare = command.stdin(Stdio::null()).spawn().expect("unshare runs");
         let mut machine = Machine { unshare, init: Pid::from_raw(0), cgroup, directory };
         eventually("the machine has a first process", || {
-            machine.init = machine.first().unwrap_or(machine.init);
+            machine.init = machine.first_process().unwrap_or(machine.init);
             machine.init.as_raw() != 0
         });
         machine.wait_up(init);
         Ok(machine)
     }
 
-    /// The process that is the first one inside.
-    fn first(&self) -> Option<Pid> {
-        let listed = |at: &Path| fs::read_to_string(at.join("cgroup.procs")).unwrap_or_default();
-        // systemd goes to a cgroup of its own.
-        let all = listed(&self.cgroup) + &listed(&self.cgroup.join("init.scope"));
-        all.lines().next()?.parse().ok().map(Pid::from_raw)
+    /// The first process of the machine, with its pid on the host.
+    fn first_process(&self) -> Option<Pid> {
+        let processes = |cgroup: &Path| fs::read_to_string(cgroup.join("cgroup.procs")).unwrap_or_default();
+        // systemd moves itself to the cgroup `init.scope`.
+        let pids = processes(&self.cgroup) + &processes(&self.cgroup.join("init.scope"));
+        pids.lines().next()?.parse().ok().map(Pid::from_raw)
     }
 
     #[track_caller]
@@ -99,10 +98,10 @@ impl Machine {
             }
             Init::Nothing => "[ -e /run/machine ]",
         };
-        eventually("the machine is up", || self.command(is_up).output().is_ok_and(|done| done.status.success()));
+        eventually("the machine is up", || self.command(is_up).output().is_ok_and(|output| output.status.success()));
     }
 
-    /// A script that runs inside, from the root directory.
+    /// A command that runs a script in the machine, in the root directory.
     pub fn command(&self, script: &str) -> Command {
         let mut command = Command::new("nsenter");
         command.arg(format!("--target={}", self.init)).args(["--all", "--root", "--wd", "sh", "-euc", script]);
@@ -114,21 +113,21 @@ impl Machine {
         command
     }
 
-    /// Runs a script inside to its end.
+    /// Runs a script in the machine to its end.
     #[track_caller]
-    pub fn run(&self, script: &str) -> Said {
+    pub fn run(&self, script: &str) -> ScriptOutcome {
         // `timeout` ends a command that hangs.
         let script = format!("exec timeout --kill-after=1 60 sh -euc '{}'", script.replace('\'', r"'\''"));
-        let done = self.command(&script).output().expect("nsenter runs");
-        assert_eq!(done.status.signal(), None, "nsenter is not killed");
+        let output = self.command(&script).output().expect("nsenter runs");
+        assert_eq!(output.status.signal(), None, "nsenter is not killed");
         let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
-        Said { code: done.status.code(), out: text(&done.stdout), err: text(&done.stderr) }
+        ScriptOutcome { code: output.status.code(), out: text(&output.stdout), err: text(&output.stderr) }
     }
 
-    /// Runs a script that succeeds, and returns its output without the last newline.
+    /// Runs a script that must succeed. Returns its output without the last newlines.
     #[track_caller]
-    pub fn does(&self, script: &str) -> String {
-        let Said { code, out, err } = self.run(script);
+    pub fn output_of(&self, script: &str) -> String {
+        let ScriptOutcome { code, out, err } = self.run(script);
         assert_eq!(code, Some(0), "{script}\n{out}{err}");
         out.trim_end_matches('\n').to_owned()
     }
@@ -140,22 +139,22 @@ impl Machine {
     }
 
     /// The path on the host for a path in the machine.
-    pub fn path(&self, inside: &str) -> PathBuf {
-        PathBuf::from(format!("/proc/{}/root{inside}", self.init))
+    pub fn path(&self, path: &str) -> PathBuf {
+        PathBuf::from(format!("/proc/{}/root{path}", self.init))
     }
 
-    /// Writes a file inside, with the directories that lead to it.
+    /// Writes a file in the machine, and creates the missing directories above it.
     #[track_caller]
-    pub fn write(&self, inside: &str, content: impl AsRef<[u8]>) {
-        let path = self.path(inside);
+    pub fn write(&self, path: &str, content: impl AsRef<[u8]>) {
+        let path = self.path(path);
         fs::create_dir_all(path.parent().expect("a parent")).expect("directories");
         fs::write(path, content).expect("written");
     }
 
-    /// Puts a file of the host inside.
+    /// Copies a file of the host to a path in the machine.
     #[track_caller]
-    pub fn copy(&self, from: &Path, inside: &str) {
-        fs::copy(from, self.path(inside)).unwrap_or_else(|error| panic!("{}: {error}", from.display()));
+    pub fn copy(&self, from: &Path, to: &str) {
+        fs::copy(from, self.path(to)).unwrap_or_else(|error| panic!("{}: {error}", from.display()));
     }
 }
 
@@ -166,7 +165,8 @@ impl Drop for Machine {
         }
         let _ = self.unshare.kill();
         let _ = self.unshare.wait();
-        // Without its first process, the kernel kills all others; the cgroups go when they are empty.
+        // When the first process ends, the kernel kills all other processes of the PID namespace. The cgroups can be removed
+        // when they are empty.
         let is_gone = || {
             remove_cgroups(&self.cgroup);
             !self.cgroup.exists()
@@ -176,12 +176,12 @@ impl Drop for Machine {
             std::thread::sleep(std::time::Duration::from_millis(5));
         }
         if self.cgroup.exists() {
-            eprintln!("the cgroup {} of {} stays", self.cgroup.display(), self.directory.path().display());
+            eprintln!("cannot remove the cgroup {} of {}", self.cgroup.display(), self.directory.path().display());
         }
     }
 }
 
-/// Removes a cgroup and those below it that are empty.
+/// Removes the cgroup `top` and the cgroups below it, as far as they have no processes.
 fn remove_cgroups(top: &Path) {
     for entry in fs::read_dir(top).into_iter().flatten().flatten() {
         if entry.file_type().is_ok_and(|kind| kind.is_dir()) {

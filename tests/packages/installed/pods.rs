@@ -1,22 +1,22 @@
-//! The pod that is served in a machine, as a unit of systemd.
+//! The pod that podfs serves in a machine, as a unit of systemd.
 
 use crate::installed::machine::Machine;
 
 /// The pod's uid.
 pub const UID: &str = "6f0c1f0e-0000-4000-8000-000000000001";
-/// The unit that serves it.
+/// The unit of the pod.
 pub const UNIT: &str = "podfs@6f0c1f0e-0000-4000-8000-000000000001.service";
-/// Its volume of a ConfigMap.
+/// The path of the pod's configMap volume.
 pub const CONFIG: &str =
     "/var/lib/podfs/pods/6f0c1f0e-0000-4000-8000-000000000001/volumes/kubernetes.io~configmap/config";
-/// Its volume of the directory `/srv/host`.
+/// The path of the pod's hostPath volume, whose directory is `/srv/host`.
 pub const HOST: &str = "/var/lib/podfs/pods/6f0c1f0e-0000-4000-8000-000000000001/volumes/kubernetes.io~host-path/host";
 
-/// Its emptyDir on disk.
+/// The path of the pod's emptyDir on disk.
 pub const SCRATCH: &str =
     "/var/lib/podfs/pods/6f0c1f0e-0000-4000-8000-000000000001/volumes/kubernetes.io~empty-dir/scratch";
 
-/// Writes the pod's manifests where its unit looks for them.
+/// Writes the pod's manifests to the directory that its unit reads.
 pub fn write_manifests(machine: &Machine) {
     let pod = format!(
         "apiVersion: v1\nkind: Pod\nmetadata: {{name: web, uid: {UID}}}\nspec:\n  containers: [{{name: web, image: web}}]\n  \
@@ -25,10 +25,11 @@ pub fn write_manifests(machine: &Machine) {
     );
     machine.write(&manifest("pod.yaml"), pod);
     write_config(machine, "1");
-    machine.does("mkdir -p /srv/host");
+    machine.output_of("mkdir -p /srv/host");
 }
 
-/// Writes two static pods where `podfs node` looks for them: the pod of this module, and one that only has a configMap volume.
+/// Writes the manifests of two static pods to the directory that `podfs node` reads: the pod of this module, and a pod `other`
+/// with just a configMap volume.
 pub fn write_node_manifests(machine: &Machine) {
     let pod = |name: &str, uid: &str, volumes: &str, mounts: &str| {
         format!(
@@ -43,7 +44,7 @@ pub fn write_node_manifests(machine: &Machine) {
     let other = "6f1c0a54-2f0e-4c6e-9d4e-1b7a5f3c9e01";
     machine.write("/etc/podfs/manifests/other.yaml", pod("other", other, config, "{name: config, mountPath: /c}"));
     machine.write("/etc/podfs/manifests/app.json", crate::common::config_map("app", &[("a", "1\n")]));
-    machine.does("mkdir -p /srv/host");
+    machine.output_of("mkdir -p /srv/host");
 }
 
 /// Writes the pod's ConfigMap.
@@ -52,7 +53,7 @@ pub fn write_config(machine: &Machine, content: &str) {
     machine.write(&manifest("objects/app.json"), object);
 }
 
-/// A file of the pod's manifests.
+/// The path of a file of the pod's manifests.
 pub fn manifest(name: &str) -> String {
     format!("/etc/podfs/pods/{UID}/{name}")
 }
@@ -61,24 +62,24 @@ pub fn manifest(name: &str) -> String {
 #[track_caller]
 pub fn start(machine: &Machine) {
     write_manifests(machine);
-    machine.does(&format!("systemctl start {UNIT}"));
+    machine.output_of(&format!("systemctl start {UNIT}"));
 }
 
-/// The processes that serve the pod: the supervisor and the server.
+/// The pids of the pod's supervisor and server.
 #[track_caller]
 pub fn processes(machine: &Machine) -> (u32, u32) {
     let status = machine.run("podfs status --output json");
     let status: serde_json::Value = serde_json::from_str(&status.out).unwrap_or_else(|_| panic!("no JSON: {status:?}"));
-    let pid = |of: &str| status["pods"][0][of]["pid"].as_u64().and_then(|pid| u32::try_from(pid).ok());
-    let main = machine.does(&format!("systemctl show --property MainPID --value {UNIT}"));
+    let pid = |process: &str| status["pods"][0][process]["pid"].as_u64().and_then(|pid| u32::try_from(pid).ok());
+    let main = machine.output_of(&format!("systemctl show --property MainPID --value {UNIT}"));
     let supervisor = pid("supervisor").unwrap_or_else(|| panic!("no supervisor: {status}"));
     assert_eq!(main, supervisor.to_string(), "systemd knows the supervisor");
     (supervisor, pid("server").unwrap_or_else(|| panic!("no server: {status}")))
 }
 
-/// Checks that nothing of a pod is mounted, that no process of podfs is left, and that its directories are empty.
+/// Asserts that nothing of a pod is mounted, that no process of podfs is left, and that its directories are empty.
 #[track_caller]
-pub fn nothing_is_served(machine: &Machine) {
+pub fn assert_nothing_served(machine: &Machine) {
     assert_eq!(
         machine.run("grep -e fuse.podfs -e /var/lib/podfs /proc/self/mountinfo").out,
         "",

@@ -1,4 +1,4 @@
-//! Versions of the package: that of this tree, and later ones that differ in version and program.
+//! Versions of the package: the package of this tree, and later packages with another version and other programs.
 
 use std::fs::{self, Permissions};
 use std::os::unix::fs::PermissionsExt;
@@ -9,23 +9,23 @@ use std::sync::LazyLock;
 use tempfile::TempDir;
 
 use crate::common::builds::{VERSION, another, other_build};
-use crate::common::packages::{PROGRAMS, packages, told_by};
+use crate::common::packages::{PROGRAMS, packages, stdout_of};
 
-/// Three packages, one after another.
+/// Three packages with increasing versions.
 pub struct Versions {
-    /// It stays beside the build, for the next run to write over.
+    /// The directory stays after the test; the next run replaces it.
     directory: PathBuf,
 }
 
 impl Versions {
-    /// They are made once.
+    /// The packages, which the first call makes.
     pub fn get() -> &'static Versions {
         static VERSIONS: LazyLock<Versions> = LazyLock::new(Versions::make);
         &VERSIONS
     }
 
     fn make() -> Versions {
-        // In the build's directory, because the system's directory for temporary files may be small.
+        // The packages are in the target directory, because the system's temporary directory may be small.
         let directory = Path::new(env!("CARGO_TARGET_TMPDIR")).join("installed");
         let _ = fs::remove_dir_all(&directory);
         fs::create_dir_all(&directory).expect("a directory");
@@ -42,12 +42,12 @@ impl Versions {
         self.directory.join("first.deb")
     }
 
-    /// A later package with another program.
+    /// A later package with other programs.
     pub fn second(&self) -> PathBuf {
         self.directory.join("second.deb")
     }
 
-    /// A package later than that, whose servers refuse to talk to podfs of other packages.
+    /// The latest package, whose servers refuse the protocol of the other packages.
     pub fn stranger(&self) -> PathBuf {
         self.directory.join("stranger.deb")
     }
@@ -60,7 +60,7 @@ impl Versions {
 
     fn unpacked(&self) -> TempDir {
         let tree = TempDir::with_prefix_in("tree-", &self.directory).expect("a directory");
-        told_by(Command::new("dpkg-deb").arg("--raw-extract").arg(self.first()).arg(tree.path()));
+        stdout_of(Command::new("dpkg-deb").arg("--raw-extract").arg(self.first()).arg(tree.path()));
         fs::set_permissions(tree.path(), Permissions::from_mode(0o755)).expect("permissions");
         tree
     }
@@ -70,25 +70,25 @@ impl Versions {
         let tree = self.unpacked();
         let control = tree.path().join("DEBIAN/control");
         let text = fs::read_to_string(&control).expect("a control file");
-        let set = |line: &str| match line.strip_prefix("Version: ") {
+        let set_version = |line: &str| match line.strip_prefix("Version: ") {
             Some(version) => {
                 let upstream = version.rsplit_once('-').map_or(version, |(upstream, _)| upstream);
                 format!("Version: {upstream}-{revision}\n")
             }
             None => format!("{line}\n"),
         };
-        fs::write(&control, text.lines().map(set).collect::<String>()).expect("written");
+        fs::write(&control, text.lines().map(set_version).collect::<String>()).expect("written");
         for (path, program) in programs {
             fs::write(tree.path().join(path), program).expect("written");
         }
-        // The programs are others than their package says.
+        // The checksums do not fit the new programs.
         let _ = fs::remove_file(tree.path().join("DEBIAN/md5sums"));
         let packed = self.directory.join(format!("{name}.deb"));
-        told_by(Command::new("dpkg-deb").args(["--build", "-Znone"]).arg(tree.path()).arg(packed));
+        stdout_of(Command::new("dpkg-deb").args(["--build", "-Znone"]).arg(tree.path()).arg(packed));
     }
 }
 
-/// A podfs whose servers answer every message as one with another protocol does.
+/// A podfs whose servers answer every message with an error, as a server with another protocol does.
 fn stranger(version: &str) -> String {
     let answer = format!(r#"{{"Failed":"podfs {version} speaks another protocol than the podfs before"}}"#);
     let length: String =
@@ -97,6 +97,6 @@ fn stranger(version: &str) -> String {
 }
 
 /// The path of a package in a machine.
-pub fn inside(package: &Path) -> String {
+pub fn path_in_machine(package: &Path) -> String {
     format!("/root/{}", package.file_name().expect("a name").display())
 }

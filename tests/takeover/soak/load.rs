@@ -1,4 +1,4 @@
-//! A pod whose volumes are used all the time, and the callers that use them.
+//! A pod under load: threads use its volumes while a test kills or upgrades its processes.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -11,13 +11,13 @@ use crate::common::builds::Builds;
 use crate::common::passthrough::disk_directory;
 use crate::common::watch::Watcher;
 use crate::common::*;
-use crate::soak::callers::{CALLERS, Place};
+use crate::soak::callers::{CALLERS, TestVolume};
 use tempfile::TempDir;
 
-/// Keys of the ConfigMap; all have the number of the commit as content.
+/// The number of keys of the ConfigMap. The value of all of them is the number of the change.
 const KEYS: usize = 20;
 
-/// A pod with a projection that changes, one that does not, and both data paths of passthrough volumes.
+/// A pod with a projection that changes, a projection that does not change, and passthrough volumes with both data paths.
 pub struct Pod {
     pub fixture: Fixture,
     pub builds: Builds,
@@ -38,7 +38,7 @@ impl Pod {
         pod
     }
 
-    /// A directory of the host that is shown in the pod, to which no caller writes.
+    /// Makes a directory in the source of the host volume. No caller writes to it. Returns its path in the volume.
     pub fn quiet_directory(&self, host: &Path) -> PathBuf {
         let (name, path) = ("quiet", self.source.path().join("quiet"));
         fs::create_dir(&path).expect("a directory");
@@ -46,12 +46,12 @@ impl Pod {
         host.join(name)
     }
 
-    /// Does `act` while callers use the volumes, again and again until it says that it is enough. No call may fail, and what
-    /// all of them together have done must be there. Then the pod ends, and leaves nothing.
+    /// Calls `act` again and again, until it returns false, while callers use the volumes. Fails the test if a call of a caller
+    /// failed, or if the effect of one is lost. Then stops the pod, and checks that it leaves nothing behind.
     pub fn under_load(&mut self, mut act: impl FnMut(&mut Self, &mut Running) -> bool) {
         let mut running = self.builds.run(&self.fixture);
         let config = running.volume("config");
-        let places = ["host", "limited"].map(|name| Place::new(name, &running.volume(name)));
+        let volumes = ["host", "limited"].map(|name| TestVolume::new(name, &running.volume(name)));
         let (load, watcher) = (Load::default(), Watcher::on("root", &config));
         let objects = self.fixture.path("objects/app.json");
         let directory = self.fixture.pod().parent().expect("its directory").to_owned();
@@ -59,15 +59,15 @@ impl Pod {
             let changes = scope.spawn(|| load.repeat("changes", |round| change(&objects, &config, round + 1)));
             scope.spawn(|| load.repeat("reads of a projection", |_| read_projection(&config)));
             let mut callers = Vec::new();
-            for place in &places {
-                for (who, caller) in CALLERS {
-                    let (who, load) = (format!("{who} in {}", place.name), &load);
-                    callers.push(scope.spawn(move || caller(place, &mut |round| load.repeat(&who, round))));
+            for volume in &volumes {
+                for (name, caller) in CALLERS {
+                    let (name, load) = (format!("{name} in {}", volume.name), &load);
+                    callers.push(scope.spawn(move || caller(volume, &mut |round| load.repeat(&name, round))));
                 }
             }
-            let end = End { load: &load, directory };
+            let end_of_load = EndOfLoad { load: &load, directory };
             while !load.is_over() && act(self, &mut running) {}
-            drop(end);
+            drop(end_of_load);
             running.freed(|| {
                 for caller in callers {
                     if let Err(failure) = caller.join().expect("no panic") {
@@ -76,9 +76,9 @@ impl Pod {
                 }
                 let changes = changes.join().expect("no panic");
                 let switches = watcher.switches() as u64;
-                // The last change may have failed, or been given up.
+                // After a failure, the last change may not have become visible.
                 if load.failures.lock().expect("no panic").is_empty() && switches != changes {
-                    load.fail(format!("{changes} changes were {switches} switches to who watches"));
+                    load.fail(format!("after {changes} changes, the watcher got the events of {switches} switches"));
                 }
             });
         });
@@ -97,7 +97,7 @@ impl Pod {
     }
 }
 
-/// The state that the callers and the disturbing thread share.
+/// The state that the callers share with the thread that kills processes.
 #[derive(Default)]
 struct Load {
     over: AtomicBool,
@@ -115,12 +115,12 @@ impl Load {
         self.over.load(Ordering::Relaxed)
     }
 
-    /// Repeats a caller's round until it is over.
-    fn repeat(&self, who: &str, mut round: impl FnMut(u64) -> Result<(), String>) -> u64 {
+    /// Repeats a round of a caller until the load ends or the round fails. Returns the number of rounds.
+    fn repeat(&self, caller: &str, mut round: impl FnMut(u64) -> Result<(), String>) -> u64 {
         let mut rounds = 0;
         while !self.is_over() {
             if let Err(failure) = round(rounds) {
-                self.fail(format!("{who}, round {rounds}: {failure}"));
+                self.fail(format!("{caller}, round {rounds}: {failure}"));
                 break;
             }
             rounds += 1;
@@ -130,13 +130,14 @@ impl Load {
     }
 }
 
-/// Ends the load. When the disturbing thread gives up, there may be no server to answer the calls, so they are made to fail.
-struct End<'a> {
+/// Ends the load when it is dropped. After a panic of the thread that kills processes, possibly no server answers the callers.
+/// Then the drop kills all processes of podfs, so that the kernel ends the calls with an error.
+struct EndOfLoad<'a> {
     load: &'a Load,
     directory: PathBuf,
 }
 
-impl Drop for End<'_> {
+impl Drop for EndOfLoad<'_> {
     fn drop(&mut self) {
         self.load.over.store(true, Ordering::Relaxed);
         if thread::panicking() {
@@ -151,21 +152,21 @@ fn object(number: u64) -> String {
     config_map("app", &data)
 }
 
-/// Changes the object, and waits until that is seen.
+/// Changes the object, and waits until the volume shows the change.
 fn change(object_file: &Path, config: &Path, number: u64) -> Result<(), String> {
     let new = object_file.with_extension("new");
     fs::write(&new, object(number)).and_then(|()| fs::rename(&new, object_file)).expect("written");
     let deadline = Instant::now() + TIMEOUT;
     while fs::read_to_string(config.join("key-0")).ok() != Some(number.to_string()) {
         if Instant::now() > deadline {
-            return Err(format!("change {number} is not seen"));
+            return Err(format!("the volume does not show change {number}"));
         }
         thread::sleep(Duration::from_millis(1));
     }
     Ok(())
 }
 
-/// All files of a generation have the same content, and `..data` always leads to one.
+/// Checks that `..data` leads to a generation, and that all files of this generation have the same content.
 fn read_projection(config: &Path) -> Result<(), String> {
     let data = || fs::read_link(config.join("..data")).map_err(|error| format!("..data: {error}"));
     let generation = data()?;
@@ -173,13 +174,13 @@ fn read_projection(config: &Path) -> Result<(), String> {
     for key in 0..KEYS {
         match fs::read_to_string(config.join(&generation).join(format!("key-{key}"))) {
             Ok(content) => contents.push(content),
-            // An old generation goes at any time.
+            // podfs may have removed the generation meanwhile.
             Err(_) if data()? != generation => return Ok(()),
             Err(error) => return Err(format!("{}/key-{key}: {error}", generation.display())),
         }
     }
     contents.dedup();
-    // Content that is known is read without a request; this is one.
+    // The kernel may read cached files without a request to the server, but each statfs(2) sends one.
     rustix::fs::statvfs(config).map_err(|error| format!("the status of the file system: {error}"))?;
-    if contents.len() == 1 { Ok(()) } else { Err(format!("a mix: {contents:?}")) }
+    if contents.len() == 1 { Ok(()) } else { Err(format!("a generation with several contents: {contents:?}")) }
 }

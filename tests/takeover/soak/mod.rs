@@ -1,10 +1,11 @@
-//! Servers, keepers and supervisors are killed and upgraded at any time under mixed load: callers read, write, lock, list,
-//! move and watch in projections and on both data paths of passthrough volumes, and objects change. Any of the three
-//! processes are killed at once, except supervisor and server. No call may fail, no read be torn, no effect be lost or
-//! doubled; only open files without a name may end with `ESTALE` where the server reads and writes them.
+//! The tests kill and upgrade servers, keepers and supervisors at any time under mixed load: callers read, write, lock, list,
+//! rename and watch in projections and in passthrough volumes with both data paths, and objects change. The tests also kill two
+//! of the three processes at once, except the supervisor and the server together. No call may fail, no read may mix two
+//! contents, and no effect may be lost or happen twice. One exception is allowed: an open file without a name may return
+//! `ESTALE` in a volume whose files the server reads and writes.
 //!
-//! `PODFS_SOAK_KILLS` says how many kills the mixed one makes, and `PODFS_SOAK_ROUNDS` how often the others repeat theirs;
-//! `PODFS_SOAK_SEED` repeats the choices of an earlier run.
+//! `PODFS_SOAK_KILLS` is the number of faults in the test with random faults. `PODFS_SOAK_ROUNDS` is the number of rounds in
+//! the other tests. `PODFS_SOAK_SEED` repeats the random choices of an earlier run.
 
 mod callers;
 mod load;
@@ -25,23 +26,23 @@ fn no_call_fails_when_processes_are_killed_at_random() {
     let clock = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).expect("a clock").as_nanos() as u64;
     let mut random = Random(number("PODFS_SOAK_SEED").unwrap_or(clock | 1));
     println!("PODFS_SOAK_SEED={}", random.0);
-    let mut done = [0; STRIKES.len()];
+    let mut counts = [0; FAULTS.len()];
     Pod::new().under_load(|pod, running| {
-        done[strike(&mut random, pod, running)] += 1;
-        // Sometimes the successor is struck while it gets ready, mostly in the middle of ordinary work.
+        counts[inject_fault(&mut random, pod, running)] += 1;
+        // The next fault mostly comes during ordinary work of a server, and sometimes while the successor still gets ready.
         if random.below(5) > 0 {
             let _answered = rustix::fs::statvfs(running.volume("config"));
         }
         thread::sleep(Duration::from_millis(random.below(20)));
-        done.iter().sum::<u64>() < kills
+        counts.iter().sum::<u64>() < kills
     });
-    for (what, times) in STRIKES.iter().zip(done) {
-        println!("{times} times: {what}");
+    for (fault, count) in FAULTS.iter().zip(counts) {
+        println!("{count} times: {fault}");
     }
 }
 
 /// The faults of a pod's processes.
-const STRIKES: [&str; 7] = [
+const FAULTS: [&str; 7] = [
     "the server killed",
     "the keeper killed",
     "the supervisor killed",
@@ -51,28 +52,28 @@ const STRIKES: [&str; 7] = [
     "servers killed again and again, then a keeper in the pause",
 ];
 
-/// Strikes; returns the index of the strike in [`STRIKES`].
-fn strike(random: &mut Random, pod: &mut Pod, running: &mut Running) -> usize {
-    let which = match random.below(20) {
-        which @ 0..6 => which as usize + 1,
+/// Injects a random fault, and returns its index in [`FAULTS`].
+fn inject_fault(random: &mut Random, pod: &mut Pod, running: &mut Running) -> usize {
+    let fault = match random.below(20) {
+        number @ 0..6 => number as usize + 1,
         _ => 0,
     };
-    match which {
+    match fault {
         0 => kill_all(running.servers()),
         1 => {
-            settled(running);
-            let told = "the keeper of the server's open files ended; podfs has started another one";
-            let before = running.log().matches(told).count();
+            wait_for_server(running);
+            let message = "the keeper of the server's open files ended; podfs has started another one";
+            let before = running.log().matches(message).count();
             kill_all(running.keepers());
-            running.wait_log_times(told, before + 1);
+            running.wait_log_times(message, before + 1);
         }
         2 => {
-            settled(running);
+            wait_for_server(running);
             pod.fixture.kill_supervisor(running);
             *running = pod.builds.run(&pod.fixture);
         }
         3 => {
-            settled(running);
+            wait_for_server(running);
             pod.builds.upgrade(&pod.fixture);
         }
         4 => {
@@ -80,7 +81,7 @@ fn strike(random: &mut Random, pod: &mut Pod, running: &mut Running) -> usize {
             kill_all(both.collect());
         }
         5 => {
-            settled(running);
+            wait_for_server(running);
             kill_all(running.keepers());
             pod.fixture.kill_supervisor(running);
             *running = pod.builds.run(&pod.fixture);
@@ -93,18 +94,18 @@ fn strike(random: &mut Random, pod: &mut Pod, running: &mut Running) -> usize {
             kill_all(running.keepers());
         }
     }
-    which
+    fault
 }
 
-/// Kills processes, some of which may have ended.
+/// Kills processes. Some of them may already have ended.
 fn kill_all(processes: Vec<Pid>) {
     for process in processes {
         let _ = kill(process, Signal::SIGKILL);
     }
 }
 
-/// Waits until a server serves: without supervisor and server, the mounts are dead.
-fn settled(running: &Running) {
+/// Waits until a server serves. If the supervisor and the last server were killed, the mounts would be dead.
+fn wait_for_server(running: &Running) {
     let config = running.volume("config");
     eventually("one server serves, with one keeper", || {
         let _answered = rustix::fs::statvfs(&config);
@@ -114,7 +115,7 @@ fn settled(running: &Running) {
 
 #[test]
 fn a_supervisor_that_adopts_again_and_again_under_load_finds_everything_as_it_was() {
-    let mut left = rounds(20);
+    let mut remaining = rounds(20);
     let mut quiet = None;
     Pod::new().under_load(|pod, running| {
         let quiet = quiet.get_or_insert_with(|| pod.quiet_directory(&running.volume("host")));
@@ -123,15 +124,15 @@ fn a_supervisor_that_adopts_again_and_again_under_load_finds_everything_as_it_wa
         let server = pod.fixture.kill_supervisor(running);
         *running = pod.builds.run(&pod.fixture);
         assert_eq!((identity(&still), identity(quiet)), before);
-        assert_eq!(running.server(), server, "it is the same server");
-        left -= 1;
-        left > 0
+        assert_eq!(running.server(), server, "the supervisor has adopted the server");
+        remaining -= 1;
+        remaining > 0
     });
 }
 
 #[test]
 fn a_pod_that_goes_from_version_to_version_under_load_loses_nothing() {
-    let mut left = rounds(20);
+    let mut remaining = rounds(20);
     let mut quiet = None;
     Pod::new().under_load(|pod, running| {
         let quiet = quiet.get_or_insert_with(|| pod.quiet_directory(&running.volume("host")));
@@ -140,23 +141,23 @@ fn a_pod_that_goes_from_version_to_version_under_load_loses_nothing() {
         let (supervisor, server) = (running.pid(), running.server());
         pod.builds.upgrade(&pod.fixture);
         assert_eq!((identity(&still), identity(quiet)), before);
-        assert_eq!(running.pid(), supervisor, "it is the same process");
-        assert_ne!(running.server(), server, "it is another server");
-        left -= 1;
-        left > 0
+        assert_eq!(running.pid(), supervisor, "the supervisor is the same process");
+        assert_ne!(running.server(), server, "another server has replaced the first one");
+        remaining -= 1;
+        remaining > 0
     });
 }
 
-/// The number of rounds; `usually` is the default.
-fn rounds(usually: u64) -> u64 {
-    number("PODFS_SOAK_ROUNDS").unwrap_or(usually)
+/// The number of rounds that the environment sets, or this default.
+fn rounds(default: u64) -> u64 {
+    number("PODFS_SOAK_ROUNDS").unwrap_or(default)
 }
 
 fn number(variable: &str) -> Option<u64> {
     std::env::var(variable).ok().map(|text| text.parse().expect("a number"))
 }
 
-/// Numbers without a pattern (xorshift).
+/// A generator of pseudo-random numbers (xorshift).
 struct Random(u64);
 
 impl Random {

@@ -1,5 +1,5 @@
-//! Supervisor and server are killed at once, also with the keeper, again and again: a container that follows the host's mounts
-//! sees the new ones.
+//! The test kills the supervisor and the server at once, sometimes also the keeper, again and again. A container to which
+//! mounts of the host propagate sees each new mount.
 
 use std::fs;
 
@@ -26,20 +26,21 @@ fn a_container_sees_each_new_mount_over_the_dead_one() {
     assert_eq!(read(), Ok("0".to_owned()));
     for round in 1..=crate::soak::rounds(20) {
         if round % 2 == 0 {
-            // All three at once.
+            // In these rounds the test also kills the keeper.
             crate::soak::kill_all(running.keepers());
         }
         fixture.kill_both(&mut running);
-        // statfs(2) needs a server; a read might be answered from the kernel's cache.
-        let asked = config.clone();
-        container.run(move || assert!(rustix::fs::statvfs(&asked).is_err(), "no server answers"));
+        // statfs(2) always needs a server. The kernel could answer a read from its cache.
+        let volume = config.clone();
+        container.run(move || assert!(rustix::fs::statvfs(&volume).is_err(), "no server answers"));
         change(round);
         running = fixture.run();
         assert_eq!(read(), Ok(round.to_string()));
         assert_eq!(fs::read_to_string(config.join("a")).expect("a file"), round.to_string());
     }
     assert!(running.stop().success());
-    let left = container.run(move || podfs_fuse::mount::table::mounts().expect("a table"));
-    assert!(left.iter().all(|mounted| !mounted.at.starts_with(&config)), "something is left in the container");
+    let mounts = container.run(move || podfs_fuse::mount::table::mounts().expect("a table"));
+    let remains = mounts.iter().any(|mount| mount.at.starts_with(&config));
+    assert!(!remains, "the container still has a mount of the volume");
     umount2(&root, MntFlags::MNT_DETACH).expect("the root directory is free");
 }

@@ -1,4 +1,4 @@
-//! One call of NFSv3: its options, and its repetition while the server asks to come again.
+//! One call of NFSv3: its options, and its repetition while the server answers `NFS3ERR_JUKEBOX`.
 
 use std::time::Instant;
 
@@ -17,29 +17,29 @@ pub struct CallOptions<'a> {
     pub credential: &'a Credential,
     /// The timeout and retries of the call; `None` means the mount's options.
     pub policy: Option<Policy>,
-    /// Called with the xid before the call is sent, each time that the call gets another one.
+    /// Called with the xid before the call is sent, each time that the call gets another xid.
     pub announce: Option<&'a dyn Fn(u32)>,
     /// The xid with which the process before this may have sent the call.
     pub again: Option<u32>,
 }
 
 impl<'a> CallOptions<'a> {
-    /// As `credential`, and as the mount's options say.
+    /// Options with this credential, and otherwise with the mount's options.
     pub fn new(credential: &'a Credential) -> Self {
         Self { credential, policy: None, announce: None, again: None }
     }
 }
 
-/// A call that may have to be made more than once.
+/// A call that the client may have to make more than once.
 pub(super) struct RepeatableCall<'a, A> {
-    pub(super) how: CallOptions<'a>,
+    pub(super) options: CallOptions<'a>,
     pub(super) number: ProcedureNumber,
     pub(super) arguments: A,
     pub(super) payload: Option<&'a Slice>,
 }
 
 impl<A: Fn(&mut XdrWriter)> RepeatableCall<'_, A> {
-    /// Makes the call until the server does not ask to come again. `policy` is that of the mount.
+    /// Makes the call, and repeats it while the server answers `NFS3ERR_JUKEBOX`. `policy` is that of the mount.
     ///
     /// # Errors
     /// [`Error`]
@@ -49,8 +49,8 @@ impl<A: Fn(&mut XdrWriter)> RepeatableCall<'_, A> {
         policy: Policy,
         results: impl FnOnce(&mut XdrReader<'_>, &Reply) -> Result<T, Malformed>,
     ) -> Result<T, Error> {
-        let policy = self.how.policy.unwrap_or(policy);
-        let mut again = self.how.again;
+        let policy = self.options.policy.unwrap_or(policy);
+        let mut again = self.options.again;
         let mut delay: Option<(Instant, Backoff)> = None;
         loop {
             let reply = self.send(connection, policy, again.take()).await?;
@@ -83,14 +83,14 @@ impl<A: Fn(&mut XdrWriter)> RepeatableCall<'_, A> {
         policy: Policy,
         again: Option<u32>,
     ) -> Result<Reply, RpcError> {
-        // Hardly ever has another call got the same number.
+        // It hardly ever happens that another call in flight has the xid of the process before this one.
         let xid = again.filter(|xid| !connection.is_in_use(*xid)).unwrap_or_else(|| connection.next_xid());
-        if let Some(announce) = self.how.announce {
+        if let Some(announce) = self.options.announce {
             announce(xid);
         }
         let procedure = Procedure { program: v3::PROGRAM, version: v3::VERSION, number: self.number as u32 };
         let payload = self.payload.cloned();
-        let message = RpcCall::call_with(xid, procedure, self.how.credential, &self.arguments, payload);
+        let message = RpcCall::call_with(xid, procedure, self.options.credential, &self.arguments, payload);
         connection.call(xid, message, policy, again.is_some()).await
     }
 }

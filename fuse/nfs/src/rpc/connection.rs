@@ -1,5 +1,5 @@
-//! A connection to a server, which continues when the server comes back, as its users have it. `pending` owns its
-//! calls. One task connects and reads (`driver`), another one watches the time (`deadlines`).
+//! A connection to a server, for the code that makes calls. It survives restarts of the server. `pending` owns its calls. One
+//! task connects and reads (`driver`), another task handles timeouts (`deadlines`).
 
 use std::rc::Rc;
 
@@ -13,7 +13,7 @@ use super::policy::Policy;
 use super::pool::Pool;
 use super::{deadlines, driver};
 
-/// A connection to a server. Dropping it ends it.
+/// A connection to a server. Dropping it closes the connection.
 #[derive(Debug)]
 pub struct RpcConnection {
     shared: Rc<SharedConnection>,
@@ -21,8 +21,8 @@ pub struct RpcConnection {
 }
 
 impl RpcConnection {
-    /// A connection to `peer`, which is made when there is something to ask. The first call that asks for one gets the
-    /// xid `first_xid`. To be called in a [`LocalSet`](tokio::task::LocalSet) of a runtime with time and I/O.
+    /// A connection to `peer`. It connects when there is a call. [`Self::next_xid`] begins at `first_xid`. Must be called in a
+    /// [`LocalSet`](tokio::task::LocalSet) of a runtime with time and I/O.
     pub fn new(peer: Rc<Peer>, dialer: Dialer, pool: Pool, first_xid: u32) -> Self {
         let shared = Rc::new(SharedConnection::new(peer, dialer, pool, first_xid));
         let driver = spawn_local(driver::drive(Rc::clone(&shared))).abort_handle();
@@ -30,7 +30,7 @@ impl RpcConnection {
         Self { shared, tasks: [driver, deadlines] }
     }
 
-    /// An xid for a call. None is in use twice at a time.
+    /// An xid that no call in flight has.
     pub fn next_xid(&self) -> u32 {
         self.shared.next_xid()
     }
@@ -40,7 +40,7 @@ impl RpcConnection {
         self.shared.is_in_use(xid)
     }
 
-    /// Gives up the stream that there is, or the attempt to have one: the next goes to where the server is now.
+    /// Closes the stream, or ends the attempt to connect. The next attempt goes to the server's current address.
     pub fn cut(&self) {
         self.shared.cut.notify_waiters();
     }
@@ -50,16 +50,16 @@ impl RpcConnection {
         self.shared.dialer.port()
     }
 
-    /// The server at its other end.
+    /// The server.
     pub fn peer(&self) -> &Peer {
         &self.shared.peer
     }
 
-    /// Makes the call `message`, which has the xid `xid`. With `again` it may have been made before, by another process.
-    /// Dropping the future takes the call back, as far as it has not been sent.
+    /// Makes the call `message`, which has the xid `xid`. `again` says that another process may have sent the call before. Dropping
+    /// the future cancels the call; a message whose writing has begun is still written to its end.
     ///
     /// # Errors
-    /// When the server does not do it, or `policy` ends the wait for it.
+    /// When the server refuses the call, or `policy` ends the wait for the answer.
     ///
     /// # Panics
     /// When the xid [is in use](Self::is_in_use).

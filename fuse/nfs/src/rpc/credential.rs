@@ -4,7 +4,8 @@ use crate::xdr::XdrWriter;
 
 /// Most supplementary groups of AUTH_SYS; a server refuses more.
 pub const MAX_GROUPS: usize = 16;
-/// The name of this machine in credentials. Servers decide nothing by it, and a successor must send the same.
+/// The name of this machine in credentials. Servers decide nothing by it. It is constant, because a successor must
+/// repeat a call with the same bytes.
 const MACHINE: &[u8] = b"podfs";
 
 const AUTH_NONE: u32 = 0;
@@ -16,7 +17,7 @@ pub enum Credential {
     /// No user (AUTH_NONE).
     #[default]
     Anonymous,
-    /// As a user of this machine (AUTH_SYS).
+    /// A user of this machine (AUTH_SYS).
     User {
         /// The user's id.
         uid: u32,
@@ -52,7 +53,7 @@ impl Credential {
                 let groups = &groups[..groups.len().min(MAX_GROUPS)];
                 let machine = MACHINE.len() + crate::xdr::padding(MACHINE.len());
                 writer.length(4 * (5 + groups.len()) + machine);
-                // The stamp could be anything. It is the same for all, as a call sent again must be.
+                // The stamp is arbitrary. It is constant, because a repeated call must have the same bytes.
                 writer.u32(0).opaque(MACHINE).u32(*uid).u32(*gid).length(groups.len());
                 for group in groups {
                     writer.u32(*group);

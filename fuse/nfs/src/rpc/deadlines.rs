@@ -1,5 +1,5 @@
-//! Calls that are not answered in time: the client sends them again after `timeo`, and gives them up or logs them after `retrans`
-//! times that. It repeats calls that were sent on another connection before sooner.
+//! Calls that are not answered in time: the client sends a call again after `timeo`. After `retrans` repetitions, it gives the
+//! call up or logs that the server does not answer. It repeats a call sooner if it has sent the call on an earlier connection.
 //!
 //! All calls share one timer, which expires when the first of them is due, so that most calls cost no timer.
 
@@ -19,8 +19,8 @@ use super::policy::Persistence;
 pub(super) async fn watch(shared: Rc<SharedConnection>) {
     let mut timer: Option<Pin<Box<Sleep>>> = None;
     loop {
-        let next = look(&shared);
-        shared.next_look.set(next);
+        let next = handle_due_calls(&shared);
+        shared.next_check.set(next);
         match (next, &mut timer) {
             (None, timer) => *timer = None,
             (Some(next), Some(timer)) => timer.as_mut().reset(next.into()),
@@ -28,7 +28,7 @@ pub(super) async fn watch(shared: Rc<SharedConnection>) {
         }
         let mut woken = false;
         poll_fn(|context| {
-            // The first time this only says what to wake it for.
+            // The first poll registers the waker; the second one comes after a wake-up.
             if std::mem::replace(&mut woken, true) {
                 return Poll::Ready(());
             }
@@ -39,14 +39,14 @@ pub(super) async fn watch(shared: Rc<SharedConnection>) {
     }
 }
 
-/// Handles the calls whose time has come. Returns the time of the next one.
-fn look(shared: &SharedConnection) -> Option<Instant> {
+/// Handles the calls that are due. Returns the time at which the next call is due.
+fn handle_due_calls(shared: &SharedConnection) -> Option<Instant> {
     let now = Instant::now();
     let due: Vec<Rc<PendingCall>> =
         shared.pending.borrow().values().filter(|call| call.next() <= now).cloned().collect();
     for call in &due {
         if call.due.get() <= now {
-            late(shared, call, now);
+            handle_timeout(shared, call, now);
         } else if let Some((_, pause)) = call.reminder.get() {
             call.reminder.set((pause < call.policy.timeo).then_some((now + pause, 2 * pause)));
             shared.send_again(call);
@@ -55,8 +55,8 @@ fn look(shared: &SharedConnection) -> Option<Instant> {
     shared.pending.borrow().values().map(|call| call.next()).min()
 }
 
-/// Another `timeo` of a call has passed.
-fn late(shared: &SharedConnection, call: &Rc<PendingCall>, now: Instant) {
+/// Handles a call of which another `timeo` has passed.
+fn handle_timeout(shared: &SharedConnection, call: &Rc<PendingCall>, now: Instant) {
     let periods = call.periods.get().saturating_add(1);
     call.periods.set(periods);
     call.due.set(now + call.policy.timeo);
@@ -68,6 +68,6 @@ fn late(shared: &SharedConnection, call: &Rc<PendingCall>, now: Instant) {
         Persistence::Hard | Persistence::Soft | Persistence::SoftErr => shared.send_again(call),
     }
     if is_over && !call.policy.quiet {
-        shared.peer.is_silent(call.policy.persistence == Persistence::Hard);
+        shared.peer.log_silence(call.policy.persistence == Persistence::Hard);
     }
 }

@@ -1,10 +1,10 @@
 //! Sockets to servers, from the same port again if possible.
 //!
-//! A server remembers what it answered by xid *and* by the client's address and port. So a connection that replaces
-//! another comes from the same port. Three things make that possible: `SO_REUSEADDR` and `SO_REUSEPORT` let the port be
-//! bound while the old socket is still there, `SO_LINGER` of zero lets a socket end without `TIME_WAIT`, also when its
-//! process is killed, and a [`Stream`] ends its connection before its socket is closed: a child that is just being started
-//! has a copy of the socket, and would keep the connection.
+//! A server remembers its answers by xid *and* by the client's address and port. So a connection that replaces an earlier one
+//! comes from the same port. Three things make that possible: `SO_REUSEADDR` and `SO_REUSEPORT` let the port be
+//! bound while the old socket still exists, `SO_LINGER` of zero lets a socket end without `TIME_WAIT`, also when its
+//! process is killed, and a [`Stream`] ends its connection before its socket is closed: a child process that is just being
+//! started has a copy of the socket, and would keep the connection.
 //!
 //! A process that may make no sockets gets one that is [bound] already, and uses it for every connection. A successor continues
 //! with a copy of it from another process.
@@ -25,18 +25,19 @@ use tracing::warn;
 
 /// Ports that only a privileged process can bind. Those below are left to well-known services, as Linux does.
 const RESERVED: std::ops::RangeInclusive<u16> = 665..=1023;
-/// An attempt ends after so long, so that the next may find the server elsewhere, or up.
+/// Longest duration of an attempt to connect. The next attempt may find the server running, or at another address.
 const ATTEMPT: Duration = Duration::from_secs(10);
-/// A connection without traffic is probed after so long, and then in such steps.
+/// The kernel's probes of a connection without traffic: the time before the first one, the interval, and their number.
 const KEEPALIVE: (Duration, Duration, u32) = (Duration::from_secs(60), Duration::from_secs(10), 6);
-/// Data that the peer does not acknowledge for so long ends the connection; the next one finds the server, or does not.
+/// Data that the server has not acknowledged after this time ends the connection. The client then connects again.
 const UNACKNOWLEDGED: Duration = Duration::from_secs(60);
 
-/// A connection, which ends when this is dropped.
+/// A TCP connection. Dropping it ends the connection.
 #[derive(Debug)]
 pub struct Stream {
     stream: TcpStream,
-    /// The socket was given, and the next process that connects it dissolves what there is. That may have happened before this is dropped.
+    /// Other processes have copies of the socket. A successor may have connected its copy anew before this is dropped, so the drop
+    /// must not end the connection: the next connect ends it.
     is_given: bool,
 }
 
@@ -51,7 +52,7 @@ impl Deref for Stream {
 impl Drop for Stream {
     fn drop(&mut self) {
         if !self.is_given {
-            // A connection that is lost already has nothing to dissolve.
+            // This fails on a connection that is lost already.
             let _ = rustix::net::connect_unspec(&self.stream);
         }
     }
@@ -73,7 +74,7 @@ impl Dialer {
         Self { reserved: Cell::new(reserved), port: Cell::new(port), given: None }
     }
 
-    /// From a [`bound`] socket in any state.
+    /// A dialer that uses this [`bound`] socket for each connection. The socket may be in any state.
     pub fn given(socket: OwnedFd) -> Self {
         Self { reserved: Cell::new(false), port: Cell::new(None), given: Some(socket) }
     }
@@ -131,13 +132,13 @@ const NOT_RESERVED: &str = "this process may not use ports below 1024 (CAP_NET_B
 /// The inode number of a socket, which all its copies share and no other socket has.
 ///
 /// # Errors
-/// When the kernel does not tell.
+/// Those of fstat(2).
 pub fn inode(socket: &OwnedFd) -> io::Result<u64> {
     Ok(fstat(socket)?.st_ino)
 }
 
-/// A socket for [`Dialer::given`] that can be connected to `address`: from a port below 1024 if `reserved`, and if this
-/// process may. It keeps its port for as long as it lives, whatever becomes of its connections.
+/// A socket for [`Dialer::given`] that can be connected to `address`. With `reserved`, it has a port below 1024, if this process
+/// may use such a port. The socket keeps its port for as long as it exists, whatever happens to its connections.
 ///
 /// # Errors
 /// When there are no descriptors or ports left.
@@ -166,7 +167,7 @@ fn bound_to(address: SocketAddr, port: u16) -> io::Result<OwnedFd> {
     socket.as_fd().try_clone_to_owned()
 }
 
-/// Connects a socket that may be connected already: first dissolves its connection. The local address stays.
+/// Connects a socket that may be connected already: first ends its connection. The local address stays.
 async fn dial_anew(socket: &OwnedFd, address: SocketAddr) -> io::Result<TcpStream> {
     // On a socket that was never connected, this changes nothing.
     let _ = rustix::net::connect_unspec(socket);
@@ -174,7 +175,7 @@ async fn dial_anew(socket: &OwnedFd, address: SocketAddr) -> io::Result<TcpStrea
         Ok(()) | Err(Errno::INPROGRESS) => {}
         Err(errno) => return Err(errno.into()),
     }
-    // This waits on a copy, which ends with its connection; the next one begins without what is left of this one.
+    // tokio gets a copy of the socket for this connection alone, so that the next connection does not begin with its readiness.
     let stream = TcpStream::from_std(socket.try_clone()?.into())?;
     stream.writable().await?;
     match stream.take_error()? {
@@ -183,17 +184,17 @@ async fn dial_anew(socket: &OwnedFd, address: SocketAddr) -> io::Result<TcpStrea
     }
 }
 
-/// All reserved ports, beginning somewhere.
+/// All reserved ports in order, beginning at a random one.
 fn reserved_ports() -> impl Iterator<Item = u16> {
     let mut random = [0; 2];
-    // Any beginning will do.
+    // Without random bytes, the ports begin at the first one.
     let _ = rustix::rand::getrandom(&mut random, rustix::rand::GetRandomFlags::NONBLOCK);
     let (first, count) = (*RESERVED.start(), RESERVED.end() - RESERVED.start() + 1);
     let begin = u16::from_ne_bytes(random) % count;
     (0..count).map(move |step| first + (begin + step) % count)
 }
 
-/// The port cannot be used for this, but another can.
+/// Whether the port is in use, so that another port may succeed.
 fn is_taken(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::AddrInUse | io::ErrorKind::AddrNotAvailable)
 }

@@ -27,10 +27,10 @@ enum StreamEnd {
     StreamError(#[from] StreamError),
 }
 
-/// Keeps the connection going for as long as it exists.
+/// Connects whenever there is a call, for as long as the connection exists.
 pub(super) async fn drive(shared: Rc<SharedConnection>) {
     let mut backoff = RETRY.backoff();
-    let mut again = false;
+    let mut is_reconnect = false;
     loop {
         poll_fn(|context| {
             shared.driver.wait(context);
@@ -38,7 +38,7 @@ pub(super) async fn drive(shared: Rc<SharedConnection>) {
         })
         .await;
         let connected = async {
-            if connect(&shared, &mut again).await {
+            if connect(&shared, &mut is_reconnect).await {
                 backoff.reset();
             } else {
                 sleep(backoff.fail()).await;
@@ -54,11 +54,12 @@ pub(super) async fn drive(shared: Rc<SharedConnection>) {
     }
 }
 
-/// Connects once, and uses the connection until it ends. Returns whether the server has sent a valid message.
-async fn connect(shared: &SharedConnection, again: &mut bool) -> bool {
+/// Connects once, and uses the connection until it ends. Returns whether the server has sent a valid message. Sets
+/// `is_reconnect` for the next time.
+async fn connect(shared: &SharedConnection, is_reconnect: &mut bool) -> bool {
     match shared.dialer.dial(shared.peer.address()).await {
         Ok(stream) => {
-            shared.peer.connected(std::mem::replace(again, true));
+            shared.peer.connected(std::mem::replace(is_reconnect, true));
             shared.attach(stream);
             let (got_message, end) = exchange_messages(shared).await;
             hang_up(shared);
@@ -67,7 +68,7 @@ async fn connect(shared: &SharedConnection, again: &mut bool) -> bool {
         }
         Err(error) => {
             shared.peer.attempt_failed();
-            shared.peer.note(error.to_string());
+            shared.peer.set_last_error(error.to_string());
             false
         }
     }
@@ -87,10 +88,10 @@ fn ended(shared: &SharedConnection, end: &StreamEnd) {
     match end {
         // Servers close idle connections.
         StreamEnd::Closed if !shared.has_work() => debug!(server, "the idle connection was closed"),
-        StreamEnd::StreamError(what) => shared.peer.sends_garbage(&what.to_string()),
+        StreamEnd::StreamError(error) => shared.peer.log_garbage(&error.to_string()),
         end => debug!(server, "the connection was lost: {end}"),
     }
-    shared.peer.note(end.to_string());
+    shared.peer.set_last_error(end.to_string());
 }
 
 /// Sends and receives on the stream until it ends. Returns why, and whether the server has sent a valid message.
@@ -148,7 +149,7 @@ fn read(
     Ok(())
 }
 
-/// Gives a record to the call that waits for it.
+/// Parses a record, and gives it to the call that waits for it.
 fn take(shared: &SharedConnection, record: Slice) -> Result<(), StreamError> {
     match receive(&record).map_err(|_| StreamError::NoReply)? {
         RecordKind::Reply { xid, results } => {

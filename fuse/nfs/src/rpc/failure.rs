@@ -4,7 +4,7 @@ use rustix::io::Errno;
 
 use crate::xdr::Malformed;
 
-/// Why a call has no results. The caller adds which server it was.
+/// Why a call has no results. The caller names the server.
 #[derive(Clone, Copy, Debug, Eq, PartialEq, thiserror::Error)]
 pub enum RpcError {
     /// The server did not answer within the time of the call; the mount is `soft`.
@@ -19,10 +19,10 @@ pub enum RpcError {
     /// The server does not speak version 2 of RPC.
     #[error("the server speaks another version of RPC")]
     OtherRpc,
-    /// Something else listens on the port.
+    /// Another service listens on the port.
     #[error("the server has no such service on this port")]
     ProgramUnavailable,
-    /// The service is there in other versions.
+    /// The server has only other versions of the service.
     #[error("the server has the versions {lowest} to {highest} of this service only")]
     VersionUnsupported {
         /// The oldest version it has.
@@ -53,7 +53,7 @@ pub enum Denial {
     /// The server rejects the verifier.
     #[error("it does not take this verifier")]
     Verifier,
-    /// The server wants Kerberos, or a reserved port.
+    /// The server requires Kerberos, or a reserved port.
     #[error("it wants stronger credentials than AUTH_SYS, or a reserved port")]
     TooWeak,
     /// Anything else.

@@ -1,4 +1,4 @@
-//! Calls into bytes, and bytes into replies (RFC 5531, section 9).
+//! The encoding of calls, and the parsing of replies (RFC 5531, section 9).
 
 use std::io::IoSlice;
 
@@ -53,18 +53,18 @@ impl RpcCall {
         payload: Option<Slice>,
     ) -> Self {
         let mut writer = XdrWriter::with_capacity(256);
-        // The place of the fragment's length.
+        // The first number becomes the fragment's length.
         writer.u32(0).u32(xid).u32(CALL).u32(RPC_VERSION);
         writer.u32(procedure.program).u32(procedure.version).u32(procedure.number);
         credential.write(&mut writer);
         arguments(&mut writer);
-        let mut behind = 0;
+        let mut padded_payload = 0;
         if let Some(payload) = &payload {
             writer.length(payload.len());
-            behind = payload.len() + padding(payload.len());
+            padded_payload = payload.len() + padding(payload.len());
         }
         let mut head = writer.into_bytes();
-        let length = u32::try_from(head.len() - 4 + behind).expect("messages are far shorter than 2 GiB");
+        let length = u32::try_from(head.len() - 4 + padded_payload).expect("messages are far shorter than 2 GiB");
         head[..4].copy_from_slice(&(length | LAST).to_be_bytes());
         Self { head, payload }
     }
@@ -97,11 +97,11 @@ pub enum RecordKind {
         /// The outcome of the call, and where its results begin.
         results: Result<usize, RpcError>,
     },
-    /// A call. The server of a mount has nothing to ask.
+    /// A call of the server. A client of NFSv3 does not answer calls.
     Call,
 }
 
-/// Looks at a record.
+/// Parses the header of a record.
 ///
 /// # Errors
 /// When it is no message of RPC.

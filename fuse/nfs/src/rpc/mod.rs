@@ -1,23 +1,24 @@
-//! ONC RPC over TCP (RFC 5531): many calls at a time on a connection that is made again whenever it is lost.
+//! ONC RPC over TCP (RFC 5531): many calls at a time on a connection. The client connects again whenever the connection
+//! is lost.
 //!
 //! | module | owns |
 //! |---|---|
-//! | [`connection`] | a connection, as its users have it |
+//! | [`connection`] | a connection, for the code that makes calls |
 //! | `pending` | calls in flight, sent again until they are answered |
-//! | `driver` | the socket: connecting, reading, writing the bytes that it did not take at once |
+//! | `driver` | the socket: connecting, reading, and writing the bytes that the socket did not take at once |
 //! | `deadlines` | calls that are not answered in time |
-//! | [`peer`] | the server as all its connections see it |
+//! | [`peer`] | the state of a server that all its connections share |
 //! | [`policy`] | how long a call may take, and how often it is sent |
 //! | [`dial`] | sockets, from the same port again |
-//! | [`message`] | calls into bytes, bytes into replies |
+//! | [`message`] | the encoding of calls, the parsing of replies |
 //! | [`credential`] | the user and groups that a call is made with |
 //! | [`failure`] | why a call has no results |
 //! | [`record`] | a stream cut into messages |
 //! | [`pool`] | buffers that are used again |
 //! | [`slice`](mod@slice) | bytes with a common owner |
 //!
-//! All of it runs on one thread, in a [`LocalSet`](tokio::task::LocalSet): a reply is given to its caller without
-//! waking another thread. Nothing is locked, and no cell stays borrowed across an `await`.
+//! All of it runs on one thread, in a [`LocalSet`](tokio::task::LocalSet), so that a reply reaches its caller without
+//! waking another thread. There are no locks, and no cell stays borrowed across an `await`.
 
 #![forbid(unsafe_code)]
 

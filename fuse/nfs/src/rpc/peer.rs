@@ -1,4 +1,4 @@
-//! A server, shared by all connections to it: its address, and since when it is silent.
+//! The state of a server that all connections to it share: its address, and since when it is silent.
 //!
 //! There are two times. The time for which a call has been waiting decides whether another call is worth making; a call that was
 //! given up does not wait. The time for which the server has been silent goes to the [observers](SilenceObserver): a call that ends
@@ -15,26 +15,27 @@ use tracing::{info, warn};
 /// A call that was cancelled sooner than this does not count as silence of the server.
 const SOONEST: Duration = Duration::from_millis(250);
 
-/// Learns whether a server is silent. Each volume of the server has one.
+/// Gets reports on the silence of a server. Each volume of the server has an observer.
 pub trait SilenceObserver {
-    /// `since` is when the server sent its last bytes, while a call is unanswered; `None` if no call is.
+    /// Reports since when the server has been silent: since it sent its last bytes, or since the first unanswered call. `None`
+    /// if no call is unanswered.
     fn silent_since(&self, since: Option<Instant>);
 }
 
-/// A server. Its connections share it; callers read it to know whether the server answers at all.
+/// A server. Its connections share this state. Callers read whether the server answers at all.
 #[derive(Debug)]
 pub struct Peer {
     name: String,
     address: Cell<SocketAddr>,
-    /// Since when there was something to answer, and nothing came. None while there is nothing to answer.
+    /// Since when calls have been in flight and the server has sent nothing; `None` while no call is in flight.
     waiting_since: Cell<Option<Instant>>,
-    /// Since when the server has sent nothing although it has got a call, whether a caller still waits for the answer or not.
+    /// Since when the server has sent nothing although it got a call, whether or not a caller still waits for the answer.
     silent_since: Cell<Option<Instant>>,
     observers: RefCell<Vec<Weak<dyn SilenceObserver>>>,
-    /// The log says that it does not answer.
-    told: Cell<bool>,
-    /// The log says that it sends garbage.
-    told_garbage: Cell<bool>,
+    /// The log has a warning that the server does not answer.
+    is_silence_logged: Cell<bool>,
+    /// The log has a warning that the server sends garbage.
+    is_garbage_logged: Cell<bool>,
     connected: Cell<usize>,
     in_flight: Cell<usize>,
     calls: Cell<u64>,
@@ -49,11 +50,11 @@ pub struct Peer {
 pub struct NfsServerHealth {
     /// The time for which the server owes answers and has sent nothing at all. Zero while no call waits for an answer.
     pub silent: Duration,
-    /// It has not answered a call for as long as the mount's options say, nor any other since.
+    /// The server has not answered a call within the time of the mount's options, and has sent nothing since.
     pub gone: bool,
-    /// Connections to it.
+    /// Connections to the server.
     pub connected: usize,
-    /// Calls that it has not answered.
+    /// Calls that the server has not answered.
     pub in_flight: usize,
     /// Calls so far.
     pub calls: u64,
@@ -61,7 +62,7 @@ pub struct NfsServerHealth {
     pub reconnects: u64,
     /// How many times a call was sent again.
     pub retransmissions: u64,
-    /// Attempts to connect that failed, since the last that did not.
+    /// Attempts to connect that failed since the last one that succeeded.
     pub failed_attempts: u32,
     /// Why the last connection or attempt ended.
     pub last_error: Option<String>,
@@ -76,8 +77,8 @@ impl Peer {
             waiting_since: Cell::default(),
             silent_since: Cell::default(),
             observers: RefCell::default(),
-            told: Cell::default(),
-            told_garbage: Cell::default(),
+            is_silence_logged: Cell::default(),
+            is_garbage_logged: Cell::default(),
             connected: Cell::default(),
             in_flight: Cell::default(),
             calls: Cell::default(),
@@ -88,7 +89,7 @@ impl Peer {
         }
     }
 
-    /// From now on, `observer` gets to know since when the server has been silent, for as long as it lives.
+    /// Adds an observer, which gets a report now and at each change, for as long as it lives.
     pub fn add_observer(&self, observer: &Arc<dyn SilenceObserver>) {
         observer.silent_since(self.silent_since.get());
         let mut observers = self.observers.borrow_mut();
@@ -110,7 +111,7 @@ impl Peer {
     pub fn move_to(&self, address: SocketAddr) {
         self.address.set(address);
         if self.in_flight.get() == 0 {
-            // Nothing has been asked there yet.
+            // No call has been sent to the new address yet.
             self.silent_from(None);
         }
     }
@@ -119,7 +120,7 @@ impl Peer {
     pub fn health(&self) -> NfsServerHealth {
         NfsServerHealth {
             silent: self.silent(),
-            gone: self.told.get(),
+            gone: self.is_silence_logged.get(),
             connected: self.connected.get(),
             in_flight: self.in_flight.get(),
             calls: self.calls.get(),
@@ -140,7 +141,7 @@ impl Peer {
         self.reconnects.get()
     }
 
-    /// A call begins.
+    /// Records that a call begins.
     pub(super) fn call_begins(&self, now: Instant) {
         self.calls.set(self.calls.get() + 1);
         self.in_flight.set(self.in_flight.get() + 1);
@@ -152,20 +153,20 @@ impl Peer {
         }
     }
 
-    /// A call is answered.
+    /// Records that the server has answered a call.
     pub(super) fn call_answered(&self) {
         if self.call_ends() {
             self.silent_from(None);
         }
     }
 
-    /// A call has reached the end of its time.
+    /// Records that a call has reached the end of its time.
     pub(super) fn call_given_up(&self) {
         self.call_ends();
     }
 
-    /// The caller of a call does not wait for it any more.
-    pub(super) fn call_taken_back(&self) {
+    /// Records that the caller has cancelled a call.
+    pub(super) fn call_cancelled(&self) {
         if self.call_ends() && self.silent_since.get().is_some_and(|since| since.elapsed() < SOONEST) {
             self.silent_from(None);
         }
@@ -181,7 +182,7 @@ impl Peer {
         was_last
     }
 
-    /// Something came from it. Called after the calls have ended that were answered.
+    /// Records that bytes came from the server. Called after the calls that they answer have ended.
     pub(super) fn note_received(&self) {
         if self.in_flight.get() > 0 {
             let now = Some(Instant::now());
@@ -191,26 +192,26 @@ impl Peer {
             // The server answers a call that was given up.
             self.silent_from(None);
         }
-        self.told_garbage.set(false);
-        if self.told.replace(false) {
+        self.is_garbage_logged.set(false);
+        if self.is_silence_logged.replace(false) {
             info!(server = self.name, "NFS server {} answers again", self.name);
         }
     }
 
-    /// A call has not been answered in its time.
-    pub(super) fn is_silent(&self, goes_on: bool) {
-        if !self.told.replace(true) {
+    /// Logs once that the server has not answered a call in the call's time. `goes_on`: the client does not give the call up.
+    pub(super) fn log_silence(&self, goes_on: bool) {
+        if !self.is_silence_logged.replace(true) {
             let then = if goes_on { "still trying" } else { "giving up" };
-            let why = self.last_error.borrow();
-            let why = why.as_deref().map(|why| format!(" (last error: {why})")).unwrap_or_default();
-            warn!(server = self.name, "NFS server {} does not answer; {then}{why}", self.name);
+            let error = self.last_error.borrow();
+            let error = error.as_deref().map(|error| format!(" (last error: {error})")).unwrap_or_default();
+            warn!(server = self.name, "NFS server {} does not answer; {then}{error}", self.name);
         }
     }
 
-    /// Logs that the server sent a message that cannot be parsed.
-    pub(super) fn sends_garbage(&self, what: &str) {
-        if !self.told_garbage.replace(true) {
-            warn!(server = self.name, "NFS server {}: {what}; podfs connects again", self.name);
+    /// Logs once that the server has sent a message that cannot be parsed.
+    pub(super) fn log_garbage(&self, error: &str) {
+        if !self.is_garbage_logged.replace(true) {
+            warn!(server = self.name, "NFS server {}: {error}; podfs connects again", self.name);
         }
     }
 
@@ -230,8 +231,8 @@ impl Peer {
         self.failed_attempts.set(self.failed_attempts.get().saturating_add(1));
     }
 
-    /// Remembers why a connection ended, or was not made.
-    pub(super) fn note(&self, error: String) {
+    /// Records why a connection ended, or was not made.
+    pub(super) fn set_last_error(&self, error: String) {
         *self.last_error.borrow_mut() = Some(error);
     }
 
@@ -346,15 +347,15 @@ mod tests {
     #[test]
     fn a_cancelled_call_counts_as_silence_only_after_a_moment() {
         let (peer, volumes) = peer();
-        // So soon that it does not matter how fast this runs.
+        // The call begins in the future, so that it is cancelled soon however slowly this test runs.
         peer.call_begins(Instant::now() + LONG);
-        peer.call_taken_back();
+        peer.call_cancelled();
         assert!(has_answered_all(&volumes));
         peer.call_begins(long_ago());
-        peer.call_taken_back();
+        peer.call_cancelled();
         assert!(is_silent_for_long(&volumes));
         peer.call_begins(Instant::now());
-        peer.call_taken_back();
+        peer.call_cancelled();
         assert!(is_silent_for_long(&volumes));
     }
 

@@ -1,17 +1,16 @@
-//! The calls of a connection that are not answered, and the queue of those to write. Callers, the driver and the deadlines share
+//! The calls of a connection that are not answered, and the queue of calls to write. Callers, the driver and the deadlines share
 //! them.
 //!
 //! 1. A call is pending from when it is made until it is answered, given up or dropped by its caller.
 //!    It keeps the bytes that were sent, and its payload.
 //! 2. The client sends a pending call once on every connection, in the order in which the calls were made, and again on the same
-//!    one after `timeo`: always the same bytes with the same xid, so that a server that has executed it answers from memory.
-//!    It repeats a call that was sent on another connection sooner: a server ignores a copy of a call that it is executing, and
-//!    then answers on the connection that is gone.
+//!    connection after `timeo`: always the same bytes with the same xid, so that a server that has executed the call answers from
+//!    memory. The client repeats a call sooner if it has sent the call on an earlier connection, too: a server ignores a copy of a
+//!    call that it is executing, and then answers on the connection that is gone.
 //! 3. The caller writes its call at once if no other call waits before it; otherwise the driver writes it.
-//! 4. A message whose writing has begun is written to its end, also when its caller has gone.
-//! 5. A reply is given to the pending call with its xid; a call that was dropped has none, and the reply is dropped,
-//!    too.
-//! 6. There is a socket only while calls are pending, or the server keeps it open.
+//! 4. A message whose writing has begun is written to its end, even if its caller cancels the call.
+//! 5. A reply is given to the pending call with its xid. If the caller has cancelled the call, the reply is dropped.
+//! 6. There is a socket only while calls are pending, or while the server keeps the connection open.
 
 use std::cell::{Cell, RefCell};
 use std::collections::{HashMap, VecDeque};
@@ -33,7 +32,7 @@ use super::pool::Pool;
 use super::slice::Slice;
 use crate::xdr::XdrReader;
 
-/// The first pause after which a call is sent again that was sent on another connection. It doubles up to `timeo`.
+/// The first pause before the client repeats a call that it has sent on an earlier connection, too. It doubles up to `timeo`.
 const REMINDER: Duration = Duration::from_millis(250);
 /// Most parts of messages that are written at once.
 const PARTS: usize = 32;
@@ -45,8 +44,9 @@ pub(super) struct SharedConnection {
     pub(super) dialer: Dialer,
     pub(super) pool: Pool,
     pub(super) pending: RefCell<HashMap<u32, Rc<PendingCall>>>,
-    /// Calls to write, and how many bytes of the first one are written already.
+    /// Calls to write.
     queue: RefCell<VecDeque<Rc<PendingCall>>>,
+    /// The number of bytes of the first call in the queue that are written already.
     written: Cell<usize>,
     pub(super) stream: RefCell<Option<Rc<Stream>>>,
     /// Writing to the stream failed.
@@ -56,7 +56,7 @@ pub(super) struct SharedConnection {
     /// Ends the stream, or the attempt to connect, after the server has moved.
     pub(super) cut: Notify,
     /// The time at which the deadlines task checks the calls next.
-    pub(super) next_look: Cell<Option<Instant>>,
+    pub(super) next_check: Cell<Option<Instant>>,
     next_xid: Cell<u32>,
     next_order: Cell<u64>,
 }
@@ -65,7 +65,7 @@ pub(super) struct SharedConnection {
 #[derive(Debug)]
 pub(super) struct PendingCall {
     xid: u32,
-    /// Later calls have greater ones.
+    /// Later calls have greater numbers.
     order: u64,
     message: RpcCall,
     pub(super) policy: Policy,
@@ -96,12 +96,12 @@ pub struct PendingReply<'a> {
 pub struct Reply {
     record: Slice,
     results: usize,
-    /// The call was sent more than once, so that the server may have done it before it answered this.
+    /// The call was sent more than once, so that this may be the answer to its second execution.
     pub retransmitted: bool,
 }
 
 impl Reply {
-    /// Reads the results. What the reader says of positions is meant for [`Self::slice`].
+    /// A reader of the results. [`Self::slice`] takes positions of this reader.
     pub fn reader(&self) -> XdrReader<'_> {
         XdrReader::new(&self.record[self.results..])
     }
@@ -112,7 +112,7 @@ impl Reply {
     }
 }
 
-/// The task that waits for a call, if there is one.
+/// The task to wake, if one waits.
 #[derive(Debug, Default)]
 pub(super) struct Wake(RefCell<Option<Waker>>);
 
@@ -132,7 +132,7 @@ impl Wake {
 }
 
 impl SharedConnection {
-    /// The state of a connection to `peer` that has no call yet. The first call that asks for one gets the xid `first_xid`.
+    /// The state of a connection to `peer` that has no call yet. [`Self::next_xid`] begins at `first_xid`.
     pub(super) fn new(peer: Rc<Peer>, dialer: Dialer, pool: Pool, first_xid: u32) -> Self {
         Self {
             peer,
@@ -146,13 +146,13 @@ impl SharedConnection {
             driver: Wake::default(),
             deadlines: Wake::default(),
             cut: Notify::new(),
-            next_look: Cell::default(),
+            next_check: Cell::default(),
             next_xid: Cell::new(first_xid),
             next_order: Cell::default(),
         }
     }
 
-    /// An xid for a call. None is in use twice at a time.
+    /// An xid that no call in flight has.
     pub(super) fn next_xid(&self) -> u32 {
         loop {
             let xid = self.next_xid.get();
@@ -168,7 +168,7 @@ impl SharedConnection {
         self.pending.borrow().contains_key(&xid)
     }
 
-    /// Makes a call, which may have been made before with `again`. No other call in flight has its xid.
+    /// Makes a call. `again` says that another process may have sent it before. No other call in flight has its xid.
     pub(super) fn call(&self, xid: u32, message: RpcCall, policy: Policy, again: bool) -> PendingReply<'_> {
         let now = Instant::now();
         let order = self.next_order.get();
@@ -186,11 +186,11 @@ impl SharedConnection {
             outcome: RefCell::default(),
             caller: Wake::default(),
         });
-        let other = self.pending.borrow_mut().insert(xid, Rc::clone(&call));
-        assert!(other.is_none(), "no two calls have the same xid");
+        let replaced = self.pending.borrow_mut().insert(xid, Rc::clone(&call));
+        assert!(replaced.is_none(), "no two calls have the same xid");
         self.peer.call_begins(now);
         call.remind(now);
-        if self.next_look.get().is_none_or(|look| call.next() < look) {
+        if self.next_check.get().is_none_or(|check| call.next() < check) {
             self.deadlines.wake();
         }
         self.send(&call);
@@ -211,7 +211,7 @@ impl SharedConnection {
         !self.queue.borrow().is_empty()
     }
 
-    /// Sends a call now, or as soon as can be.
+    /// Sends a call now, or leaves it to the driver if there is no stream or the socket is full.
     fn send(&self, call: &Rc<PendingCall>) {
         if self.stream.borrow().is_none() {
             // The driver connects, and then queues all pending calls.
@@ -239,7 +239,7 @@ impl SharedConnection {
         }
     }
 
-    /// Starts to use a new stream: sends all pending calls on it, oldest first.
+    /// Uses a new stream from now on: sends all pending calls on it, oldest first.
     pub(super) fn attach(&self, stream: Stream) {
         let mut calls: Vec<Rc<PendingCall>> = self.pending.borrow().values().cloned().collect();
         calls.sort_unstable_by_key(|call| call.order);
@@ -256,7 +256,7 @@ impl SharedConnection {
         self.write();
     }
 
-    /// The stream has ended. What had begun to be written counts as sent.
+    /// Records that the stream has ended. A call whose writing had begun counts as sent.
     pub(super) fn detach(&self) {
         self.stream.take();
         if let Some(begun) = self.queue.borrow().front().filter(|_| self.written.get() > 0) {
@@ -316,7 +316,7 @@ impl SharedConnection {
         call.end(Err(failure));
     }
 
-    /// A call is pending no longer. It is not sent any more either, unless that has begun.
+    /// Removes a call from the pending ones, and from the queue unless its writing has begun.
     fn remove(&self, xid: u32) -> Option<Rc<PendingCall>> {
         let call = self.pending.borrow_mut().remove(&xid)?;
         if call.queued.get() {
@@ -346,7 +346,7 @@ impl Drop for PendingReply<'_> {
         // Another call may have reused the xid of an answered call.
         if self.shared.is_pending(&self.call) {
             self.shared.remove(self.call.xid);
-            self.shared.peer.call_taken_back();
+            self.shared.peer.call_cancelled();
         }
     }
 }
@@ -357,7 +357,7 @@ impl PendingCall {
         self.reminder.get().map_or(self.due.get(), |(at, _)| at.min(self.due.get()))
     }
 
-    /// If it was sent before, the server may ignore it the next time.
+    /// Sets the reminder if the call was sent before: the server may ignore the copy that the client sends next.
     fn remind(&self, now: Instant) {
         self.reminder.set((self.sent.get() > 0).then_some((now + REMINDER, 2 * REMINDER)));
     }
@@ -368,7 +368,7 @@ impl PendingCall {
     }
 }
 
-/// The next parts to write of what is queued, of whose first message `written` bytes are written.
+/// The next parts of the queue to write. `written` bytes of the first message are written already.
 fn gather<'s, 'q: 's>(
     queue: &'q VecDeque<Rc<PendingCall>>,
     written: usize,

@@ -18,7 +18,7 @@ pub enum Persistence {
 /// The timeout and retries of a call.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct Policy {
-    /// The end of the call after [`budget`](Self::budget).
+    /// How the call ends after [`budget`](Self::budget).
     pub persistence: Persistence,
     /// The time after which the client sends a call again on the same connection.
     pub timeo: Duration,
@@ -36,7 +36,7 @@ impl Default for Policy {
 }
 
 impl Policy {
-    /// For a call that is given up with `ETIMEDOUT` after `budget`.
+    /// The policy of a call that fails with `ETIMEDOUT` after `budget`.
     pub fn within(budget: Duration) -> Self {
         Self { persistence: Persistence::SoftErr, timeo: budget, retrans: 0, quiet: true }
     }

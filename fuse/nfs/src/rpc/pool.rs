@@ -1,12 +1,14 @@
-//! Buffers that are used again: memory that was just used is in the cache, and need not be cleared.
+//! Buffers that the client uses again, because memory that was just used is in the cache of the CPU and need not be
+//! cleared.
 
 use std::cell::RefCell;
 use std::ops::{Deref, DerefMut};
 use std::rc::{Rc, Weak};
 
-/// Holds many short replies.
+/// The size of a buffer for short replies. It has room for many of them.
 pub const SMALL: usize = 64 << 10;
-/// Holds the longest reply: 1 MiB of data, what may stand around it, and the marks of its record and of the next one.
+/// The size of a buffer for the longest reply: 1 MiB of data, the fields before and after the data, and the marks of
+/// its record and of the next one.
 pub const LARGE: usize = (1 << 20) + (64 << 10) + 8;
 /// Most free buffers that are kept, of each kind: 4 MiB, and 17 MiB.
 const KEPT_SMALL: usize = 64;
@@ -23,7 +25,8 @@ struct FreeBuffers {
 }
 
 impl Pool {
-    /// Returns a buffer of [`SMALL`] bytes, or of [`LARGE`] if it is to hold more than that. Its content is arbitrary.
+    /// Returns a buffer of [`SMALL`] bytes, or of [`LARGE`] bytes if it must hold more than that. Its content is
+    /// arbitrary.
     pub fn buffer(&self, holds: usize) -> PooledBuffer {
         let (size, free) = if holds > SMALL {
             (LARGE, self.0.borrow_mut().large.pop())
@@ -34,7 +37,7 @@ impl Pool {
     }
 }
 
-/// A buffer of a pool, which it goes back to.
+/// A buffer of a pool. Dropping it returns its memory to the pool.
 #[derive(Debug)]
 pub struct PooledBuffer {
     bytes: Vec<u8>,

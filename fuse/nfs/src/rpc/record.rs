@@ -10,7 +10,7 @@ use std::rc::Rc;
 use super::pool::{LARGE, Pool, PooledBuffer, SMALL};
 use super::slice::Slice;
 
-/// The longest record that is taken: a buffer holds it, its mark and the next one.
+/// The longest record that the client accepts: a buffer holds it, its mark and the next mark.
 pub const MAX_RECORD: usize = LARGE - 2 * MARK;
 /// Most fragments of a record. Servers that send fragments at all send a few kilobytes in each.
 pub const MAX_FRAGMENTS: u32 = 512;
@@ -28,7 +28,7 @@ pub enum StreamError {
     /// A record of more fragments than a server would send.
     #[error("it sent a record in too many fragments")]
     TooManyFragments,
-    /// The reader of the record has found it.
+    /// A record that is no reply. The code that parses the record finds it.
     #[error("it sent a record that is no reply")]
     NoReply,
 }
@@ -39,7 +39,7 @@ pub struct Incoming {
     pool: Pool,
     /// Begins with the mark of a record's first fragment.
     buffer: Option<PooledBuffer>,
-    /// So much of the buffer has been read.
+    /// The number of bytes that were read into the buffer.
     filled: usize,
     record: PartialRecord,
     /// The length of the last record; the next one is probably as long.
@@ -53,7 +53,7 @@ pub struct Incoming {
 struct PartialRecord {
     /// The offset in the buffer of the mark of its first fragment.
     begin: usize,
-    /// The end of the bytes that have come, without the marks of later fragments.
+    /// The end of the received bytes, without the marks of later fragments.
     end: usize,
     fragments: u32,
     /// The number of bytes that are missing from the fragment.
@@ -87,10 +87,10 @@ impl Incoming {
         &mut buffer[self.filled..end]
     }
 
-    /// `count` bytes have been read into [`Self::room`]: gives whole records to `each`.
+    /// Takes `count` bytes that were read into [`Self::room`], and calls `each` with each whole record.
     ///
     /// # Errors
-    /// When the stream cannot be understood; it is of no use any more. And what `each` returns.
+    /// When the stream cannot be parsed, after which it is useless. And what `each` returns.
     pub fn read(
         &mut self,
         count: usize,
@@ -104,12 +104,12 @@ impl Incoming {
             return Ok(());
         }
         let full = Slice::new(Rc::new(self.buffer.take().expect("records stand in it")));
-        let rest = self.record.begin..self.filled;
+        let partial = self.record.begin..self.filled;
         self.expected = self.whole.last().map_or(0, Range::len);
-        (self.filled, self.record.begin, self.record.end) = (rest.len(), 0, self.record.end - rest.start);
-        if !rest.is_empty() {
-            let mut next = self.pool.buffer(rest.len());
-            next[..rest.len()].copy_from_slice(&full[rest]);
+        (self.filled, self.record.begin, self.record.end) = (partial.len(), 0, self.record.end - partial.start);
+        if !partial.is_empty() {
+            let mut next = self.pool.buffer(partial.len());
+            next[..partial.len()].copy_from_slice(&full[partial]);
             self.buffer = Some(next);
         }
         self.whole.drain(..).try_for_each(|range| each(full.part(range)))
@@ -144,9 +144,9 @@ impl Incoming {
                     return Err(StreamError::TooManyFragments);
                 }
             }
-            let there = (self.filled - record.end).min(record.missing);
-            record.end += there;
-            record.missing -= there;
+            let received = (self.filled - record.end).min(record.missing);
+            record.end += received;
+            record.missing -= received;
             if record.missing > 0 {
                 return Ok(None);
             }

@@ -4,7 +4,7 @@ use std::fmt;
 use std::ops::{Deref, Range};
 use std::rc::Rc;
 
-/// A part of what an owner holds. The owner lives as long as any of its slices.
+/// A part of the bytes of an owner. The owner lives as long as any of its slices.
 #[derive(Clone)]
 pub struct Slice {
     owner: Rc<dyn AsRef<[u8]>>,
@@ -12,16 +12,16 @@ pub struct Slice {
 }
 
 impl Slice {
-    /// All that `owner` holds. It must always hold the same number of bytes.
+    /// All bytes of `owner`, whose number must never change.
     pub fn new(owner: Rc<dyn AsRef<[u8]>>) -> Self {
         let range = 0..(*owner).as_ref().len();
         Self { owner, range }
     }
 
-    /// The part of this at `range`.
+    /// The part of this slice at `range`.
     ///
     /// # Panics
-    /// When `range` is beyond this.
+    /// When `range` is not within this slice.
     pub fn part(&self, range: Range<usize>) -> Self {
         assert!(range.start <= range.end && range.end <= self.range.len(), "a part lies within the whole");
         let start = self.range.start;
@@ -43,7 +43,7 @@ impl From<Vec<u8>> for Slice {
     }
 }
 
-/// The content may be a secret.
+/// Shows the length alone, because the content may be secret.
 impl fmt::Debug for Slice {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(formatter, "{} bytes", self.range.len())

@@ -48,7 +48,7 @@ pub fn name(writer: &mut XdrWriter, directory: &NfsFileHandle, name: &[u8]) {
     writer.opaque(name);
 }
 
-/// SETATTR. With `guard` it is done only if the file's ctime is that.
+/// SETATTR. With `guard`, the server executes it only if the file's ctime equals `guard`.
 pub fn setattr(writer: &mut XdrWriter, file: &NfsFileHandle, changes: &AttributeChanges, guard: Option<Time>) {
     file.write(writer);
     changes.write(writer);
@@ -156,7 +156,7 @@ pub fn readdirplus(
     writer.u64(cookie).fixed(&verifier).u32(names).u32(count);
 }
 
-/// COMMIT. A `count` of zero means to the end.
+/// COMMIT. With a `count` of zero, the range goes to the end of the file.
 pub fn commit(writer: &mut XdrWriter, file: &NfsFileHandle, offset: u64, count: u32) {
     read(writer, file, offset, count);
 }

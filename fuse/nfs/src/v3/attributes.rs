@@ -1,4 +1,4 @@
-//! Attributes of files: as they are, as they are to become, and how they were around a change.
+//! Attributes of files, changes of them, and the attributes before and after a change.
 
 use crate::xdr::{Malformed, XdrReader, XdrWriter, unknown};
 
@@ -39,35 +39,35 @@ pub struct Attributes {
     pub mode: u32,
     /// The number of its names.
     pub links: u32,
-    /// The owner's user.
+    /// The id of the user that owns the file.
     pub uid: u32,
-    /// The owner's group.
+    /// The id of the group that owns the file.
     pub gid: u32,
-    /// In bytes.
+    /// Its size in bytes.
     pub size: u64,
     /// Its space on disk, in bytes.
     pub used: u64,
     /// Major and minor number of a device.
     pub device: (u32, u32),
-    /// Of the file system.
+    /// The number of the file system.
     pub fsid: u64,
-    /// Of the file, in its file system.
+    /// The number of the file in its file system.
     pub fileid: u64,
-    /// Of the last access.
+    /// The time of the last access.
     pub atime: Time,
-    /// Of the last change of the content.
+    /// The time of the last change of the content.
     pub mtime: Time,
-    /// Of the last change of anything.
+    /// The time of the last change of content or attributes.
     pub ctime: Time,
 }
 
 /// A change of a file's time.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 pub enum TimeChange {
-    /// As it is.
+    /// The time stays as it is.
     #[default]
     Keep,
-    /// The time at which the server does it.
+    /// The time at which the server executes the call.
     ServerTime,
     /// This time.
     To(Time),

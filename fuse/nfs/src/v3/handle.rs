@@ -11,7 +11,7 @@ pub const MAX_HANDLE: usize = 64;
 #[derive(Clone, Copy, Eq, Hash, PartialEq)]
 pub struct NfsFileHandle {
     length: u8,
-    /// Zeros behind the length.
+    /// The bytes from `length` on are zero.
     bytes: [u8; MAX_HANDLE],
 }
 

@@ -13,7 +13,7 @@ const MAX_RECEIVED_NAME: usize = 1024;
 pub struct DirectoryPage {
     /// The directory's attributes.
     pub directory: Option<Attributes>,
-    /// To be given along when going on after this page.
+    /// The verifier that the call for the next page must have.
     pub verifier: [u8; 8],
     /// The directory ends with this page.
     pub is_last: bool,
@@ -37,7 +37,7 @@ pub struct ListedEntry<'a> {
 }
 
 impl DirectoryPage {
-    /// Reads a page, of READDIRPLUS if `plus` says so. `part` cuts out of the results.
+    /// Reads a page; with `plus`, of READDIRPLUS. `part` returns a range of the results as a slice.
     ///
     /// # Errors
     /// [`Malformed`]
@@ -49,14 +49,14 @@ impl DirectoryPage {
         let directory = Attributes::read_optional(reader)?;
         let verifier = reader.fixed()?;
         let begin = reader.position();
-        // Once to its end now, so that nothing can be wrong with it later.
+        // Parses all entries once now, so that `entries` cannot fail later.
         while entry(reader, plus)?.is_some() {}
         let end = reader.position();
         let is_last = reader.flag()?;
         Ok(Self { directory, verifier, is_last, plus, entries: part(begin..end) })
     }
 
-    /// The names, those that cannot be names left out.
+    /// The entries, without those whose name no file can have.
     pub fn entries(&self) -> impl Iterator<Item = ListedEntry<'_>> {
         let mut reader = XdrReader::new(&self.entries);
         let all = std::iter::from_fn(move || entry(&mut reader, self.plus).expect("it has been read before"));

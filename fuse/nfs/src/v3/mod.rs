@@ -32,11 +32,11 @@ pub use status::NfsStatus;
 pub const PROGRAM: u32 = 100_003;
 /// The version.
 pub const VERSION: u32 = 3;
-/// The port where servers listen that are not asked for.
+/// The usual port of NFS servers.
 pub const PORT: u16 = 2049;
 /// Most bytes of a name.
 pub const MAX_NAME: usize = 255;
-/// Most bytes of what a symbolic link points to.
+/// Most bytes of the target of a symbolic link.
 pub const MAX_LINK: usize = 4096;
 
 /// The numbers of the procedures.

@@ -1,6 +1,6 @@
-//! The results of each procedure, behind the status that says that there are any.
+//! The results of each procedure, which follow a status of `OK`.
 //!
-//! The client ignores attributes in the results of a failed call: a caller that needs them asks for them.
+//! The client ignores attributes in the results of a failed call: a caller that needs them calls GETATTR.
 
 use super::arguments::Stability;
 use super::attributes::{Attributes, Time, WccData};
@@ -42,7 +42,7 @@ pub struct LinkTarget {
 pub struct ReadReply {
     /// The data. It keeps the whole reply in memory.
     pub data: Slice,
-    /// The file ends with it.
+    /// The file ends with the data.
     pub is_end: bool,
     /// The file's attributes.
     pub attributes: Option<Attributes>,
@@ -73,7 +73,7 @@ pub struct CommitReply {
 /// The result of CREATE, MKDIR, SYMLINK and MKNOD.
 #[derive(Clone, Copy, Debug)]
 pub struct CreateReply {
-    /// The file's handle; without it, it has to be looked up.
+    /// The file's handle; without it, the caller has to look the file up.
     pub handle: Option<NfsFileHandle>,
     /// The file's attributes.
     pub attributes: Option<Attributes>,
@@ -157,7 +157,7 @@ pub fn access(reader: &mut XdrReader<'_>) -> Result<AccessReply, Malformed> {
     Ok(AccessReply { granted: reader.u32()?, attributes })
 }
 
-/// Parses the result of READLINK. `part` cuts out of the results, here and below.
+/// Parses the result of READLINK. `part` returns a range of the results as a slice, here and below.
 ///
 /// # Errors
 /// [`Malformed`]
@@ -232,7 +232,7 @@ pub fn link(reader: &mut XdrReader<'_>) -> Result<LinkReply, Malformed> {
     Ok(LinkReply { attributes: Attributes::read_optional(reader)?, directory: WccData::read(reader)? })
 }
 
-/// Parses the result of RENAME: of the directory that a name left, and of the one that it came to.
+/// Parses the result of RENAME: the attributes of the old and of the new directory.
 ///
 /// # Errors
 /// [`Malformed`]

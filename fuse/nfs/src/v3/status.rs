@@ -7,13 +7,13 @@ use rustix::io::Errno;
 pub struct NfsStatus(pub u32);
 
 impl NfsStatus {
-    /// It was done.
+    /// The server has executed the call.
     pub const OK: Self = Self(0);
     /// There is no such name.
     pub const NOENT: Self = Self(2);
     /// There is such a name already.
     pub const EXIST: Self = Self(17);
-    /// The file that the handle stands for is gone.
+    /// The file of the handle does not exist any more.
     pub const STALE: Self = Self(70);
     /// The handle is not one of this server.
     pub const BADHANDLE: Self = Self(10001);
@@ -21,9 +21,9 @@ impl NfsStatus {
     pub const NOT_SYNC: Self = Self(10002);
     /// The place in a directory does not exist any more.
     pub const BAD_COOKIE: Self = Self(10003);
-    /// The server does not have this.
+    /// The server does not support the procedure.
     pub const NOTSUPP: Self = Self(10004);
-    /// The server has begun, and asks to come again.
+    /// The server has begun to execute the call, and the client has to repeat the call later.
     pub const JUKEBOX: Self = Self(10008);
 
     /// The errno that a program gets.
@@ -50,7 +50,7 @@ impl NfsStatus {
             71 => Errno::REMOTE,
             10004 | 10007 => Errno::OPNOTSUPP,
             10008 => Errno::AGAIN,
-            // IO, SERVERFAULT, and what callers of this take care of: NOT_SYNC, BAD_COOKIE, TOOSMALL.
+            // IO, SERVERFAULT, and statuses that callers handle before: NOT_SYNC, BAD_COOKIE, TOOSMALL.
             _ => Errno::IO,
         }
     }

@@ -1,13 +1,13 @@
-//! The tree of the live parts of one projection. No kernel and no FUSE in here.
+//! The tree of the live parts of one projection. It does not depend on the kernel or FUSE.
 //!
-//! The server has it, and the supervisor a replica, as of a projection's tree:
-//! 1. It changes only by the steps that were [announced](LiveTree::announce), in their order; any other request that would
-//!    change it is `EROFS`. The server counts a step in the volume's region before it answers the kernel's request.
-//! 2. Node ids are handed out once and never again, in the order of the steps. So a replica that takes the same steps has the
-//!    same ids, and a successor that begins with it answers for the nodes that the kernel knows.
-//! 3. A node lives until it is unlinked *and* the kernel forgot it. So an open file keeps its bytes. The replica does not get
-//!    FORGET; the server reports forgotten nodes with each update.
-//! 4. The server drops an image, and zeroes it by that, when no node of its own *and* none of the replica shows bytes of it
+//! The server has the tree, and the supervisor has a replica, as for a projection:
+//! 1. The tree changes only by the steps that were [announced](LiveTree::announce), in their order; any other change fails with
+//!    `EROFS`. The server counts a step in the volume's region before it answers the kernel's request.
+//! 2. Each node id is used only once, in the order of the steps. So a replica that applies the same steps has the same ids, and a
+//!    successor that begins with the replica answers for the nodes that the kernel knows.
+//! 3. A node exists until it is unlinked *and* the kernel has forgotten it. So an open file keeps its bytes. The replica does not
+//!    get FORGET; the server reports with each update which unlinked nodes the kernel still knows.
+//! 4. The server drops an image, and so zeroes it, when no node of the server *and* none of the replica shows bytes of it
 //!    ([`LiveTree::drop_images`]). So a successor, which begins with the replica, never has an image that is zeroed.
 
 mod reads;
@@ -30,22 +30,22 @@ pub use saved::SavedLiveTree;
 /// Whether a slot is a file or a directory. It never changes: a bind mount of a file cannot become one of a directory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum PartType {
-    /// A file: what the payload had last at the path, when that was a file.
+    /// A file, with the last content that the payload had at the path as a file.
     File,
-    /// A directory: what the payload has below the path, and nothing while that is none.
+    /// A directory, with the entries that the payload has below the path; empty while the payload has no such directory.
     Directory,
 }
 
-/// A path that is shown live. Its place in the list is its name in the root.
+/// A path that is shown live. The index of the slot in the list of slots is its name in the root.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Slot {
-    /// The path in the payload; empty for all of it.
+    /// The path in the payload; empty for the whole payload.
     pub path: String,
     /// Its type when a container first mounted it.
     pub shape: PartType,
 }
 
-/// An update, as it is announced.
+/// An announced update.
 #[derive(Clone)]
 pub struct LiveUpdate {
     /// All slots, new ones at the end.
@@ -65,18 +65,18 @@ pub struct LiveTree {
     slots: Vec<Slot>,
     nodes: BTreeMap<NodeId, LiveNode>,
     images: BTreeMap<u64, Arc<Image>>,
-    /// The image that the last update leads to.
+    /// The number of the image that the tree shows after the last announced update.
     newest: Option<u64>,
     announced: VecDeque<LiveStep>,
     /// The number of steps applied since the mount.
     applied: u64,
-    /// The last step of a server before this one, which the supervisor may repeat.
-    asked_before: Option<LiveStep>,
+    /// The last step of an earlier server. If that server did not answer, the kernel or the supervisor sends the request again.
+    unanswered_step: Option<LiveStep>,
     next: NodeId,
     time: SystemTime,
     /// Files that are about to show other bytes, while the kernel drops their pages.
     pub(super) changing: HashSet<NodeId>,
-    /// A request for such a file waited for `SWAP_TIMEOUT` and was answered with the old bytes.
+    /// Whether the server has answered a request for such a file from the old bytes, after a wait of `SWAP_TIMEOUT`.
     pub(super) disturbed: bool,
 }
 
@@ -90,7 +90,7 @@ struct LiveNode {
     gid: u32,
     time: SystemTime,
     unlinked: bool,
-    /// The kernel's lookup count of the node (FUSE `nlookup`); unknown if earlier servers gave some of the answers.
+    /// The kernel's lookup count of the node (FUSE `nlookup`); `None` if earlier servers have a part of the count.
     #[serde(skip)]
     lookups: Option<u64>,
 }
@@ -128,7 +128,7 @@ impl LiveTree {
             newest: None,
             announced: VecDeque::new(),
             applied: 0,
-            asked_before: None,
+            unanswered_step: None,
             next: NodeId(NodeId::ROOT.0 + 1),
             time,
             changing: HashSet::new(),
@@ -136,7 +136,7 @@ impl LiveTree {
         }
     }
 
-    /// The paths that are shown, by their numbers.
+    /// The slots, in the order of their numbers.
     pub fn slots(&self) -> &[Slot] {
         &self.slots
     }
@@ -146,33 +146,33 @@ impl LiveTree {
         self.slots = slots;
     }
 
-    /// The image that the last update leads to, and its number.
+    /// The image that the tree shows after the last announced update, and its number.
     pub fn newest(&self) -> Option<(u64, &Arc<Image>)> {
         self.newest.and_then(|number| Some((number, self.images.get(&number)?)))
     }
 
-    /// The steps that are announced and not taken.
+    /// The announced steps that are not applied yet.
     pub fn announced(&self) -> Vec<LiveStep> {
         self.announced.iter().cloned().collect()
     }
 
-    /// Number of steps applied since it was mounted.
+    /// Number of steps applied since the mount.
     pub fn applied(&self) -> u64 {
         self.applied
     }
 
-    /// Announces these steps: the tree accepts them in this order. Earlier announcements are void.
+    /// Accepts the steps of `update`, in their order, in place of all earlier ones.
     pub fn announce(&mut self, update: LiveUpdate) {
         let LiveUpdate { slots, steps, number, image, time } = update;
         if let Some(before) = self.images.insert(number, image) {
-            // A supervisor that had no answer from a server before this one repeats it. It is the same memory.
+            // The supervisor announces the update again, because an earlier server did not answer. Both images are the same memory.
             before.disown();
         }
         (self.slots, self.announced, self.newest, self.time) = (slots, steps.into(), Some(number), time);
-        self.asked_before = None;
+        self.unanswered_step = None;
     }
 
-    /// A step was done, as the caller knows, which made the system call.
+    /// Applies the step of a system call or a message that the caller has completed.
     ///
     /// # Errors
     /// `EROFS` when it is not the next one.
@@ -180,27 +180,27 @@ impl LiveTree {
         self.take_step(step)
     }
 
-    /// As [`ProjectionTree::catch_up`](crate::projection::tree::ProjectionTree::catch_up).
+    /// Like [`ProjectionTree::catch_up`](crate::projection::tree::ProjectionTree::catch_up).
     ///
     /// # Errors
-    /// `EINVAL` when the two trees have nothing in common.
+    /// `EINVAL` when that tree is not the same or one step ahead.
     pub fn catch_up(&mut self, applied: u64) -> Result<(), Errno> {
         if applied == self.applied {
             return Ok(());
         }
         let step = self.announced.front().filter(|_| applied == self.applied + 1).cloned().ok_or(Errno::EINVAL)?;
         self.take_step(&step)?;
-        self.asked_before = Some(step);
+        self.unanswered_step = Some(step);
         Ok(())
     }
 
-    /// Takes the next step, unless an earlier server has taken it without an answer.
+    /// Applies the next step, unless an earlier server has applied it without an answer.
     pub(super) fn take(&mut self, step: &LiveStep) -> Result<(), Errno> {
-        if self.asked_before.take_if(|before| before == step).is_some() {
+        if self.unanswered_step.take_if(|before| before == step).is_some() {
             return Ok(());
         }
         self.take_step(step)?;
-        self.asked_before = None;
+        self.unanswered_step = None;
         Ok(())
     }
 
@@ -232,7 +232,7 @@ impl LiveTree {
         let (directory, name) = split(path);
         let parent = self.find(directory).ok_or(Errno::ENOENT)?;
         let (number, image) = self.newest().ok_or(Errno::EROFS)?;
-        // The directory of a slot that the payload does not have looks like the others.
+        // If the payload does not have the directory of a slot, that directory gets the attributes of the payload's root.
         let wanted = find_in(image, path).unwrap_or(0);
         let ImageNode { kind, mode, uid, gid } = image.node(wanted).ok_or(Errno::EROFS)?;
         let body = match kind {
@@ -274,7 +274,7 @@ impl LiveTree {
         Ok(())
     }
 
-    /// Shows bytes and attributes of the newest image, as of this time if that is to be seen.
+    /// Shows bytes and attributes of the newest image. `time` becomes the modification time; with `None`, that time stays.
     fn show_newest(&mut self, path: &str, time: Option<SystemTime>) -> Result<(), Errno> {
         let id = self.find(path).ok_or(Errno::ENOENT)?;
         let (number, image) = self.newest().ok_or(Errno::EROFS)?;
@@ -293,29 +293,29 @@ impl LiveTree {
         Ok(())
     }
 
-    /// Unlinked nodes that the kernel knows.
+    /// The unlinked nodes that the kernel knows.
     pub fn unlinked(&self) -> Vec<NodeId> {
         self.nodes.iter().filter(|(_, node)| node.unlinked).map(|(id, _)| *id).collect()
     }
 
-    /// Drops the unlinked nodes but these, in a replica.
+    /// In a replica: drops the unlinked nodes except those in `known`.
     pub fn keep_unlinked(&mut self, known: &[NodeId]) {
         let known: BTreeSet<_> = known.iter().collect();
         self.nodes.retain(|id, node| !node.unlinked || known.contains(id));
     }
 
-    /// An answer has shown a node to the kernel.
+    /// Counts another reference of the kernel to a node.
     pub(super) fn count(&mut self, node: NodeId) {
-        if let Some(LiveNode { lookups: Some(told), .. }) = self.nodes.get_mut(&node) {
-            *told += 1;
+        if let Some(LiveNode { lookups: Some(lookups), .. }) = self.nodes.get_mut(&node) {
+            *lookups += 1;
         }
     }
 
-    /// The kernel dropped `count` references to a node.
+    /// Subtracts `count` references of the kernel to a node.
     pub fn forget(&mut self, node: NodeId, count: u64) {
         let Some(known) = self.nodes.get_mut(&node) else { return };
         known.lookups = match known.lookups {
-            Some(told) => Some(told.saturating_sub(count)),
+            Some(lookups) => Some(lookups.saturating_sub(count)),
             // The kernel forgets an unlinked node once, with its whole count, that of earlier servers included.
             None if known.unlinked => Some(0),
             None => None,
@@ -329,13 +329,13 @@ impl LiveTree {
         }
     }
 
-    /// Drops the images that no node needs, but these.
+    /// Drops the images that no node needs, except those with the numbers in `but`.
     pub fn drop_images(&mut self, but: &[u64]) {
         let needed = self.needed_images();
         self.images.retain(|number, _| needed.contains(number) || but.contains(number));
     }
 
-    /// The numbers of the images that nodes show bytes of, and of the one that the last update leads to.
+    /// The numbers of the images whose bytes nodes show, and of the newest image.
     pub fn needed_images(&self) -> BTreeSet<u64> {
         let shown = self.nodes.values().filter_map(|node| match &node.body {
             LiveContent::File { image, .. } => Some(*image),
@@ -344,7 +344,8 @@ impl LiveTree {
         shown.chain(self.newest).collect()
     }
 
-    /// Zeroes the images that no server needs any more; the server of the tree calls it.
+    /// Makes this process the owner of all images, so that it zeroes them when it drops them. Only the server of the tree does
+    /// this.
     pub fn own_images(&self) {
         self.images.values().for_each(|image| image.own());
     }

@@ -15,7 +15,7 @@ impl LiveTree {
     /// The entry `name` of a directory.
     ///
     /// # Errors
-    /// `ENOENT`, `ENOTDIR`, or `ESTALE` for a node that is gone.
+    /// `ENOENT`, `ENOTDIR`, or `ESTALE` for a removed node.
     pub fn look(&self, parent: NodeId, name: &str) -> Result<NodeId, Errno> {
         match &self.node(parent)?.body {
             LiveContent::Directory { children } => children.get(name).copied().ok_or(Errno::ENOENT),
@@ -26,7 +26,7 @@ impl LiveTree {
     /// The attributes that `stat(2)` shows.
     ///
     /// # Errors
-    /// `ESTALE` for a node that is gone.
+    /// `ESTALE` for a removed node.
     pub fn attributes(&self, id: NodeId) -> Result<NodeAttributes, Errno> {
         let node = self.node(id)?;
         let (kind, size, links) = match &node.body {
@@ -40,10 +40,10 @@ impl LiveTree {
         Ok(NodeAttributes { node: id, kind, mode, size, links, uid, gid, time })
     }
 
-    /// The image that holds the bytes of a file, and their range in it. The image stays valid as long as the caller keeps it.
+    /// The image with the bytes of a file, and their range.
     ///
     /// # Errors
-    /// `EISDIR`, or `ESTALE` for a node that is gone.
+    /// `EISDIR`, or `ESTALE` for a removed node.
     pub fn content(&self, id: NodeId) -> Result<(Arc<Image>, Range<usize>), Errno> {
         match &self.node(id)?.body {
             LiveContent::File { image, content } => {
@@ -53,11 +53,11 @@ impl LiveTree {
         }
     }
 
-    /// Passes the entries after `cookie` to `emit`, until it returns true because the buffer is full. A name keeps its cookie
-    /// while it exists, and a new name gets a higher one.
+    /// Calls `emit` for each entry after `cookie`, until it returns `true` because it has no more room. A name keeps its cookie
+    /// while it exists, and a new name gets a higher cookie.
     ///
     /// # Errors
-    /// `ENOTDIR`, or `ESTALE` for a node that is gone.
+    /// `ENOTDIR`, or `ESTALE` for a removed node.
     pub fn list(&self, id: NodeId, cookie: u64, mut emit: impl FnMut(TreeEntry<'_>) -> bool) -> Result<(), Errno> {
         let node = self.node(id)?;
         let LiveContent::Directory { children } = &node.body else { return Err(Errno::ENOTDIR) };
@@ -121,12 +121,12 @@ impl LiveTree {
         matches!(self.nodes.get(&id), Some(LiveNode { body: LiveContent::Directory { .. }, .. }))
     }
 
-    /// Whether these are the bytes of a file.
+    /// Whether the file `id` has these bytes.
     pub(in crate::live) fn has_bytes(&self, id: NodeId, bytes: &[u8]) -> bool {
         self.content(id).is_ok_and(|(image, content)| image.bytes().get(content) == Some(bytes))
     }
 
-    /// Whether a node has the mode and the owners of one of an image.
+    /// Whether the node `id` has the mode, owner and group of the node `wanted` of an image.
     pub(in crate::live) fn looks_like(&self, id: NodeId, image: &Image, wanted: Index) -> bool {
         let shown = self.nodes.get(&id).map(|node| (node.mode, node.uid, node.gid));
         shown == image.node(wanted).map(|node| (node.mode, node.uid, node.gid))

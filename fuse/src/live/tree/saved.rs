@@ -1,4 +1,4 @@
-//! A tree of live parts on its way to another process.
+//! Sends a tree of live parts to another process: to a successor, or to a supervisor that adopts the volume.
 
 use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
@@ -11,8 +11,7 @@ use crate::live::step::LiveStep;
 use crate::projection::image::Image;
 use crate::session::NodeId;
 
-/// A tree without its images, on its way to another process. They travel beside it, as descriptors, in the order of their
-/// numbers.
+/// A tree without its images. The message has the images as descriptors, in the order of their numbers.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct SavedLiveTree {
     slots: Vec<Slot>,
@@ -26,7 +25,7 @@ pub struct SavedLiveTree {
 }
 
 impl LiveTree {
-    /// The state with which another process continues, and the images that belong to it, in their order.
+    /// The state for another process, and the images, in order.
     pub fn save(&self) -> (SavedLiveTree, Vec<Arc<Image>>) {
         let needed = self.needed_images();
         let (numbers, images) = self
@@ -48,7 +47,7 @@ impl LiveTree {
         (saved, images)
     }
 
-    /// The tree that another process has saved; none when it does not hold together. What comes from a server is not trusted.
+    /// The tree from the state of another process; `None` if it is inconsistent. The supervisor does not trust a server.
     pub fn restore(saved: SavedLiveTree, images: Vec<Image>) -> Option<LiveTree> {
         let SavedLiveTree { slots, nodes, images: numbers, newest, announced, applied, next, time } = saved;
         if numbers.len() != images.len() {
@@ -58,9 +57,9 @@ impl LiveTree {
         let nodes: BTreeMap<NodeId, LiveNode> = nodes.into_iter().collect();
         let fits = |(id, node): (&NodeId, &LiveNode)| {
             let above = nodes.get(&node.parent).map(|parent| &parent.body);
-            // Parents are older than their children, so no path is a circle.
-            let is_in_one = node.unlinked || matches!(above, Some(LiveContent::Directory { .. }));
-            let is_below = *id == NodeId::ROOT || (node.parent < *id && is_in_one);
+            // A parent has a lower id than its children, so no path is a cycle.
+            let is_in_directory = node.unlinked || matches!(above, Some(LiveContent::Directory { .. }));
+            let is_below = *id == NodeId::ROOT || (node.parent < *id && is_in_directory);
             let is_whole = match &node.body {
                 LiveContent::File { image, content } => {
                     images.get(image).is_some_and(|image| image.bytes().get(content.clone()).is_some())
@@ -73,7 +72,7 @@ impl LiveTree {
         };
         let is_whole = nodes.get(&NodeId::ROOT).is_some_and(|root| matches!(root.body, LiveContent::Directory { .. }))
             && nodes.iter().all(fits);
-        let (announced, asked_before) = (announced.into(), None);
+        let (announced, unanswered_step) = (announced.into(), None);
         let (changing, disturbed) = (HashSet::new(), false);
         let newest = newest.filter(|newest| images.contains_key(newest));
         is_whole.then_some(LiveTree {
@@ -83,7 +82,7 @@ impl LiveTree {
             newest,
             announced,
             applied,
-            asked_before,
+            unanswered_step,
             next,
             time,
             changing,

@@ -20,7 +20,7 @@ use crate::region::cells::OwnedCell;
 /// The xid of a call that was not sent.
 const NOT_SENT: u32 = 0;
 
-/// A call that is under way. When it is dropped, no successor makes it again.
+/// A call that is recorded in the region. Dropping it removes the record, so that no successor makes the call again.
 #[derive(Debug)]
 pub struct RecordedCall {
     record: OwnedCell<CallCell>,
@@ -32,12 +32,12 @@ impl RecordedCall {
         Some(self.record.xid.load(Acquire)).filter(|xid| *xid != NOT_SENT)
     }
 
-    /// It is about to be sent with this xid.
+    /// Records the xid with which the call is about to be sent.
     pub fn announce(&self, xid: u32) {
         self.record.xid.store(xid, Release);
     }
 
-    /// The credential that it is made with.
+    /// The credential of the call.
     pub fn credential(&self) -> Credential {
         self.record.identity.get()
     }
@@ -88,7 +88,7 @@ impl Calls {
         self.inherited.borrow().contains_key(&(unique, step))
     }
 
-    /// The request is answered: none of its calls will be made again.
+    /// Drops the inherited records of an answered request. Its calls will not be made again.
     pub fn end(&self, unique: u64) {
         let mut inherited = self.inherited.borrow_mut();
         if !inherited.is_empty() {
@@ -108,7 +108,7 @@ pub fn seed(region: &Region) -> u64 {
 
 fn random() -> u64 {
     let mut bytes = [0; 8];
-    // Without any it is the time.
+    // Without random bytes, the number is made from the time.
     match rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty()) {
         Ok(_) => u64::from_ne_bytes(bytes),
         Err(_) => clock_gettime(ClockId::Realtime).tv_nsec.cast_unsigned().wrapping_mul(0x9e37_79b9_7f4a_7c15),

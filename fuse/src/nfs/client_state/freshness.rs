@@ -1,10 +1,10 @@
 //! The validity of a file's cached attributes, and whether the kernel's cached pages have the file's current content.
 //!
-//! Times work as with Linux' own client (`nfs(5)`, *Attribute caching*): attributes hold for the shortest time first, and for
+//! Times work as with Linux' own client (`nfs(5)`, *Attribute caching*): attributes are valid for the shortest time first, and for
 //! twice as long each time they turn out to be unchanged, up to the longest.
 //!
-//! If podfs asked for attributes before it made a change, they may be from before the change, so it drops them. To detect that,
-//! it numbers queries and changes in one order.
+//! If podfs requested attributes before it made a change, they may be from before the change, so podfs drops them. To detect
+//! that, podfs numbers queries and changes in one order.
 
 use std::cell::Cell;
 use std::time::{Duration, Instant};
@@ -14,15 +14,15 @@ use podfs_nfs::v3::{Attributes, FileType, Time, WccAttributes, WccData};
 
 use super::super::options::Caching;
 
-/// Users whose rights to one file are remembered.
+/// Most users whose rights to one file are cached.
 const RIGHTS: usize = 4;
 
-/// The order of questions and changes.
+/// The numbers of queries and changes, in one order.
 #[derive(Debug, Default)]
 pub struct CallSequence(Cell<u64>);
 
 impl CallSequence {
-    /// A place after all others.
+    /// A number after all earlier ones.
     pub fn next(&self) -> u64 {
         self.0.set(self.0.get() + 1);
         self.0.get()
@@ -33,24 +33,24 @@ impl CallSequence {
 #[derive(Debug, Default)]
 pub struct Freshness {
     attributes: Option<Attributes>,
-    /// The time at which podfs requested the attributes.
+    /// The time at which podfs got the attributes; none if they are not valid any more.
     at: Option<Instant>,
-    /// The place of that request in the order.
-    asked: u64,
+    /// The number of the query or change that returned the attributes.
+    query: u64,
     /// The time for which the attributes are valid.
-    holds: Duration,
-    /// The place of the last change that was made here.
-    changed: u64,
-    /// Changes of its content that are under way.
-    changing: u32,
-    /// The content that the kernel's pages are of.
+    valid_for: Duration,
+    /// The number of the last change that podfs made.
+    last_change: u64,
+    /// The number of changes of its content that are in flight.
+    changes_in_flight: u32,
+    /// The version of the content that the kernel's pages have.
     content: Option<FileVersion>,
     rights: Vec<AccessRight>,
     /// The epoch of the connection over which podfs last wrote data of the file.
     epoch: u64,
 }
 
-/// A state of a file: another content has another version.
+/// A version of a file. Another content has another version.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct FileVersion {
     size: u64,
@@ -64,7 +64,7 @@ struct AccessRight {
     /// Bits of ACCESS.
     granted: u32,
     /// Bits that were requested.
-    asked: u32,
+    requested: u32,
     ctime: Time,
     at: Instant,
 }
@@ -76,7 +76,7 @@ pub enum AttributeChange {
     None,
     /// Another client has changed the content.
     Changed,
-    /// None: the attributes are from before a change by podfs or are older than the cached ones.
+    /// No change is known: the attributes are from before a change by podfs, or are older than the cached ones.
     Outdated,
 }
 
@@ -88,18 +88,18 @@ impl Freshness {
 
     /// The time for which the attributes are still valid.
     pub fn remaining(&self, now: Instant) -> Duration {
-        self.at.map_or(Duration::ZERO, |at| (at + self.holds).saturating_duration_since(now))
+        self.at.map_or(Duration::ZERO, |at| (at + self.valid_for).saturating_duration_since(now))
     }
 
-    /// Takes in attributes whose question has the place `asked` in the order.
-    pub fn learn(&mut self, found: &Attributes, asked: u64, now: Instant, caching: &Caching) -> AttributeChange {
-        if asked < self.changed || asked < self.asked {
+    /// Caches attributes. `query` is the number of the call that returned them.
+    pub fn learn(&mut self, found: &Attributes, query: u64, now: Instant, caching: &Caching) -> AttributeChange {
+        if query < self.last_change || query < self.query {
             return AttributeChange::Outdated;
         }
         let version = FileVersion::of(found);
         let known = self.attributes.as_ref().map(FileVersion::of);
-        self.keep(found, asked, now, caching, known == Some(version));
-        if self.changing > 0 {
+        self.keep(found, query, now, caching, known == Some(version));
+        if self.changes_in_flight > 0 {
             return AttributeChange::None;
         }
         match self.content {
@@ -115,10 +115,10 @@ impl Freshness {
         }
     }
 
-    /// The kernel's pages are of this content from now on; returns whether they were before.
+    /// Records that the kernel's pages have this content from now on. Returns whether they had it before.
     pub fn opened(&mut self, found: &Attributes) -> bool {
         let version = FileVersion::of(found);
-        let same = self.changing > 0 || self.content.is_some_and(|content| !content.differs(&version));
+        let same = self.changes_in_flight > 0 || self.content.is_some_and(|content| !content.differs(&version));
         self.content = Some(version);
         same
     }
@@ -128,85 +128,85 @@ impl Freshness {
         self.epoch
     }
 
-    /// Something is written by this connection.
+    /// Records the epoch of the connection over which podfs writes data of the file.
     pub fn set_epoch(&mut self, epoch: u64) {
         self.epoch = epoch;
     }
 
-    /// A change of the content is sent.
+    /// Records that podfs sends a change of the content.
     pub fn change_begins(&mut self) {
-        self.changing += 1;
+        self.changes_in_flight += 1;
     }
 
-    /// It is made, or it failed.
-    pub fn change_ends(&mut self, around: &WccData, place: u64, now: Instant, caching: &Caching) -> AttributeChange {
-        self.changing = self.changing.saturating_sub(1);
-        let alone = self.changing == 0;
-        self.changed_here(around, alone, place, now, caching)
+    /// Records that a change of the content is made, or has failed. `number` is the number of the change.
+    pub fn change_ends(&mut self, around: &WccData, number: u64, now: Instant, caching: &Caching) -> AttributeChange {
+        self.changes_in_flight = self.changes_in_flight.saturating_sub(1);
+        let alone = self.changes_in_flight == 0;
+        self.changed_here(around, alone, number, now, caching)
     }
 
-    /// Something was changed here. With `alone` no other change is under way.
+    /// Records a change that podfs made. `alone`: no other change by podfs is in flight.
     pub fn changed_here(
         &mut self,
         around: &WccData,
         alone: bool,
-        place: u64,
+        number: u64,
         now: Instant,
         caching: &Caching,
     ) -> AttributeChange {
         let by_another = |before: &WccAttributes| {
             alone && self.content.is_some_and(|content| content.differs(&FileVersion::before(before)))
         };
-        let news = match &around.before {
+        let change = match &around.before {
             Some(before) if by_another(before) => AttributeChange::Changed,
             _ => AttributeChange::None,
         };
-        self.changed = place;
+        self.last_change = number;
         match &around.after {
             Some(after) => {
-                self.keep(after, place, now, caching, false);
-                self.content = self.content.filter(|_| news == AttributeChange::None).map(|_| FileVersion::of(after));
+                self.keep(after, number, now, caching, false);
+                self.content = self.content.filter(|_| change == AttributeChange::None).map(|_| FileVersion::of(after));
             }
             // The attributes after the change are unknown and have to be requested.
             None => self.at = None,
         }
-        news
+        change
     }
 
-    /// The attributes do not hold any more.
+    /// Makes the cached attributes invalid.
     pub fn expire(&mut self) {
         self.at = None;
     }
 
     /// The rights of `wanted` that the server granted this credential, as far as they are cached and valid.
     pub fn right(&self, credential: &Credential, wanted: u32, now: Instant, caching: &Caching) -> Option<u32> {
-        let holds = caching.shortest(FileType::File);
+        let valid_for = caching.shortest(FileType::File);
         let ctime = self.attributes.as_ref()?.ctime;
         let known =
-            self.rights.iter().find(|right| right.credential == *credential && right.asked & wanted == wanted)?;
-        (known.ctime == ctime && now < known.at + holds).then_some(known.granted)
+            self.rights.iter().find(|right| right.credential == *credential && right.requested & wanted == wanted)?;
+        (known.ctime == ctime && now < known.at + valid_for).then_some(known.granted)
     }
 
     /// Records what the server granted this credential.
-    pub fn set_right(&mut self, credential: Credential, asked: u32, granted: u32, now: Instant) {
+    pub fn set_right(&mut self, credential: Credential, requested: u32, granted: u32, now: Instant) {
         let Some(ctime) = self.attributes.as_ref().map(|attributes| attributes.ctime) else { return };
         self.rights.retain(|right| right.credential != credential);
         if self.rights.len() == RIGHTS {
             self.rights.remove(0);
         }
-        self.rights.push(AccessRight { credential, granted, asked, ctime, at: now });
+        self.rights.push(AccessRight { credential, granted, requested, ctime, at: now });
     }
 
-    fn keep(&mut self, found: &Attributes, asked: u64, now: Instant, caching: &Caching, unchanged: bool) {
+    fn keep(&mut self, found: &Attributes, query: u64, now: Instant, caching: &Caching, unchanged: bool) {
         let (shortest, longest) = (caching.shortest(found.kind), caching.longest(found.kind));
         // The time doubles only after the attributes were valid for all of it.
-        let has_held = self.at.is_none_or(|at| now >= at + self.holds);
-        self.holds = match (unchanged, has_held) {
-            (true, true) => (self.holds * 2).clamp(shortest, longest),
-            (true, false) => self.holds.clamp(shortest, longest),
+        let is_over = self.at.is_none_or(|at| now >= at + self.valid_for);
+        self.valid_for = match (unchanged, is_over) {
+            (true, true) => (self.valid_for * 2).clamp(shortest, longest),
+            (true, false) => self.valid_for.clamp(shortest, longest),
             (false, _) => shortest,
         };
-        (self.attributes, self.asked, self.at) = (Some(*found), asked, Some(now));
+        (self.attributes, self.query, self.at) = (Some(*found), query, Some(now));
     }
 }
 
@@ -219,7 +219,7 @@ impl FileVersion {
         Self { size: before.size, mtime: before.mtime, ctime: before.ctime }
     }
 
-    /// Whether the content is another one. A change of nothing but the mode leaves it what it is.
+    /// Whether the content is another one. A change of the mode alone does not change the content.
     fn differs(&self, other: &Self) -> bool {
         (self.size, self.mtime) != (other.size, other.mtime)
     }

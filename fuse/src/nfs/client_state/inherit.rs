@@ -1,7 +1,8 @@
 //! Reading the state that a dead server left in the region.
 //!
-//! The content of a region is not trusted: a cell that contradicts itself or another is lost. A lost cell affects nothing else: a
-//! handle answers `EBADF`, a node `ESTALE`, and a call is made like a new one.
+//! podfs does not trust the content of a region: a cell that contradicts itself or another cell is lost. A lost cell affects
+//! nothing else: a request with a lost handle gets `EBADF`, a request for a lost node gets `ESTALE`, and podfs makes a lost call
+//! like a new one.
 
 use std::collections::hash_map::Entry;
 use std::collections::{HashMap, HashSet};
@@ -25,8 +26,8 @@ use crate::session::{HandleId, NodeId};
 /// The state that was read from a region.
 pub struct InheritedState {
     /// The client's state.
-    pub known: ClientState,
-    /// Cells that hold nothing usable.
+    pub state: ClientState,
+    /// Cells without usable content.
     pub lost: Vec<CellId>,
     /// The cell with the root's attributes.
     pub root: Option<OwnedCell<RootCell>>,
@@ -35,7 +36,7 @@ pub struct InheritedState {
 }
 
 impl InheritedState {
-    /// Reads it; none if it has no root. Nothing outside this process changes.
+    /// Reads the state from a region; none if the region has no root. Nothing outside this process changes.
     pub fn read(region: &Arc<Region>) -> Option<Self> {
         region.look_again().ok()?;
         let mut reader = NfsRegionReader::new(region);
@@ -50,7 +51,7 @@ impl InheritedState {
         let lost = region.cells().tagged().map(|(id, _)| id).filter(|id| kept.binary_search(id).is_err()).collect();
         region.cells().keep_only(&kept);
         let silly = nodes.all().into_iter().filter(|node| node.is_silly() && !node.is_open()).collect();
-        Some(Self { known: ClientState { nodes, files, calls }, lost, root, silly })
+        Some(Self { state: ClientState { nodes, files, calls }, lost, root, silly })
     }
 }
 
@@ -65,7 +66,7 @@ impl<'a> NfsRegionReader<'a> {
     fn new(region: &'a Arc<Region>) -> Self {
         let mut cells: HashMap<u32, Vec<CellId>> = HashMap::new();
         region.cells().tagged().for_each(|(id, tag)| cells.entry(tag).or_default().push(id));
-        // Names are found by the nodes that have them.
+        // The nodes refer to the cells of their names.
         cells.remove(&NameCell::TAG);
         Self { region, cells, kept: Vec::new() }
     }
@@ -128,7 +129,7 @@ impl<'a> NfsRegionReader<'a> {
     }
 }
 
-/// Whether it is one that the kernel can have.
+/// Whether the kernel can use the name.
 pub fn is_name(name: &[u8]) -> bool {
     let strange = name.is_empty() || name.len() > LONGEST_NAME || name == b"." || name == b"..";
     !strange && !name.iter().any(|byte| matches!(byte, 0 | b'/'))

@@ -1,13 +1,13 @@
-//! Reading a directory: pages as the server gives them, at the places the server gives them.
+//! The state of reading a directory, page by page.
 //!
-//! The kernel's offsets are the server's cookies, so `telldir(3)` and `seekdir(3)` mean what they mean there.
+//! The kernel's offsets are the NFS server's cookies, so `telldir(3)` and `seekdir(3)` work as on the NFS server.
 
 use podfs_nfs::v3::listing;
 
 /// The state of reading an open directory.
 #[derive(Debug, Default)]
 pub struct NfsListing {
-    /// The last page that was read, and the place at which it begins.
+    /// The last page that was read, and the offset after which it begins.
     pub page: Option<(u64, listing::DirectoryPage)>,
     /// The number of entries that the kernel got before the offset `at`.
     pub given: usize,

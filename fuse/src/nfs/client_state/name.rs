@@ -1,5 +1,5 @@
-//! The name by which a node was found: its directory and its name there. If the server does not know the node's handle any more,
-//! podfs looks the node up by it.
+//! The name by which a node was found: its directory and its name there. If the NFS server does not know the node's handle any
+//! more, podfs looks the node up by this name.
 
 use std::cell::RefCell;
 use std::collections::HashSet;
@@ -36,7 +36,7 @@ impl Name {
     /// When there is no memory.
     pub fn new(region: &Arc<Region>, parent: NodeId, name: &[u8]) -> Result<Self, Errno> {
         let mut records: Vec<OwnedCell<NameCell>> = Vec::new();
-        // The last part first, so that what leads to a cell leads to one that is there.
+        // The last part comes first, so that a cell only refers to a cell that exists.
         for part in name.chunks(NAME_BYTES).rev() {
             let next = records.last().map_or(0, |next| next.id().to_word());
             let record = OwnedCell::new(region, |cell: &NameCell| {
@@ -51,17 +51,17 @@ impl Name {
         Ok(Self { parent, name: name.into(), records })
     }
 
-    /// The word in a node's cell that leads to it.
+    /// The word that refers to the name in a node's cell.
     pub fn word(&self) -> u64 {
         self.records.first().map_or(0, |first| first.id().to_word())
     }
 
-    /// Whether it is this one.
+    /// Whether it is the name `name` in the directory `parent`.
     pub fn is(&self, parent: NodeId, name: &[u8]) -> bool {
         self.parent == parent && *self.name == *name
     }
 
-    /// The name that `word` leads to; none if the recorded name is not whole, or another node has it. `taken` has the cells that
+    /// The name that `word` refers to; none if the recorded name is not whole, or another node has it. `taken` has the cells that
     /// are in use.
     pub fn inherit(region: &Arc<Region>, word: u64, taken: &mut HashSet<CellId>) -> Option<Self> {
         let mut name = Vec::new();
@@ -87,7 +87,7 @@ impl Name {
         None
     }
 
-    /// The cells that hold it.
+    /// The cells of the name.
     pub fn cells(&self) -> impl Iterator<Item = CellId> {
         self.records.iter().map(OwnedCell::id)
     }

@@ -1,6 +1,7 @@
-//! Nodes: the files that the kernel knows, by its number and by the server's handle.
+//! Nodes: the files that the kernel knows, by the kernel's number and by the NFS server's handle.
 //!
-//! A number is never given twice. A node is dropped when the kernel has forgotten it and no data is left to write to it.
+//! A number is never used for two nodes. podfs drops a node when the kernel has forgotten it, it is not open, and podfs has no
+//! data to write to it.
 
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
@@ -41,7 +42,7 @@ pub struct NfsNode {
 /// The fields of a new node.
 #[derive(Clone, Copy, Debug)]
 pub struct NewNfsNode {
-    /// The server's handle of it.
+    /// The server's handle of the file.
     pub handle: NfsFileHandle,
     /// As in [`NfsNode`].
     pub kind: FileType,
@@ -57,19 +58,19 @@ impl NfsNode {
         Self { id, kind, fileid, freshness, remover, handle, record, name, opens }
     }
 
-    /// The server's handle of it.
+    /// The server's handle of the file.
     pub fn handle(&self) -> NfsFileHandle {
         self.handle.get()
     }
 
-    /// By what name it was found last.
+    /// The name by which it was found last.
     pub fn name(&self) -> Option<Rc<Name>> {
         self.name.borrow().clone()
     }
 
     fn set_name(&self, name: Option<Rc<Name>>) {
         self.record.borrow().name.store(name.as_ref().map_or(0, |name| name.word()), Release);
-        // The cells of the name before are freed after nothing leads to them.
+        // The cells of the earlier name are freed only now, when the node's cell does not refer to them any more.
         drop(self.name.replace(name));
     }
 
@@ -78,7 +79,7 @@ impl NfsNode {
         self.record.borrow().flags.load(Relaxed) & SILLY != 0
     }
 
-    /// Its name is one that podfs gave it: it is removed with the last open file.
+    /// Records whether its only name is one that podfs gave it. podfs removes such a file at its last close.
     pub fn set_silly(&self, silly: bool) {
         self.record.borrow().flags.store(if silly { SILLY } else { 0 }, Release);
     }
@@ -88,12 +89,12 @@ impl NfsNode {
         self.opens.get() > 0
     }
 
-    /// It is open once more.
+    /// Counts an open of it.
     pub fn opened(&self) {
         self.opens.set(self.opens.get() + 1);
     }
 
-    /// It is open once less.
+    /// Counts a close of it.
     pub fn closed(&self) {
         self.opens.set(self.opens.get().saturating_sub(1));
     }
@@ -129,9 +130,9 @@ pub struct NfsNodes {
 struct NodeTable {
     by_id: HashMap<NodeId, Rc<NfsNode>>,
     by_handle: HashMap<NfsFileHandle, Rc<NfsNode>>,
-    /// Each node by its name, if it has one: the one it was found under last.
+    /// The nodes by name, if they have one: by the name under which each was found last.
     by_name: HashMap<(NodeId, Box<[u8]>), NodeId>,
-    /// Forgotten, and something is still to be written.
+    /// Nodes that the kernel has forgotten, and that are open or have data to write.
     lingering: Vec<NodeId>,
 }
 
@@ -148,19 +149,20 @@ pub struct InheritedNode {
 }
 
 impl NfsNodes {
-    /// The root alone.
+    /// The nodes of a new volume: the root alone.
     ///
     /// # Errors
     /// When there is no memory.
     pub fn new(region: Arc<Region>, root: NewNfsNode) -> Result<Self, Errno> {
         region.header().counters.next_node.store(NodeId::ROOT.0, Release);
         let nodes = Self { region, table: RefCell::default() };
-        // The kernel never forgets it.
+        // The kernel never forgets the root.
         nodes.enter(root, None)?;
         Ok(nodes)
     }
 
-    /// The nodes that a dead server left. The next [`let_go`](Self::let_go) removes those that the kernel has forgotten.
+    /// The nodes that a dead server left. The next [`drop_forgotten`](Self::drop_forgotten) removes those that the kernel has
+    /// forgotten.
     pub fn inherit(region: Arc<Region>, inherited: Vec<InheritedNode>) -> Self {
         let mut table = NodeTable::default();
         for InheritedNode { id, found, record, name } in inherited {
@@ -202,7 +204,8 @@ impl NfsNodes {
         self.get(NodeId::ROOT).expect("the root is never forgotten")
     }
 
-    /// The node of that file, which the answer shows to the kernel once more. `at` is where it was found: a directory and a name.
+    /// The node of a file. Counts a lookup, because the answer shows the node to the kernel. `at` is the directory and the name by
+    /// which the file was found.
     ///
     /// # Errors
     /// When there is no memory.
@@ -225,7 +228,7 @@ impl NfsNodes {
     fn insert(&self, found: NewNfsNode, at: Option<(NodeId, &[u8])>) -> Result<Rc<NfsNode>, Errno> {
         let next = &self.region.header().counters.next_node;
         let id = NodeId(next.load(Acquire));
-        // Also if this server dies now, the number is not used again.
+        // Even if this process dies now, no successor uses the number for another node.
         next.store(id.0.wrapping_add(1), Release);
         let record =
             OwnedCell::new(&self.region, |cell| NfsNode::fill(cell, id, 0, &found, 0, 0)).map_err(no_memory)?;
@@ -239,7 +242,7 @@ impl NfsNodes {
         Ok(node)
     }
 
-    /// A node has this name now. Whatever had it before has none.
+    /// Records that a node has this name now. A node that had the name before has no known name any more.
     ///
     /// # Errors
     /// When there is no memory.
@@ -257,7 +260,7 @@ impl NfsNodes {
         Ok(())
     }
 
-    /// A node has no name any more that is known.
+    /// Records that no name of a node is known any more.
     pub fn unname(&self, node: &NfsNode) {
         if let Some(name) = node.name() {
             self.table.borrow_mut().by_name.remove(&(name.parent, name.name.clone()));
@@ -265,7 +268,7 @@ impl NfsNodes {
         }
     }
 
-    /// The server calls the file something else now.
+    /// Records that the server has another handle for the file now.
     ///
     /// # Errors
     /// When there is no memory.
@@ -275,7 +278,7 @@ impl NfsNodes {
             let record = node.record.borrow();
             (record.lookups.load(Relaxed), record.name.load(Relaxed), record.flags.load(Relaxed))
         };
-        // A kill in between leaves both, and a successor takes either.
+        // A kill in between leaves both cells, and a successor uses either of them.
         let record = OwnedCell::new(&self.region, |cell| NfsNode::fill(cell, node.id, lookups, &found, name, flags));
         drop(node.record.replace(record.map_err(no_memory)?));
         let mut table = self.table.borrow_mut();
@@ -285,18 +288,18 @@ impl NfsNodes {
         Ok(())
     }
 
-    /// The kernel forgets `lookups` of the answers that showed it the node. With `is_dirty` the node stays for as long as that
-    /// holds.
+    /// Handles FORGET: reduces the lookup count of a node. A forgotten node stays as long as `is_dirty` holds for it, or it is
+    /// open.
     pub fn forget(&self, id: NodeId, lookups: u64, is_dirty: impl Fn(NodeId) -> bool) {
         let mut table = self.table.borrow_mut();
         let Some(node) = table.by_id.get(&id) else { return };
-        let left = {
+        let remaining = {
             let record = node.record.borrow();
-            let left = record.lookups.load(Relaxed).saturating_sub(lookups);
-            record.lookups.store(left, Release);
-            left
+            let remaining = record.lookups.load(Relaxed).saturating_sub(lookups);
+            record.lookups.store(remaining, Release);
+            remaining
         };
-        if left > 0 || id == NodeId::ROOT {
+        if remaining > 0 || id == NodeId::ROOT {
             return;
         }
         if is_dirty(id) || node.is_open() {
@@ -306,8 +309,8 @@ impl NfsNodes {
         }
     }
 
-    /// Drops forgotten nodes, except those for which `is_dirty` holds.
-    pub fn let_go(&self, is_dirty: impl Fn(NodeId) -> bool) {
+    /// Drops forgotten nodes, except those that are open or for which `is_dirty` holds.
+    pub fn drop_forgotten(&self, is_dirty: impl Fn(NodeId) -> bool) {
         let mut table = self.table.borrow_mut();
         if table.lingering.is_empty() {
             return;

@@ -21,7 +21,7 @@ use crate::session::{HandleId, NodeId};
 
 /// An open file or directory of a caller.
 pub struct NfsOpenFile {
-    /// None once it has left the table, even if it is still referenced.
+    /// Its cell; none after it has left the table, even if it is still referenced.
     record: RefCell<Option<OwnedCell<NfsOpenCell>>>,
     /// Its number.
     pub handle: HandleId,
@@ -34,8 +34,8 @@ pub struct NfsOpenFile {
 }
 
 impl NfsOpenFile {
-    /// The kernel knows it: it will not send the OPEN again.
-    pub fn is_known(&self) {
+    /// Records that the kernel has the answer to the OPEN, and will not send the OPEN to a successor.
+    pub fn mark_known(&self) {
         self.mark(KNOWN);
     }
 
@@ -45,7 +45,7 @@ impl NfsOpenFile {
         word.to_ne_bytes()
     }
 
-    /// It is this from now on.
+    /// Sets the cookie verifier.
     pub fn set_verifier(&self, verifier: [u8; 8]) {
         if let Some(record) = &*self.record.borrow() {
             record.verifier.store(u64::from_ne_bytes(verifier), Relaxed);
@@ -87,12 +87,13 @@ pub struct NfsOpenFiles {
     table: RefCell<HashMap<HandleId, Rc<NfsOpenFile>>>,
     /// Closed files whose writes are not on the server's disk.
     closed: RefCell<HashMap<HandleId, Rc<NfsOpenFile>>>,
-    /// Handles that dead servers opened without a known answer, by the request.
+    /// Handles that dead servers opened, if the kernel may not have the answer; by the number of the request.
     unanswered: RefCell<HashMap<u64, HandleId>>,
 }
 
 impl NfsOpenFiles {
-    /// With those that a dead server left; `unanswered` has, by request, what was opened without a known answer.
+    /// The table, with the open files that a dead server left. `unanswered` has, by request, the handles that the kernel may not
+    /// know.
     pub fn new(
         region: Arc<Region>,
         files: HashMap<HandleId, Rc<NfsOpenFile>>,
@@ -104,7 +105,8 @@ impl NfsOpenFiles {
         Self { region, table, closed, unanswered }
     }
 
-    /// Takes in what the request `unique` opened. What a dead server opened for it is the same.
+    /// Adds the file that the request `unique` opens. If a dead server opened the file for this request, that open file is
+    /// returned.
     ///
     /// # Errors
     /// When there is no memory.
@@ -152,7 +154,7 @@ impl NfsOpenFiles {
         self.table.borrow().get(&handle).cloned().or_else(closed)
     }
 
-    /// Takes out an open file. With `keep`, something is still to be written through it.
+    /// Removes an open file. With `keep`, it stays among the closed files, because data is still to be written through it.
     pub fn remove(&self, handle: HandleId, keep: bool) -> Option<Rc<NfsOpenFile>> {
         let open = self.table.borrow_mut().remove(&handle)?;
         open.node.closed();
@@ -165,8 +167,8 @@ impl NfsOpenFiles {
         Some(open)
     }
 
-    /// Drops closed files, except those for which `is_dirty` holds: nothing is to be written through the others any more.
-    pub fn let_go(&self, is_dirty: impl Fn(NodeId) -> bool) {
+    /// Drops closed files, except those for which `is_dirty` holds: through the others, no data is to be written any more.
+    pub fn drop_closed(&self, is_dirty: impl Fn(NodeId) -> bool) {
         let gone: Vec<_> = self.closed.borrow_mut().extract_if(|_, open| !is_dirty(open.node.id)).collect();
         drop(gone);
     }

@@ -27,7 +27,7 @@ pub const SILLY: u64 = 1 << 0;
 pub const DIRECTORY: u32 = 1 << 0;
 /// Of an open file: the kernel knows it.
 pub const KNOWN: u32 = 1 << 1;
-/// Of an open file: it is closed, and something is still to be written through it.
+/// Of an open file: it is closed, and data is still to be written through it.
 pub const CLOSED: u32 = 1 << 2;
 
 shared! {
@@ -130,7 +130,7 @@ impl CellContent for RootCell {
 }
 
 impl IdentityRecord {
-    /// Records it.
+    /// Records a credential.
     pub fn set(&self, credential: &Credential) {
         let Credential::User { uid, gid, groups } = credential else {
             return self.count.store(NOBODY, Relaxed);
@@ -211,7 +211,7 @@ pub fn read_bytes(words: &[AtomicU64], length: usize) -> Vec<u8> {
     words.iter().flat_map(|word| word.load(Relaxed).to_ne_bytes()).take(length).collect()
 }
 
-/// No memory for a cell.
+/// The errno when there is no memory for a cell.
 pub fn no_memory(_: std::io::Error) -> Errno {
     Errno::NOMEM
 }

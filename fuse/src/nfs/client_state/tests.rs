@@ -16,29 +16,29 @@ use crate::nfs::client_state::node::NewNfsNode;
 use crate::region::{self, Region};
 use crate::session::NodeId;
 
-fn found(number: u8, kind: FileType) -> NewNfsNode {
+fn new_node(number: u8, kind: FileType) -> NewNfsNode {
     let handle = NfsFileHandle::new(&[number; 28]).expect("a handle");
     NewNfsNode { handle, kind, fileid: u64::from(number) + 1000 }
 }
 
-fn somebody() -> Credential {
+fn user() -> Credential {
     Credential::User { uid: 7, gid: 8, groups: (0..20).collect() }
 }
 
-/// A volume with some of everything, and its region.
+/// A volume with nodes, names and open files, and its region.
 fn volume() -> (ClientState, Arc<Region>) {
     let region = Arc::new(Region::create(region::VolumeKind::Nfs).expect("a region"));
     region.begin();
-    let nodes = NfsNodes::new(Arc::clone(&region), found(0, FileType::Directory)).expect("memory");
+    let nodes = NfsNodes::new(Arc::clone(&region), new_node(0, FileType::Directory)).expect("memory");
     let files = NfsOpenFiles::new(Arc::clone(&region), HashMap::new(), HashMap::new());
     let calls = Calls::new(Arc::clone(&region), HashMap::new());
     for number in 1..60 {
         let name = vec![b'a' + number % 20; usize::from(number) * 4];
-        nodes.enter(found(number, FileType::File), Some((NodeId::ROOT, &name))).expect("memory");
+        nodes.enter(new_node(number, FileType::File), Some((NodeId::ROOT, &name))).expect("memory");
     }
     for number in 2..20 {
         let node = nodes.get(NodeId(number)).expect("a node");
-        files.add(number * 2, &node, somebody(), number % 5 == 0).expect("memory");
+        files.add(number * 2, &node, user(), number % 5 == 0).expect("memory");
     }
     (ClientState { nodes, files, calls }, region)
 }
@@ -66,11 +66,11 @@ fn a_successor_knows_all_of_it() {
     node.set_silly(true);
     known.nodes.set_handle(&node, NfsFileHandle::new(&[200; 64]).expect("a handle")).expect("memory");
     known.nodes.forget(NodeId(30), 1, |_| false);
-    let call = known.calls.begin(4711, 1, &somebody()).expect("memory");
+    let call = known.calls.begin(4711, 1, &user()).expect("memory");
     call.announce(99);
     let dead = bytes_of(&region);
 
-    let InheritedState { known: next, .. } = InheritedState::read(&region_of(&dead)).expect("a root");
+    let InheritedState { state: next, .. } = InheritedState::read(&region_of(&dead)).expect("a root");
     assert_eq!(next.nodes.all().len(), 59);
     assert!(next.nodes.get(NodeId(30)).is_err());
     for old in known.nodes.all() {
@@ -98,11 +98,11 @@ fn ended_calls_leave_nothing() {
     let (known, region) = volume();
     let cells = || region.cells().tagged().count();
     let before = cells();
-    drop(known.calls.begin(1, 1, &somebody()).expect("memory"));
-    let open = known.files.add(2, &known.nodes.root(), somebody(), true).expect("memory");
+    drop(known.calls.begin(1, 1, &user()).expect("memory"));
+    let open = known.files.add(2, &known.nodes.root(), user(), true).expect("memory");
     known.files.remove(open.handle, false);
     drop(open);
-    let node = known.nodes.enter(found(100, FileType::File), Some((NodeId::ROOT, &[b'x'; 255]))).expect("memory");
+    let node = known.nodes.enter(new_node(100, FileType::File), Some((NodeId::ROOT, &[b'x'; 255]))).expect("memory");
     let id = node.id;
     drop(node);
     known.nodes.forget(id, 1, |_| false);
@@ -126,12 +126,12 @@ fn cells_of_any_content_are_harmless() {
         changes.iter().for_each(|(at, byte)| bytes[*at] = *byte);
         // Valid tags, so that the reader parses the rest of each cell.
         (cells..bytes.len()).step_by(128).for_each(|at| bytes[at] = if bytes[at] == 0 { tag } else { bytes[at] });
-        if let Some(InheritedState { known, .. }) = InheritedState::read(&region_of(&bytes)) {
-            for node in known.nodes.all() {
+        if let Some(InheritedState { state, .. }) = InheritedState::read(&region_of(&bytes)) {
+            for node in state.nodes.all() {
                 prop_assert!(node.name().is_none_or(|name| inherit::is_name(&name.name)));
             }
-            for open in known.files.all() {
-                prop_assert!(known.nodes.get(open.node.id).is_ok());
+            for open in state.files.all() {
+                prop_assert!(state.nodes.get(open.node.id).is_ok());
             }
         }
     });

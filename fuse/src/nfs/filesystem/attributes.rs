@@ -1,4 +1,4 @@
-//! Attributes: from the server's to the kernel's.
+//! Attributes: the conversion of the NFS server's attributes for the kernel, and back.
 
 use std::time::Duration;
 
@@ -11,14 +11,16 @@ use crate::session::abi::{Attr, AttrOut, EntryOut, SetattrIn, fattr};
 /// The conversion of the server's attributes for the kernel.
 #[derive(Clone, Copy, Debug)]
 pub struct AttributeConverter {
-    /// The file system of the root. Files of others below it get other numbers, so that no two have the same.
+    /// The number of the root's file system on the NFS server. Files of other file systems below the root get other
+    /// inode numbers, so that no two files have the same.
     pub fsid: u64,
     /// The preferred size of reads and writes, in bytes.
     pub block: u32,
 }
 
 impl AttributeConverter {
-    /// As the kernel has them. A file whose only name is one that podfs gave it has a link count of 0 for programs.
+    /// The attributes for the kernel. A file whose only name is one that podfs gave it has a link count of 0 for
+    /// programs.
     pub fn attr(&self, found: &Attributes, is_silly: bool) -> Attr {
         Attr {
             ino: self.ino(found),
@@ -40,7 +42,7 @@ impl AttributeConverter {
         }
     }
 
-    /// The number that a file shows.
+    /// The inode number that programs see.
     pub fn ino(&self, found: &Attributes) -> u64 {
         if found.fsid == self.fsid {
             return found.fileid;
@@ -68,27 +70,27 @@ pub fn attributes(attr: Attr, holds: Duration) -> AttrOut {
 }
 
 /// The changes that SETATTR requests.
-pub fn changes(asked: &SetattrIn) -> AttributeChanges {
-    let has = |bit: u32| asked.valid & bit != 0;
+pub fn changes(arguments: &SetattrIn) -> AttributeChanges {
+    let has = |bit: u32| arguments.valid & bit != 0;
     let time = |set, now, seconds: u64, nanoseconds| match (has(now), has(set)) {
         (true, _) => TimeChange::ServerTime,
         (false, true) => TimeChange::To(time(seconds, nanoseconds)),
         (false, false) => TimeChange::Keep,
     };
     AttributeChanges {
-        mode: has(fattr::MODE).then_some(asked.mode & 0o7777),
-        uid: has(fattr::UID).then_some(asked.uid),
-        gid: has(fattr::GID).then_some(asked.gid),
-        size: has(fattr::SIZE).then_some(asked.size),
-        atime: time(fattr::ATIME, fattr::ATIME_NOW, asked.atime, asked.atimensec),
-        mtime: time(fattr::MTIME, fattr::MTIME_NOW, asked.mtime, asked.mtimensec),
+        mode: has(fattr::MODE).then_some(arguments.mode & 0o7777),
+        uid: has(fattr::UID).then_some(arguments.uid),
+        gid: has(fattr::GID).then_some(arguments.gid),
+        size: has(fattr::SIZE).then_some(arguments.size),
+        atime: time(fattr::ATIME, fattr::ATIME_NOW, arguments.atime, arguments.atimensec),
+        mtime: time(fattr::MTIME, fattr::MTIME_NOW, arguments.mtime, arguments.mtimensec),
     }
 }
 
 /// The nearest time that the protocol knows: it has the years 1970 to 2106.
 fn time(seconds: u64, nanoseconds: u32) -> Time {
     match i64::try_from(seconds) {
-        // The kernel's numbers have a sign.
+        // The kernel's number has a sign: this time is before 1970.
         Err(_) => Time::default(),
         Ok(seconds) => match u32::try_from(seconds) {
             Ok(seconds) => Time { seconds, nanoseconds },

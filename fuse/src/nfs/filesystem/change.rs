@@ -13,37 +13,37 @@ use rustix::io::Errno;
 
 use super::attributes::{changes, device_of};
 use super::judge::WantedFile;
-use super::silly::{ASIDE, ITSELF};
+use super::silly::{MAIN_STEP, SILLY_STEP};
 use super::turn::NfsRequest;
 use super::{NfsAnswer, NfsFilesystem};
 use crate::nfs::client_state::node::NfsNode;
 use crate::session::Answer;
 use crate::session::abi::{EntryOut, MknodIn, SetattrIn, fattr};
 
-/// The step that follows an exclusive CREATE where a server does not have it.
-const GUARDED: u32 = 2;
+/// The step of the guarded CREATE, which follows if the server has no exclusive CREATE.
+const GUARDED_STEP: u32 = 2;
 
 impl NfsFilesystem {
     pub(super) async fn set_attributes(
         &self,
         node: &Rc<NfsNode>,
-        asked: &SetattrIn,
+        arguments: &SetattrIn,
         turn: &NfsRequest,
     ) -> Result<NfsAnswer, Errno> {
         self.refuse_if_read_only()?;
-        let open = if asked.valid & fattr::FH != 0 { self.known.files.get(asked.fh).ok() } else { None };
-        // A process that may write through an open file may truncate it, whatever its mode has become.
-        let credential = match open.filter(|_| asked.valid & fattr::SIZE != 0) {
+        let open = if arguments.valid & fattr::FH != 0 { self.state.files.get(arguments.fh).ok() } else { None };
+        // A process that may write through an open file may truncate it, whatever the mode of the file is now.
+        let credential = match open.filter(|_| arguments.valid & fattr::SIZE != 0) {
             Some(open) => open.credential.clone(),
             None => self.credential(turn),
         };
-        let found = self.set(node, &changes(asked), &credential).await?;
+        let found = self.set(node, &changes(arguments), &credential).await?;
         let holds = node.freshness.borrow().remaining(std::time::Instant::now());
-        let attr = self.shown.attr(&found, node.is_silly());
+        let attr = self.converter.attr(&found, node.is_silly());
         Ok(Answer::Attributes(super::attributes::attributes(attr, holds)).into())
     }
 
-    /// Sets attributes; gives those that there are then.
+    /// Sets attributes. Returns the attributes after the change.
     pub(super) async fn set(
         &self,
         node: &Rc<NfsNode>,
@@ -52,7 +52,7 @@ impl NfsFilesystem {
     ) -> Result<Attributes, Errno> {
         if node.kind == FileType::File {
             if wanted.size.is_some() {
-                // On disk: data that has to be sent again after a restart of the server would make the file longer again.
+                // The data has to be on disk: data that podfs sends again after a restart of the server would make the file longer.
                 self.writeback().flush(node.id).await?;
             } else {
                 // A WRITE that the server executes after SETATTR would change the times again.
@@ -60,11 +60,11 @@ impl NfsFilesystem {
             }
         }
         let set = async |handle| self.export.setattr(CallOptions::new(credential), &handle, wanted, None).await;
-        let around = self.on(node, credential, set).await.map_err(|error| error.errno())?;
+        let around = self.with_handle(node, credential, set).await.map_err(|error| error.errno())?;
         self.changed(node, &around);
         match around.after {
             Some(found) => Ok(found),
-            None => self.ask(node).await,
+            None => self.fetch_attributes(node).await,
         }
     }
 
@@ -76,14 +76,14 @@ impl NfsFilesystem {
         turn: &NfsRequest,
     ) -> Result<NfsAnswer, Errno> {
         self.refuse_if_read_only()?;
-        let (credential, asked) = (self.credential(turn), self.order.next());
+        let (credential, query) = (self.credential(turn), self.order.next());
         let wanted = AttributeChanges { mode: Some(mode & 0o7777), ..AttributeChanges::default() };
         let handle = parent.handle();
-        let make = async |how: CallOptions<'_>| self.export.mkdir(how, &handle, name, &wanted).await;
-        let once = turn.once(&self.known.calls, ITSELF, &credential, make).await?;
-        let thing = WantedFile { kind: FileType::Directory, target: None, device: None };
-        let made = self.made(once, parent, name, thing, &credential).await?;
-        self.answer_created(parent, name, made, asked, &credential).await
+        let make = async |options: CallOptions<'_>| self.export.mkdir(options, &handle, name, &wanted).await;
+        let once = turn.once(&self.state.calls, MAIN_STEP, &credential, make).await?;
+        let wanted_file = WantedFile { kind: FileType::Directory, target: None, device: None };
+        let made = self.made(once, parent, name, wanted_file, &credential).await?;
+        self.answer_created(parent, name, made, query, &credential).await
     }
 
     pub(super) async fn make_link(
@@ -94,14 +94,14 @@ impl NfsFilesystem {
         turn: &NfsRequest,
     ) -> Result<NfsAnswer, Errno> {
         self.refuse_if_read_only()?;
-        let (credential, asked) = (self.credential(turn), self.order.next());
+        let (credential, query) = (self.credential(turn), self.order.next());
         let wanted = AttributeChanges { mode: Some(0o777), ..AttributeChanges::default() };
         let handle = parent.handle();
-        let make = async |how: CallOptions<'_>| self.export.symlink(how, &handle, name, target, &wanted).await;
-        let once = turn.once(&self.known.calls, ITSELF, &credential, make).await?;
-        let thing = WantedFile { kind: FileType::Symlink, target: Some(target), device: None };
-        let made = self.made(once, parent, name, thing, &credential).await?;
-        self.answer_created(parent, name, made, asked, &credential).await
+        let make = async |options: CallOptions<'_>| self.export.symlink(options, &handle, name, target, &wanted).await;
+        let once = turn.once(&self.state.calls, MAIN_STEP, &credential, make).await?;
+        let wanted_file = WantedFile { kind: FileType::Symlink, target: Some(target), device: None };
+        let made = self.made(once, parent, name, wanted_file, &credential).await?;
+        self.answer_created(parent, name, made, query, &credential).await
     }
 
     pub(super) async fn make_node(
@@ -112,7 +112,7 @@ impl NfsFilesystem {
         turn: &NfsRequest,
     ) -> Result<NfsAnswer, Errno> {
         self.refuse_if_read_only()?;
-        let (credential, asked) = (self.credential(turn), self.order.next());
+        let (credential, query) = (self.credential(turn), self.order.next());
         let mode = arguments.mode & 0o7777;
         let (major, minor) = device_of(arguments.rdev);
         let (kind, device, numbers) = match arguments.mode & libc::S_IFMT {
@@ -128,14 +128,14 @@ impl NfsFilesystem {
         };
         let wanted = AttributeChanges { mode: Some(mode), ..AttributeChanges::default() };
         let handle = parent.handle();
-        let make = async |how: CallOptions<'_>| self.export.mknod(how, &handle, name, device, &wanted).await;
-        let once = turn.once(&self.known.calls, ITSELF, &credential, make).await?;
-        let thing = WantedFile { kind, target: None, device: numbers };
-        let made = self.made(once, parent, name, thing, &credential).await?;
-        self.answer_created(parent, name, made, asked, &credential).await
+        let make = async |options: CallOptions<'_>| self.export.mknod(options, &handle, name, device, &wanted).await;
+        let once = turn.once(&self.state.calls, MAIN_STEP, &credential, make).await?;
+        let wanted_file = WantedFile { kind, target: None, device: numbers };
+        let made = self.made(once, parent, name, wanted_file, &credential).await?;
+        self.answer_created(parent, name, made, query, &credential).await
     }
 
-    /// Makes a regular file. With `exclusive` it is an error if there is one.
+    /// Makes a regular file. With `exclusive`, an existing file is an error.
     pub(super) async fn make_file(
         &self,
         parent: &Rc<NfsNode>,
@@ -145,26 +145,26 @@ impl NfsFilesystem {
         credential: &Credential,
         turn: &NfsRequest,
     ) -> Result<(Rc<NfsNode>, EntryOut), Errno> {
-        let asked = self.order.next();
+        let query = self.order.next();
         let wanted = AttributeChanges { mode: Some(mode & 0o7777), ..AttributeChanges::default() };
         let verifier = self.verifier(turn);
         let creation = if exclusive { Creation::Exclusive(verifier) } else { Creation::Unchecked(wanted) };
         let handle = parent.handle();
-        let make = async |how: CallOptions<'_>| self.export.create(how, &handle, name, &creation).await;
-        let once = turn.once(&self.known.calls, ITSELF, credential, make).await?;
+        let make = async |options: CallOptions<'_>| self.export.create(options, &handle, name, &creation).await;
+        let once = turn.once(&self.state.calls, MAIN_STEP, credential, make).await?;
         let half_made = match exclusive {
             true => self.half_made(&once, parent, name, &creation, credential).await?,
             false => None,
         };
-        let lacks_it = |error: &Error| error.status() == Some(NfsStatus::NOTSUPP);
+        let lacks_exclusive = |error: &Error| error.status() == Some(NfsStatus::NOTSUPP);
         let mut made = match once.outcome {
-            Err(error) if exclusive && lacks_it(&error) => {
+            Err(error) if exclusive && lacks_exclusive(&error) => {
                 let creation = Creation::Guarded(wanted);
-                let make = async |how: CallOptions<'_>| self.export.create(how, &handle, name, &creation).await;
-                let once = turn.once(&self.known.calls, GUARDED, credential, make).await?;
-                let thing = WantedFile { kind: FileType::File, target: None, device: None };
-                let made = self.made(once, parent, name, thing, credential).await?;
-                return self.enter_made(parent, name, made, asked, credential).await;
+                let make = async |options: CallOptions<'_>| self.export.create(options, &handle, name, &creation).await;
+                let once = turn.once(&self.state.calls, GUARDED_STEP, credential, make).await?;
+                let wanted_file = WantedFile { kind: FileType::File, target: None, device: None };
+                let made = self.made(once, parent, name, wanted_file, credential).await?;
+                return self.enter_made(parent, name, made, query, credential).await;
             }
             Err(_) if half_made.is_some() => {
                 CreateReply { handle: half_made, attributes: None, directory: WccData::default() }
@@ -172,14 +172,14 @@ impl NfsFilesystem {
             outcome => outcome.map_err(|error| error.errno())?,
         };
         if exclusive {
-            // The server may have kept the number in the file's times, and does not know the mode yet.
+            // The server may have kept the verifier in the file's times, and does not know the mode yet.
             let file = self.handle_of(&made, parent, name, credential).await?;
             let times = AttributeChanges { atime: TimeChange::ServerTime, mtime: TimeChange::ServerTime, ..wanted };
             let set = self.export.setattr(CallOptions::new(credential), &file, &times, None).await;
             made.attributes = set.map_err(|error| error.errno())?.after;
             made.handle = Some(file);
         }
-        self.enter_made(parent, name, Ok(made), asked, credential).await
+        self.enter_made(parent, name, Ok(made), query, credential).await
     }
 
     /// The verifier of an exclusive CREATE, which the server keeps with the file: no other request has the same.
@@ -188,7 +188,7 @@ impl NfsFilesystem {
         let mut word = self.seed.wrapping_add(turn.unique.wrapping_mul(0x9e37_79b9_7f4a_7c15));
         word = (word ^ (word >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
         word = (word ^ (word >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        // Some servers keep it as times, whose first bits they lose.
+        // Some servers keep the verifier in the file's times, and lose the first bits of each.
         ((word ^ (word >> 31)) & 0x7fff_ffff_3fff_ffff).to_be_bytes()
     }
 
@@ -201,7 +201,7 @@ impl NfsFilesystem {
     ) -> Result<NfsFileHandle, Errno> {
         match made.handle {
             Some(handle) => Ok(handle),
-            None => Ok(self.glance(parent, name, credential).await?.ok_or(Errno::NOENT)?.0),
+            None => Ok(self.examine_name(parent, name, credential).await?.ok_or(Errno::NOENT)?.0),
         }
     }
 
@@ -210,10 +210,10 @@ impl NfsFilesystem {
         parent: &Rc<NfsNode>,
         name: &[u8],
         made: Result<CreateReply, (NfsFileHandle, Attributes)>,
-        asked: u64,
+        query: u64,
         credential: &Credential,
     ) -> Result<NfsAnswer, Errno> {
-        let (_, entry) = self.enter_made(parent, name, made, asked, credential).await?;
+        let (_, entry) = self.enter_made(parent, name, made, query, credential).await?;
         Ok(Answer::Entry(entry).into())
     }
 
@@ -223,20 +223,20 @@ impl NfsFilesystem {
         parent: &Rc<NfsNode>,
         name: &[u8],
         made: Result<CreateReply, (NfsFileHandle, Attributes)>,
-        asked: u64,
+        query: u64,
         credential: &Credential,
     ) -> Result<(Rc<NfsNode>, EntryOut), Errno> {
         match made {
             Ok(made) => {
                 self.changed(parent, &made.directory);
                 match made.handle {
-                    Some(handle) => self.enter(parent, name, handle, made.attributes, asked).await,
+                    Some(handle) => self.enter(parent, name, handle, made.attributes, query).await,
                     None => self.find(parent, name, credential).await,
                 }
             }
             Err((handle, found)) => {
                 parent.freshness.borrow_mut().expire();
-                self.enter(parent, name, handle, Some(found), asked).await
+                self.enter(parent, name, handle, Some(found), query).await
             }
         }
     }
@@ -249,16 +249,16 @@ impl NfsFilesystem {
     ) -> Result<NfsAnswer, Errno> {
         self.refuse_if_read_only()?;
         let credential = self.credential(turn);
-        if let Some(open) = self.in_the_way(parent, name, &credential, turn).await? {
-            self.put_aside(&open, parent, name, &credential, turn).await?;
+        if let Some(open) = self.file_to_keep(parent, name, &credential, turn).await? {
+            self.rename_to_silly(&open, parent, name, &credential, turn).await?;
             return Ok(Answer::Done.into());
         }
         let handle = parent.handle();
-        // The file may have been put aside by a dead server, and closed meanwhile.
-        let was_aside = turn.resent && self.known.calls.was_begun(turn.unique, ASIDE);
-        let remove = async |how: CallOptions<'_>| self.export.remove(how, &handle, name).await;
-        let mut once = turn.once(&self.known.calls, ITSELF, &credential, remove).await?;
-        once.doubtful |= was_aside;
+        // A dead server may have renamed the file because it was open, and the file may have been closed meanwhile.
+        let was_renamed = turn.resent && self.state.calls.was_begun(turn.unique, SILLY_STEP);
+        let remove = async |options: CallOptions<'_>| self.export.remove(options, &handle, name).await;
+        let mut once = turn.once(&self.state.calls, MAIN_STEP, &credential, remove).await?;
+        once.doubtful |= was_renamed;
         if let Some(around) = self.removed(once, parent, name, &credential).await? {
             self.changed(parent, &around);
         }
@@ -274,11 +274,11 @@ impl NfsFilesystem {
     ) -> Result<NfsAnswer, Errno> {
         self.refuse_if_read_only()?;
         let (credential, handle) = (self.credential(turn), parent.handle());
-        let remove = async |how: CallOptions<'_>| self.export.rmdir(how, &handle, name).await;
-        let once = turn.once(&self.known.calls, ITSELF, &credential, remove).await?;
+        let remove = async |options: CallOptions<'_>| self.export.rmdir(options, &handle, name).await;
+        let once = turn.once(&self.state.calls, MAIN_STEP, &credential, remove).await?;
         let removed = self.removed(once, parent, name, &credential).await;
         let around = removed.map_err(|errno| match errno {
-            // Some servers say so of a directory that is not empty.
+            // Some servers answer `EXIST` for a directory that is not empty.
             Errno::EXIST => Errno::NOTEMPTY,
             errno => errno,
         })?;
@@ -289,10 +289,10 @@ impl NfsFilesystem {
         Ok(Answer::Done.into())
     }
 
-    /// A name does not exist any more, and the file has one less.
+    /// Records that a name does not exist any more, and that its file has one name less.
     fn lost_name(&self, parent: &NfsNode, name: &[u8]) {
-        if let Some(node) = self.known.nodes.at(parent.id, name) {
-            self.known.nodes.unname(&node);
+        if let Some(node) = self.state.nodes.at(parent.id, name) {
+            self.state.nodes.unname(&node);
             node.freshness.borrow_mut().expire();
         }
     }
@@ -310,26 +310,26 @@ impl NfsFilesystem {
             return Err(Errno::INVAL);
         }
         let credential = self.credential(turn);
-        let moved = self.known.nodes.at(from.0.id, from.1);
+        let moved = self.state.nodes.at(from.0.id, from.1);
         let is_other = |node: &Rc<NfsNode>| moved.as_ref().is_none_or(|moved| moved.id != node.id);
-        let in_the_way = self.in_the_way(to.0, to.1, &credential, turn).await?.filter(is_other);
-        if let Some(open) = &in_the_way {
-            self.keep_aside(open, to.0, &credential, turn).await?;
+        let file_to_keep = self.file_to_keep(to.0, to.1, &credential, turn).await?.filter(is_other);
+        if let Some(open) = &file_to_keep {
+            self.link_silly(open, to.0, &credential, turn).await?;
         }
         let (old, new) = (from.0.handle(), to.0.handle());
-        let rename = async |how: CallOptions<'_>| self.export.rename(how, (&old, from.1), (&new, to.1)).await;
-        let once = turn.once(&self.known.calls, ITSELF, &credential, rename).await?;
-        let now_there = moved.clone().or_else(|| self.known.nodes.at(to.0.id, to.1).filter(|_| turn.resent));
-        let named = self.named(once, NfsStatus::NOENT, now_there.as_deref(), (to.0, to.1), &credential).await;
+        let rename = async |options: CallOptions<'_>| self.export.rename(options, (&old, from.1), (&new, to.1)).await;
+        let once = turn.once(&self.state.calls, MAIN_STEP, &credential, rename).await?;
+        let renamed = moved.clone().or_else(|| self.state.nodes.at(to.0.id, to.1).filter(|_| turn.resent));
+        let named = self.named(once, NfsStatus::NOENT, renamed.as_deref(), (to.0, to.1), &credential).await;
         match named {
-            Ok(Some((left, came))) => {
-                self.changed(from.0, &left);
-                self.changed(to.0, &came);
+            Ok(Some((old_around, new_around))) => {
+                self.changed(from.0, &old_around);
+                self.changed(to.0, &new_around);
             }
             Ok(None) => [from.0, to.0].into_iter().for_each(|directory| directory.freshness.borrow_mut().expire()),
             Err(error) => {
-                if let Some(open) = &in_the_way {
-                    self.not_aside(open, to.0, &credential, turn).await;
+                if let Some(open) = &file_to_keep {
+                    self.remove_silly_link(open, to.0, &credential, turn).await;
                 }
                 return Err(match error.errno() {
                     Errno::EXIST => Errno::NOTEMPTY,
@@ -337,21 +337,21 @@ impl NfsFilesystem {
                 });
             }
         }
-        match &in_the_way {
-            Some(open) => self.is_aside(open, to.0, turn, &credential)?,
+        match &file_to_keep {
+            Some(open) => self.record_silly(open, to.0, turn, &credential)?,
             None => self.replaced(to, moved.as_deref()),
         }
         if let Some(moved) = &moved {
-            self.known.nodes.rename(moved, to.0.id, to.1)?;
+            self.state.nodes.rename(moved, to.0.id, to.1)?;
             moved.freshness.borrow_mut().expire();
         }
         Ok(Answer::Done.into())
     }
 
-    /// The file that had the name before loses it, unless it is the same file.
+    /// Records that a file has lost its name to the renamed file, unless both are the same file.
     fn replaced(&self, to: (&Rc<NfsNode>, &[u8]), moved: Option<&NfsNode>) {
-        let there = self.known.nodes.at(to.0.id, to.1);
-        if there.is_some_and(|there| moved.is_none_or(|moved| moved.id != there.id)) {
+        let earlier = self.state.nodes.at(to.0.id, to.1);
+        if earlier.is_some_and(|earlier| moved.is_none_or(|moved| moved.id != earlier.id)) {
             self.lost_name(to.0, to.1);
         }
     }
@@ -364,10 +364,11 @@ impl NfsFilesystem {
         turn: &NfsRequest,
     ) -> Result<NfsAnswer, Errno> {
         self.refuse_if_read_only()?;
-        let (credential, asked) = (self.credential(turn), self.order.next());
+        let (credential, query) = (self.credential(turn), self.order.next());
         let (file, directory) = (node.handle(), parent.handle());
-        let link = async |how: CallOptions<'_>| self.export.link(how, &file, &directory, name).await;
-        let once = turn.once(&self.known.calls, ASIDE, &credential, link).await?;
+        let link = async |options: CallOptions<'_>| self.export.link(options, &file, &directory, name).await;
+        // A LINK makes one call only, which podfs records under this number.
+        let once = turn.once(&self.state.calls, SILLY_STEP, &credential, link).await?;
         let named = self.named(once, NfsStatus::EXIST, Some(node), (parent, name), &credential).await;
         let linked = named.map_err(|error| error.errno())?;
         let attributes = match linked {
@@ -377,7 +378,7 @@ impl NfsFilesystem {
             }
             None => None,
         };
-        let (_, entry) = self.enter(parent, name, node.handle(), attributes, asked).await?;
+        let (_, entry) = self.enter(parent, name, node.handle(), attributes, query).await?;
         Ok(Answer::Entry(entry).into())
     }
 }

@@ -40,11 +40,11 @@ impl NfsFilesystem {
             // The size that the kernel has cached may be older than this one.
             let _ = self.notifier.drop_attributes(node.id);
         }
-        let open = self.known.files.add(turn.unique, node, credential, false)?;
-        turn.opens(&open);
+        let open = self.state.files.add(turn.unique, node, credential, false)?;
+        turn.set_opened(&open);
         let mut open_flags = if is_same { fopen::KEEP_CACHE } else { 0 };
         if !writes {
-            // There is nothing to write when it is closed.
+            // When the file is closed, there is no data to write.
             open_flags |= fopen::NOFLUSH;
         }
         Ok(Answer::Open(OpenOut { fh: open.handle, open_flags, backing_id: 0 }).into())
@@ -72,17 +72,17 @@ impl NfsFilesystem {
                 };
                 match fresh {
                     Some(found) => (found, granted),
-                    None => (self.ask(node).await?, granted),
+                    None => (self.fetch_attributes(node).await?, granted),
                 }
             }
             None => {
                 self.settle(node).await;
-                let asked = self.order.next();
+                let query = self.order.next();
                 let ask = async |handle| self.export.access(CallOptions::new(credential), &handle, ALL).await;
-                let accessed = self.on(node, credential, ask).await.map_err(|error| error.errno())?;
+                let accessed = self.with_handle(node, credential, ask).await.map_err(|error| error.errno())?;
                 let found = match accessed.attributes {
-                    Some(found) if self.learn(node, &found, asked) != AttributeChange::Outdated => found,
-                    _ => self.ask(node).await?,
+                    Some(found) if self.learn(node, &found, query) != AttributeChange::Outdated => found,
+                    _ => self.fetch_attributes(node).await?,
                 };
                 node.freshness.borrow_mut().set_right(credential.clone(), ALL, accessed.granted, Instant::now());
                 (found, accessed.granted)
@@ -111,45 +111,45 @@ impl NfsFilesystem {
                 // Another process has created the file first.
                 let nothing = AttributeChanges { size: Some(0), ..AttributeChanges::default() };
                 let found = self.set(&node, &nothing, &credential).await?;
-                entry.attr = self.shown.attr(&found, node.is_silly());
+                entry.attr = self.converter.attr(&found, node.is_silly());
             }
             let found = node.freshness.borrow().attributes().copied();
             found.map(|found| node.freshness.borrow_mut().opened(&found));
-            self.known.files.add(turn.unique, &node, credential.clone(), false)
+            self.state.files.add(turn.unique, &node, credential.clone(), false)
         };
         let open = opened.await.inspect_err(|_| self.forget(node.id, 1))?;
-        turn.opens(&open);
+        turn.set_opened(&open);
         let open = OpenOut { fh: open.handle, open_flags: fopen::KEEP_CACHE, backing_id: 0 };
         Ok(Answer::Created(entry, open).into())
     }
 
     pub(super) async fn read(&self, arguments: &ReadIn) -> Result<NfsAnswer, Errno> {
-        let open = self.known.files.get(arguments.fh)?;
+        let open = self.state.files.get(arguments.fh)?;
         let (node, offset, wanted) = (&open.node, arguments.offset, arguments.size);
         let is_on_its_way = self.writeback().overlaps(node.id, offset..offset.saturating_add(wanted.into()));
         let may_be_lost = self.writeback().is_dirty(node.id) && node.freshness.borrow().epoch() != self.epoch();
         if is_on_its_way || may_be_lost {
             self.settle(node).await;
         }
-        let how = CallOptions::new(&open.credential);
+        let options = CallOptions::new(&open.credential);
         let mut gathered = Vec::new();
-        let mut done = 0;
+        let mut received = 0;
         loop {
-            let (at, asked) = (offset + u64::from(done), self.order.next());
-            let count = (wanted - done).min(self.export.limits().read);
-            let read = async |handle| self.export.read(how, &handle, at, count).await;
-            let read = self.on(node, &open.credential, read).await.map_err(|error| error.errno())?;
+            let (at, query) = (offset + u64::from(received), self.order.next());
+            let count = (wanted - received).min(self.export.limits().read);
+            let read = async |handle| self.export.read(options, &handle, at, count).await;
+            let read = self.with_handle(node, &open.credential, read).await.map_err(|error| error.errno())?;
             if let Some(found) = &read.attributes {
-                self.learn(node, found, asked);
+                self.learn(node, found, query);
             }
             let length = read.data.len() as u32;
-            if done == 0 && (length == wanted || read.is_end) {
+            if received == 0 && (length == wanted || read.is_end) {
                 return Ok(NfsAnswer::Data(read.data));
             }
             gathered.extend_from_slice(&read.data);
-            done += length;
+            received += length;
             // A server may return fewer bytes than requested. The kernel would take a short answer for the end of the file.
-            if done >= wanted || read.is_end || length == 0 {
+            if received >= wanted || read.is_end || length == 0 {
                 return Ok(NfsAnswer::Bytes(gathered));
             }
         }
@@ -157,7 +157,7 @@ impl NfsFilesystem {
 
     pub(super) async fn write(&self, arguments: &WriteIn, data: &[u8]) -> Result<NfsAnswer, Errno> {
         self.refuse_if_read_only()?;
-        let open = self.known.files.get(arguments.fh)?;
+        let open = self.state.files.get(arguments.fh)?;
         let end = arguments.offset.checked_add(data.len() as u64).ok_or(Errno::FBIG)?;
         if end > self.export.limits().file {
             return Err(Errno::FBIG);
@@ -168,18 +168,18 @@ impl NfsFilesystem {
     }
 
     pub(super) async fn sync(&self, arguments: &FsyncIn) -> Result<NfsAnswer, Errno> {
-        let open = self.known.files.get(arguments.fh)?;
+        let open = self.state.files.get(arguments.fh)?;
         self.writeback().flush(open.node.id).await?;
         Ok(Answer::Done.into())
     }
 
-    /// A close waits until what was written is on the server's disk, and returns errors. Only a process that is being killed does
-    /// not wait for a server that does not answer: it could never be interrupted again. What it wrote is kept, and sent when the
-    /// server is back.
+    /// Handles FLUSH: close(2) waits until the written data is on the server's disk, and returns errors. Only a process that is
+    /// being killed does not wait for a server that does not answer, because the process could not be interrupted again. podfs
+    /// keeps the data, and sends it when the server answers again.
     pub(super) async fn flush(&self, arguments: &FlushIn, turn: &NfsRequest) -> Result<NfsAnswer, Errno> {
-        let open = self.known.files.get(arguments.fh)?;
+        let open = self.state.files.get(arguments.fh)?;
         let flushed = self.writeback().flush(open.node.id);
-        let gone = async {
+        let caller_exits = async {
             loop {
                 sleep(LOOK_AGAIN).await;
                 if self.export.server().silent() >= LOOK_AGAIN && is_exiting(turn.caller.pid) {
@@ -190,15 +190,15 @@ impl NfsFilesystem {
         tokio::select! {
             biased;
             flushed = flushed => flushed?,
-            () = gone => {}
+            () = caller_exits => {}
         }
         Ok(Answer::Done.into())
     }
 
-    /// Does not wait for unfinished work.
+    /// Handles RELEASE. Does not wait for data that is still to be written.
     pub(super) fn release(self: &Rc<Self>, handle: HandleId) -> NfsAnswer {
-        let keep = self.known.files.get(handle).is_ok_and(|open| self.writeback().is_dirty(open.node.id));
-        if let Some(open) = self.known.files.remove(handle, keep) {
+        let keep = self.state.files.get(handle).is_ok_and(|open| self.writeback().is_dirty(open.node.id));
+        if let Some(open) = self.state.files.remove(handle, keep) {
             let (filesystem, node) = (Rc::clone(self), Rc::clone(&open.node));
             if keep {
                 spawn_local(async move { filesystem.tidy_up(&node).await });
@@ -209,7 +209,7 @@ impl NfsFilesystem {
         Answer::Done.into()
     }
 
-    /// A file was closed before all its data was on the server's disk.
+    /// Completes the close of a file, after all its data is on the server's disk or has failed.
     async fn tidy_up(self: Rc<Self>, node: &Rc<NfsNode>) {
         self.writeback().settle_on_disk(node.id).await;
         if !node.is_open() {
@@ -217,8 +217,8 @@ impl NfsFilesystem {
             self.writeback().forget_file(node.id);
         }
         let is_dirty = |node| self.writeback().is_dirty(node);
-        self.known.files.let_go(is_dirty);
-        self.known.nodes.let_go(is_dirty);
+        self.state.files.drop_closed(is_dirty);
+        self.state.nodes.drop_forgotten(is_dirty);
         self.remove_silly(Rc::clone(node)).await;
     }
 }

@@ -2,8 +2,8 @@
 //!
 //! A server that was moved to another machine, or whose disk was mounted anew, may have another handle for every file. Then podfs
 //! looks a node up again, by the name under which it was found in its directory, and the directory too if necessary; the MOUNT
-//! service gives the root. The result counts only if it is the same file: of the same kind, with the same number. Everything else
-//! stays `ESTALE`, also a file that was really removed.
+//! service returns the root. podfs uses the new handle only if it is that of the same file: of the same type, with the same number.
+//! In any other case, the answer stays `ESTALE`, also if the file was really removed.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -20,17 +20,17 @@ use super::NfsFilesystem;
 use crate::nfs::client_state::node::NfsNode;
 use crate::session::NodeId;
 
-/// Deeper directories are not looked for.
+/// Most levels of directories that podfs looks up again for one node.
 const DEEPEST: usize = 64;
 /// The longest time that podfs waits for the MOUNT service.
 const MOUNT_BUDGET: Duration = Duration::from_secs(10);
 
 impl NfsFilesystem {
-    /// Makes a call about a node; once more, if the server calls the node something else now.
+    /// Makes a call with the handle of a node. If the handle is stale and podfs finds another one, makes the call once more.
     ///
     /// # Errors
     /// Those of the call.
-    pub(super) async fn on<T>(
+    pub(super) async fn with_handle<T>(
         &self,
         node: &Rc<NfsNode>,
         credential: &Credential,
@@ -46,7 +46,7 @@ impl NfsFilesystem {
         }
     }
 
-    /// Looks a node up again whose handle is not `stale` any more when this is true.
+    /// Looks a node up again. Returns whether the node has another handle than `stale` now.
     fn heal<'a>(
         &'a self,
         node: &'a Rc<NfsNode>,
@@ -63,7 +63,7 @@ impl NfsFilesystem {
                 return self.mount_again(node, stale).await;
             }
             let (Some(name), Some(deeper)) = (node.name(), deeper.checked_sub(1)) else { return false };
-            let Ok(parent) = self.known.nodes.get(name.parent) else { return false };
+            let Ok(parent) = self.state.nodes.get(name.parent) else { return false };
             let handle = parent.handle();
             let look = async |handle| self.export.lookup(CallOptions::new(credential), &handle, &name.name).await;
             let looked = match look(handle).await {
@@ -78,7 +78,7 @@ impl NfsFilesystem {
                 None => self.export.getattr(CallOptions::new(credential), &looked.handle).await.ok(),
             };
             let is_same = attributes.is_some_and(|found| (found.kind, found.fileid) == (node.kind, node.fileid));
-            is_same && looked.handle != stale && self.known.nodes.set_handle(node, looked.handle).is_ok()
+            is_same && looked.handle != stale && self.state.nodes.set_handle(node, looked.handle).is_ok()
         })
     }
 
@@ -99,7 +99,7 @@ impl NfsFilesystem {
         };
         let found = self.export.getattr(CallOptions::new(&root_credential), &handle).await;
         let is_same = found.is_ok_and(|found| (found.kind, found.fileid) == (root.kind, root.fileid));
-        is_same && self.known.nodes.set_handle(root, handle).is_ok()
+        is_same && self.state.nodes.set_handle(root, handle).is_ok()
     }
 }
 

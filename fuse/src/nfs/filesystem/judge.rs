@@ -11,12 +11,12 @@
 //! | REMOVE, RMDIR | there is no such name |
 //! | RENAME | the old name is gone, and the new one leads to the file that had it |
 //!
-//! CREATE is exact, as far as the server is: it stores the number of the call with the file that it made. Some servers make the
-//! file first and store the number then, and may be killed in between. So in doubt podfs takes an empty file for its own if it
-//! was created after this call was first sent, and is unchanged since. Why podfs takes no other file for its own: the kernel
-//! locks a directory from before it asks until it has the answer, so no process changes the name in between through this mount,
-//! and the kernel had looked the name up before. Like Linux' own client, podfs mistakes the same change by another client at
-//! this moment for its own.
+//! CREATE is exact, as far as the server is: the server stores the verifier of the call with the file that it made. Some servers
+//! make the file first and store the verifier then, and may be killed in between. So in doubt podfs takes an empty file for its own
+//! if it was created after this call was first sent, and is unchanged since. podfs takes no other file for its own, because the
+//! kernel locks a directory from before the request until the answer, so no process changes the name in between through this
+//! mount, and the kernel had looked the name up before. Like Linux' own client, podfs mistakes the same change by another client
+//! at this moment for its own.
 
 use podfs_nfs::error::Error;
 use podfs_nfs::export::CallOptions;
@@ -57,11 +57,11 @@ impl NfsFilesystem {
             Ok(made) => return Ok(Ok(made)),
             Err(error) => error,
         };
-        if !once.doubtful || !may_be_its_own(&error, NfsStatus::EXIST) {
+        if !once.doubtful || !may_be_own_effect(&error, NfsStatus::EXIST) {
             return Err(error.errno());
         }
-        let there = self.glance(directory, name, credential).await?;
-        let (handle, found) = there.filter(|(_, found)| fits(found, &wanted, once.at)).ok_or(Errno::EXIST)?;
+        let existing = self.examine_name(directory, name, credential).await?;
+        let (handle, found) = existing.filter(|(_, found)| fits(found, &wanted, once.at)).ok_or(Errno::EXIST)?;
         if let Some(target) = wanted.target {
             let link =
                 self.export.readlink(CallOptions::new(credential), &handle).await.map_err(|error| error.errno())?;
@@ -72,7 +72,7 @@ impl NfsFilesystem {
         Ok(Err((handle, found)))
     }
 
-    /// The file of an exclusive CREATE, if the server was killed before it had noted whose it is, or is just doing so for the
+    /// The file of an exclusive CREATE, if the server was killed before it had stored the verifier, or is just storing it for the
     /// same call on another connection.
     pub(super) async fn half_made<T>(
         &self,
@@ -82,21 +82,21 @@ impl NfsFilesystem {
         creation: &Creation,
         credential: &Credential,
     ) -> Result<Option<NfsFileHandle>, Errno> {
-        let is_doubtful = |error: &Error| once.doubtful && may_be_its_own(error, NfsStatus::EXIST);
+        let is_doubtful = |error: &Error| once.doubtful && may_be_own_effect(error, NfsStatus::EXIST);
         if !once.outcome.as_ref().is_err_and(is_doubtful) {
             return Ok(None);
         }
-        // The server knows the call by its number, however often it is made.
+        // The server knows the call by its verifier, however often podfs makes it.
         sleep(PAUSE).await;
         let again = self.export.create(CallOptions::new(credential), &directory.handle(), name, creation).await;
         let untouched = |found: &Attributes| {
-            let thing = WantedFile { kind: FileType::File, target: None, device: None };
+            let wanted_file = WantedFile { kind: FileType::File, target: None, device: None };
             let is_new =
                 found.size == 0 && found.links == 1 && found.mtime == found.ctime && found.atime == found.ctime;
-            again.is_ok() || (is_new && fits(found, &thing, once.at))
+            again.is_ok() || (is_new && fits(found, &wanted_file, once.at))
         };
         Ok(self
-            .glance(directory, name, credential)
+            .examine_name(directory, name, credential)
             .await?
             .filter(|(_, found)| untouched(found))
             .map(|(handle, _)| handle))
@@ -111,19 +111,19 @@ impl NfsFilesystem {
         credential: &Credential,
     ) -> Result<Option<T>, Errno> {
         let error = match once.outcome {
-            Ok(told) => return Ok(Some(told)),
+            Ok(result) => return Ok(Some(result)),
             Err(error) => error,
         };
-        if once.doubtful && may_be_its_own(&error, NfsStatus::NOENT) {
-            let there = self.glance(directory, name, credential).await?;
-            if there.is_none() {
+        if once.doubtful && may_be_own_effect(&error, NfsStatus::NOENT) {
+            let existing = self.examine_name(directory, name, credential).await?;
+            if existing.is_none() {
                 return Ok(None);
             }
         }
         Err(error.errno())
     }
 
-    /// The outcome of a call that gives `file` the name `name` in a directory.
+    /// The outcome of a call that gives `file` the name `name` in a directory. The call itself may be the cause of an error `sign`.
     pub(super) async fn named<T>(
         &self,
         once: NonIdempotentOutcome<T>,
@@ -133,23 +133,23 @@ impl NfsFilesystem {
         credential: &Credential,
     ) -> Result<Option<T>, Error> {
         let error = match once.outcome {
-            Ok(told) => return Ok(Some(told)),
+            Ok(result) => return Ok(Some(result)),
             Err(error) => error,
         };
-        if !once.doubtful || !may_be_its_own(&error, sign) {
+        if !once.doubtful || !may_be_own_effect(&error, sign) {
             return Err(error);
         }
-        let there = self.glance(directory, name, credential).await.ok().flatten();
-        let is_it = |(handle, found): (NfsFileHandle, Attributes)| {
+        let existing = self.examine_name(directory, name, credential).await.ok().flatten();
+        let is_same = |(handle, found): (NfsFileHandle, Attributes)| {
             file.is_none_or(|file| file.handle() == handle || file.fileid == found.fileid)
         };
-        if there.is_some_and(is_it) { Ok(None) } else { Err(error) }
+        if existing.is_some_and(is_same) { Ok(None) } else { Err(error) }
     }
 }
 
-/// Whether an error may be the effect of the call itself. A server that does the same call twice at once, for two
-/// connections, may lose the file between two looks at it.
-fn may_be_its_own(error: &Error, sign: NfsStatus) -> bool {
+/// Whether an error may be the effect of the call itself. A server that executes the same call twice at the same time, for two
+/// connections, may find the file and then lose it.
+fn may_be_own_effect(error: &Error, sign: NfsStatus) -> bool {
     error.status().is_some_and(|status| status == sign || status == NfsStatus::STALE)
 }
 

@@ -13,7 +13,7 @@ use zerocopy::IntoBytes;
 
 use super::attributes::entry;
 use super::turn::NfsRequest;
-use super::{NfsAnswer, NfsFilesystem, found};
+use super::{NfsAnswer, NfsFilesystem, new_node};
 use crate::nfs::client_state::freshness::AttributeChange;
 use crate::nfs::client_state::inherit::is_name;
 use crate::nfs::client_state::listing::NfsListing;
@@ -25,13 +25,13 @@ use crate::session::{Answer, NodeId, ReaddirEntry};
 
 impl NfsFilesystem {
     pub(super) fn open_directory(&self, node: &Rc<NfsNode>, turn: &NfsRequest) -> Result<NfsAnswer, Errno> {
-        let open = self.known.files.add(turn.unique, node, self.credential(turn), true)?;
-        turn.opens(&open);
+        let open = self.state.files.add(turn.unique, node, self.credential(turn), true)?;
+        turn.set_opened(&open);
         Ok(Answer::Open(OpenOut { fh: open.handle, open_flags: 0, backing_id: 0 }).into())
     }
 
     pub(super) async fn read_directory(&self, arguments: &ReadIn, plus: bool) -> Result<NfsAnswer, Errno> {
-        let open = self.known.files.get(arguments.fh)?;
+        let open = self.state.files.get(arguments.fh)?;
         let listing = open.listing.as_ref().ok_or(Errno::NOTDIR)?;
         let (mut offset, room) = (arguments.offset, arguments.size as usize);
         if offset == 0 {
@@ -40,11 +40,11 @@ impl NfsFilesystem {
         let mut buffer = Vec::new();
         loop {
             if !listing.borrow().has(offset) {
-                self.turn_page(&open, listing, offset, plus).await?;
+                self.read_page(&open, listing, offset, plus).await?;
             }
             let page = listing.borrow().page.clone();
             let (begin, page) = page.ok_or(Errno::IO)?;
-            let asked = self.order.next();
+            let query = self.order.next();
             let mut is_behind = begin == offset;
             let mut is_full = false;
             for one in page.entries() {
@@ -57,7 +57,7 @@ impl NfsFilesystem {
                     state.skip -= 1;
                 } else if self.is_shown(&open.node, &one) {
                     drop(state);
-                    if !self.push(&open.node, &one, plus, room, asked, &mut buffer) {
+                    if !self.push(&open.node, &one, plus, room, query, &mut buffer) {
                         is_full = true;
                         break;
                     }
@@ -74,7 +74,7 @@ impl NfsFilesystem {
     }
 
     /// Reads the page behind `offset`.
-    async fn turn_page(
+    async fn read_page(
         &self,
         open: &Rc<NfsOpenFile>,
         listing: &std::cell::RefCell<NfsListing>,
@@ -82,11 +82,11 @@ impl NfsFilesystem {
         plus: bool,
     ) -> Result<(), Errno> {
         let verifier = if offset == 0 { [0; 8] } else { open.verifier() };
-        let asked = self.order.next();
-        let page = match self.page(open, offset, verifier, plus).await {
+        let query = self.order.next();
+        let page = match self.fetch_page(open, offset, verifier, plus).await {
             Err(error) if error.status() == Some(NfsStatus::BAD_COOKIE) && offset != 0 => {
-                // The directory was rearranged: from the beginning, and behind as many entries as were given out.
-                let page = self.page(open, 0, [0; 8], plus).await.map_err(|error| error.errno())?;
+                // The directory was rearranged. podfs reads it from the start, and skips as many entries as the kernel got.
+                let page = self.fetch_page(open, 0, [0; 8], plus).await.map_err(|error| error.errno())?;
                 let mut state = listing.borrow_mut();
                 if state.at != offset {
                     // podfs does not know how many entries were before this offset.
@@ -94,14 +94,14 @@ impl NfsFilesystem {
                 }
                 (state.skip, state.given) = (state.given, 0);
                 open.set_verifier(page.verifier);
-                // The kernel still calls the place `offset`.
+                // For the kernel, the page still begins at `offset`.
                 state.page = Some((offset, page));
                 return Ok(());
             }
             page => page.map_err(|error| error.errno())?,
         };
         if let Some(directory) = &page.directory {
-            self.learn(&open.node, directory, asked);
+            self.learn(&open.node, directory, query);
         }
         let last = page.entries().last().map(|last| last.cookie);
         if !page.is_last && last.is_none_or(|last| last == offset) {
@@ -113,23 +113,23 @@ impl NfsFilesystem {
         Ok(())
     }
 
-    async fn page(
+    async fn fetch_page(
         &self,
         open: &Rc<NfsOpenFile>,
         offset: u64,
         verifier: [u8; 8],
         plus: bool,
     ) -> Result<v3::DirectoryPage, Error> {
-        let how = CallOptions::new(&open.credential);
-        if plus && self.has_attributes.get() {
-            let ask = async |handle| self.export.readdirplus(how, &handle, offset, verifier).await;
-            match self.on(&open.node, &open.credential, ask).await {
-                Err(error) if error.status() == Some(NfsStatus::NOTSUPP) => self.has_attributes.set(false),
+        let options = CallOptions::new(&open.credential);
+        if plus && self.has_readdirplus.get() {
+            let ask = async |handle| self.export.readdirplus(options, &handle, offset, verifier).await;
+            match self.with_handle(&open.node, &open.credential, ask).await {
+                Err(error) if error.status() == Some(NfsStatus::NOTSUPP) => self.has_readdirplus.set(false),
                 page => return page,
             }
         }
-        let ask = async |handle| self.export.readdir(how, &handle, offset, verifier).await;
-        self.on(&open.node, &open.credential, ask).await
+        let ask = async |handle| self.export.readdir(options, &handle, offset, verifier).await;
+        self.with_handle(&open.node, &open.credential, ask).await
     }
 
     /// Adds an entry, if there is room.
@@ -139,7 +139,7 @@ impl NfsFilesystem {
         one: &v3::ListedEntry<'_>,
         plus: bool,
         room: usize,
-        asked: u64,
+        query: u64,
         buffer: &mut Vec<u8>,
     ) -> bool {
         let kind = one.attributes.map_or(0, |found| file_type(found.kind) >> 12);
@@ -147,7 +147,7 @@ impl NfsFilesystem {
         let ino = match (&one.attributes, one.name) {
             // `..` of the root has the root's own inode number: podfs hides the directory above the export.
             (_, b"..") if directory.id == NodeId::ROOT => directory.fileid,
-            (Some(found), _) => self.shown.ino(found),
+            (Some(found), _) => self.converter.ino(found),
             (None, _) => one.fileid,
         };
         let kind = if is_dot { libc::DT_DIR } else { kind as u8 };
@@ -157,7 +157,7 @@ impl NfsFilesystem {
             return false;
         }
         if plus {
-            let looked_up = if is_dot { None } else { self.enter_listed(directory, one, asked) };
+            let looked_up = if is_dot { None } else { self.enter_listed(directory, one, query) };
             let unknown = || EntryOut {
                 attr: Attr { ino, mode: u32::from(kind) << 12, ..Default::default() },
                 ..Default::default()
@@ -168,20 +168,20 @@ impl NfsFilesystem {
         true
     }
 
-    /// The node of a listed file, for the kernel. The listing does not know of data that is on its way to the server; a file with
-    /// such data is looked up when it is needed.
-    fn enter_listed(&self, directory: &NfsNode, one: &v3::ListedEntry<'_>, asked: u64) -> Option<EntryOut> {
+    /// Enters the node of a listed file for the kernel. None for a file with data that is on its way to the server: the listed
+    /// attributes do not include the data, so the kernel has to look the file up.
+    fn enter_listed(&self, directory: &NfsNode, one: &v3::ListedEntry<'_>, query: u64) -> Option<EntryOut> {
         let (attributes, handle) = (one.attributes?, one.handle?);
-        if self.known.nodes.find(&handle).is_some_and(|node| self.writeback().is_dirty(node.id)) {
+        if self.state.nodes.find(&handle).is_some_and(|node| self.writeback().is_dirty(node.id)) {
             return None;
         }
-        let node = self.known.nodes.enter(found(handle, &attributes), Some((directory.id, one.name))).ok()?;
-        if self.learn(&node, &attributes, asked) == AttributeChange::Outdated {
+        let node = self.state.nodes.enter(new_node(handle, &attributes), Some((directory.id, one.name))).ok()?;
+        if self.learn(&node, &attributes, query) == AttributeChange::Outdated {
             self.forget(node.id, 1);
             return None;
         }
         let holds = node.freshness.borrow().remaining(Instant::now());
-        Some(entry(node.id, self.shown.attr(&attributes, node.is_silly()), self.name_holds(directory), holds))
+        Some(entry(node.id, self.converter.attr(&attributes, node.is_silly()), self.name_holds(directory), holds))
     }
 
     /// Whether an entry is shown to the kernel.
@@ -190,9 +190,9 @@ impl NfsFilesystem {
         is_dot || (is_name(one.name) && !self.is_silly_name(directory, one.name))
     }
 
-    /// Says so once.
+    /// Logs once that the listing of a directory does not end.
     fn warn_of_loop(&self, directory: &NfsNode) {
-        if !self.loops_met.replace(true) {
+        if !self.is_loop_logged.replace(true) {
             let (volume, server, path) =
                 (self.options.name.as_str(), &self.options.export.server, self.path(directory.id, None));
             tracing::warn!(

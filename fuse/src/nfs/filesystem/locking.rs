@@ -16,9 +16,9 @@ impl NfsFilesystem {
         Err(self.no_locks())
     }
 
-    /// Says so once.
+    /// The errno for a lock. Logs once that podfs takes no locks at the server.
     pub(super) fn no_locks(&self) -> Errno {
-        if !self.locks_met.replace(true) {
+        if !self.is_locking_logged.replace(true) {
             let (volume, server) = (self.options.name.as_str(), &self.options.export.server);
             tracing::warn!(
                 volume,

@@ -15,14 +15,14 @@ use tokio::time::timeout;
 
 use super::attributes::{attributes, entry};
 use super::turn::NfsRequest;
-use super::{NfsAnswer, NfsFilesystem, found};
+use super::{NfsAnswer, NfsFilesystem, new_node};
 use crate::nfs::client_state::freshness::AttributeChange;
 use crate::nfs::client_state::node::NfsNode;
 use crate::nfs::options::LookupCache;
 use crate::session::abi::{EntryOut, Kstatfs};
 use crate::session::{Answer, NodeId};
 
-/// The longest time that such a request waits for the server.
+/// The longest time that a request for the root's attributes or for free space waits for the server.
 const TIMEOUT: Duration = Duration::from_millis(500);
 /// Bytes of a block of free space.
 const BLOCK: u64 = 4096;
@@ -53,25 +53,25 @@ impl NfsFilesystem {
         name: &[u8],
         credential: &Credential,
     ) -> Result<(Rc<NfsNode>, EntryOut), Errno> {
-        let asked = self.order.next();
-        let how = CallOptions::new(credential);
-        let look = async |handle| self.export.lookup(how, &handle, name).await;
-        let looked = self.on(parent, credential, look).await.map_err(|error| error.errno())?;
+        let query = self.order.next();
+        let options = CallOptions::new(credential);
+        let look = async |handle| self.export.lookup(options, &handle, name).await;
+        let looked = self.with_handle(parent, credential, look).await.map_err(|error| error.errno())?;
         if let Some(directory) = &looked.directory {
-            self.learn(parent, directory, asked);
+            self.learn(parent, directory, query);
         }
-        self.enter(parent, name, looked.handle, looked.attributes, asked).await
+        self.enter(parent, name, looked.handle, looked.attributes, query).await
     }
 
-    /// The node of what was found under a name, with its entry for the kernel. `asked` is the place in the order of the question
-    /// that gave the attributes.
+    /// The node of the file that was found under a name, with its entry for the kernel. `query` is the number of the call that
+    /// returned the attributes.
     pub(super) async fn enter(
         &self,
         parent: &Rc<NfsNode>,
         name: &[u8],
         handle: NfsFileHandle,
         attributes: Option<Attributes>,
-        asked: u64,
+        query: u64,
     ) -> Result<(Rc<NfsNode>, EntryOut), Errno> {
         let attributes = match attributes {
             Some(attributes) => attributes,
@@ -80,13 +80,13 @@ impl NfsFilesystem {
                 self.export.getattr(CallOptions::new(&root_credential), &handle).await.map_err(|error| error.errno())?
             }
         };
-        let node = self.known.nodes.enter(found(handle, &attributes), Some((parent.id, name)))?;
-        let mut told = attributes;
-        let is_new = !self.writeback().overlaps(node.id, 0..u64::MAX);
-        if !is_new || self.learn(&node, &attributes, asked) == AttributeChange::Outdated {
+        let node = self.state.nodes.enter(new_node(handle, &attributes), Some((parent.id, name)))?;
+        let mut current = attributes;
+        let is_settled = !self.writeback().overlaps(node.id, 0..u64::MAX);
+        if !is_settled || self.learn(&node, &attributes, query) == AttributeChange::Outdated {
             // Data is on its way to the server that these attributes do not include yet.
-            match self.ask(&node).await {
-                Ok(found) => told = found,
+            match self.fetch_attributes(&node).await {
+                Ok(found) => current = found,
                 Err(errno) => {
                     self.forget(node.id, 1);
                     return Err(errno);
@@ -94,7 +94,7 @@ impl NfsFilesystem {
             }
         }
         let holds = node.freshness.borrow().remaining(Instant::now());
-        let attr = self.shown.attr(&told, node.is_silly());
+        let attr = self.converter.attr(&current, node.is_silly());
         let entry = entry(node.id, attr, self.name_holds(parent), holds);
         Ok((node, entry))
     }
@@ -111,15 +111,18 @@ impl NfsFilesystem {
     pub(super) async fn attributes(&self, node: &Rc<NfsNode>) -> Result<NfsAnswer, Errno> {
         let found = match self.known_attributes(node) {
             Some(found) => found,
-            None if node.id == NodeId::ROOT => self.or_known(self.ask(node), || Some(self.root.borrow().get())).await?,
-            None => self.ask(node).await?,
+            None if node.id == NodeId::ROOT => {
+                self.or_known(self.fetch_attributes(node), || Some(self.root.borrow().get())).await?
+            }
+            None => self.fetch_attributes(node).await?,
         };
         let holds = node.freshness.borrow().remaining(Instant::now());
-        Ok(Answer::Attributes(attributes(self.shown.attr(&found, node.is_silly()), holds)).into())
+        Ok(Answer::Attributes(attributes(self.converter.attr(&found, node.is_silly()), holds)).into())
     }
 
-    /// The known attributes of a directory, as long as they hold. The kernel asks after each change that it has made; the answer
-    /// to the change had the attributes already. Changes of a directory come one after the other, since the kernel locks it.
+    /// The cached attributes of a directory, as long as they are valid. The kernel requests them after each change that it has
+    /// made, and the server's answer to the change had them already. Changes of a directory come one after the other, because
+    /// the kernel locks the directory.
     fn known_attributes(&self, node: &NfsNode) -> Option<Attributes> {
         let freshness = node.freshness.borrow();
         let holds = node.kind == FileType::Directory && !freshness.remaining(Instant::now()).is_zero();
@@ -129,25 +132,25 @@ impl NfsFilesystem {
     pub(super) async fn read_link(&self, node: &Rc<NfsNode>, turn: &NfsRequest) -> Result<NfsAnswer, Errno> {
         let credential = self.credential(turn);
         let read = async |handle| self.export.readlink(CallOptions::new(&credential), &handle).await;
-        let link = self.on(node, &credential, read).await.map_err(|error| error.errno())?;
+        let link = self.with_handle(node, &credential, read).await.map_err(|error| error.errno())?;
         Ok(NfsAnswer::Data(link.target))
     }
 
     pub(super) async fn status(&self) -> Result<NfsAnswer, Errno> {
-        let root = self.known.nodes.root();
+        let root = self.state.nodes.root();
         let root_credential = Self::root_credential();
         let ask = async {
             let ask = async |handle| self.export.fsstat(CallOptions::new(&root_credential), &handle).await;
-            self.on(&root, &root_credential, ask).await.map_err(|error| error.errno())
+            self.with_handle(&root, &root_credential, ask).await.map_err(|error| error.errno())
         };
-        let whole = self.or_known(ask, || Some(self.whole.get().unwrap_or(NOTHING))).await?;
-        self.whole.set(Some(whole));
+        let fsstat = self.or_known(ask, || Some(self.last_fsstat.get().unwrap_or(UNKNOWN_FSSTAT))).await?;
+        self.last_fsstat.set(Some(fsstat));
         Ok(Answer::FileSystem(Kstatfs {
-            blocks: whole.total_bytes / BLOCK,
-            bfree: whole.free_bytes / BLOCK,
-            bavail: whole.available_bytes / BLOCK,
-            files: whole.total_files,
-            ffree: whole.free_files,
+            blocks: fsstat.total_bytes / BLOCK,
+            bfree: fsstat.free_bytes / BLOCK,
+            bavail: fsstat.available_bytes / BLOCK,
+            files: fsstat.total_files,
+            ffree: fsstat.free_files,
             bsize: BLOCK as u32,
             namelen: 255,
             frsize: BLOCK as u32,
@@ -156,7 +159,7 @@ impl NfsFilesystem {
         .into())
     }
 
-    /// The server's answer, or what is `known` if the server does not answer.
+    /// The server's answer, or `known` if the server does not answer.
     async fn or_known<T>(
         &self,
         ask: impl Future<Output = Result<T, Errno>>,
@@ -173,19 +176,19 @@ impl NfsFilesystem {
         }
     }
 
-    /// Whether a name leads to something, to find out the outcome of a call.
-    pub(super) async fn glance(
+    /// Looks a name up without making a node, to examine the outcome of a call.
+    pub(super) async fn examine_name(
         &self,
         directory: &NfsNode,
         name: &[u8],
         credential: &Credential,
     ) -> Result<Option<(NfsFileHandle, Attributes)>, Errno> {
-        let how = CallOptions::new(credential);
-        match self.export.lookup(how, &directory.handle(), name).await {
+        let options = CallOptions::new(credential);
+        match self.export.lookup(options, &directory.handle(), name).await {
             Ok(looked) => {
                 let attributes = match looked.attributes {
                     Some(attributes) => attributes,
-                    None => self.export.getattr(how, &looked.handle).await.map_err(|error| error.errno())?,
+                    None => self.export.getattr(options, &looked.handle).await.map_err(|error| error.errno())?,
                 };
                 Ok(Some((looked.handle, attributes)))
             }
@@ -196,7 +199,7 @@ impl NfsFilesystem {
 }
 
 /// The figures of a file system whose server has never answered.
-const NOTHING: FsStat = FsStat {
+const UNKNOWN_FSSTAT: FsStat = FsStat {
     total_bytes: 0,
     free_bytes: 0,
     available_bytes: 0,

@@ -1,21 +1,21 @@
-//! The file system of one export: requests in, calls to the server, answers out.
+//! The file system of one export. It answers the kernel's requests by calls to the NFS server.
 //!
-//! It behaves as Linux' own client does (`nfs(5)`), where FUSE lets it:
+//! It behaves as Linux' own client does (`nfs(5)`), where FUSE allows it:
 //!
-//! 1. *Close-to-open.* An open sees the content of the last close, by any client: OPEN asks for the attributes, and the kernel
-//!    keeps its pages only if they are of the file as it is. Closing and `fsync(2)` wait until the server has everything on disk,
-//!    and return write errors.
-//! 2. The kernel checks permissions by mode (`default_permissions`), and OPEN asks the server besides: the server decides what
+//! 1. *Close-to-open.* An open sees the content of the last close, by any client: OPEN fetches the attributes, and the kernel
+//!    keeps its pages only if they have the file's current content. close(2) and fsync(2) wait until the NFS server has all data on
+//!    disk, and return write errors.
+//! 2. The kernel checks permissions by mode (`default_permissions`), and OPEN asks the NFS server, too: the NFS server decides what
 //!    root may do. Reads and writes have the credential of the open.
-//! 3. What makes or removes something takes effect once, also when the server or this process is killed in between
-//!    (`client_state::calls`); where that is unknown, podfs looks at the outcome (`judge`).
+//! 3. A call that makes or removes a file takes effect once, even if the NFS server or this process is killed in between
+//!    (`client_state::calls`). If podfs does not know whether the call took effect, it examines the outcome (`judge`).
 //! 4. A file that is removed while it is open gets another name until it is closed (`silly`).
-//! 5. A handle that the server does not know any more is looked for under the name it was found by (`heal`).
+//! 5. If the NFS server does not know a handle any more, podfs looks the file up by the name under which it was found (`heal`).
 //!
 //! | module | owns |
 //! |---|---|
 //! | `look` | names, attributes, links, the file system as a whole |
-//! | `change` | what makes, removes or changes names and attributes |
+//! | `change` | requests that make, remove or change names and attributes |
 //! | `data` | open files and their content |
 //! | `list` | open directories |
 //! | `locking` | locks |
@@ -23,7 +23,7 @@
 //! | `silly` | files that are removed while they are open |
 //! | `judge` | whether a call had its effect |
 //! | `heal` | handles that the server does not know any more |
-//! | `turn` | one request being answered |
+//! | `turn` | a request that a task answers |
 //! | `attributes` | attributes as the kernel has them |
 
 pub mod attributes;
@@ -91,35 +91,36 @@ pub struct NfsFilesystem {
     export: Export,
     /// The address of the server's MOUNT service.
     mountd: Cell<Option<SocketAddr>>,
-    known: ClientState,
+    state: ClientState,
     credentials: Credentials,
     order: CallSequence,
-    shown: AttributeConverter,
+    converter: AttributeConverter,
     notifier: Notifier,
     invalidator: PageInvalidator,
     writeback: OnceCell<Writeback<ExportStore>>,
     /// The root's attributes and figures, for a successor.
     root: RefCell<OwnedCell<RootCell>>,
-    /// The server's last answer about the file system as a whole.
-    whole: Cell<Option<FsStat>>,
+    /// The server's last answer to FSSTAT.
+    last_fsstat: Cell<Option<FsStat>>,
     /// A number that no other volume has.
     seed: u64,
-    /// A warning about locks was logged.
-    locks_met: Cell<bool>,
-    loops_met: Cell<bool>,
+    /// The log has a warning about locks.
+    is_locking_logged: Cell<bool>,
+    /// The log has a warning about a directory whose listing does not end.
+    is_loop_logged: Cell<bool>,
     /// The server has READDIRPLUS.
-    has_attributes: Cell<bool>,
+    has_readdirplus: Cell<bool>,
 }
 
 /// The features that a session with this file system negotiates.
-pub fn wanted(options: &ExportOptions) -> WantedFeatures {
+pub fn wanted_features(options: &ExportOptions) -> WantedFeatures {
     let mut flags = init::ASYNC_READ
         | init::ASYNC_DIO
         | init::PARALLEL_DIROPS
         | init::CACHE_SYMLINKS
-        // Only this file system knows whether it was itself that changed a file.
+        // Only this file system knows whether it has changed a file itself.
         | init::EXPLICIT_INVAL_DATA
-        // The server takes setuid and setgid off a file that is written.
+        // The NFS server removes setuid and setgid from a file that is written.
         | init::HANDLE_KILLPRIV_V2
         | init::HAS_RESEND;
     if options.with_attributes {
@@ -128,7 +129,7 @@ pub fn wanted(options: &ExportOptions) -> WantedFeatures {
     if options.callers == ActAs::CallerInItsNamespace {
         flags |= init::ALLOW_IDMAP;
     }
-    // Without these flags the kernel keeps the locks by itself, for this mount alone.
+    // Without these flags, the kernel itself keeps the locks, for this mount alone.
     if !options.local_locks.posix {
         flags |= init::POSIX_LOCKS;
     }
@@ -147,7 +148,7 @@ pub struct NfsFilesystemSetup {
     /// The volume's region.
     pub region: Arc<Region>,
     /// The client's state, new or inherited.
-    pub known: ClientState,
+    pub state: ClientState,
     /// The root's attributes and figures.
     pub root: OwnedCell<RootCell>,
     /// Sends notifications to the kernel.
@@ -155,32 +156,32 @@ pub struct NfsFilesystemSetup {
 }
 
 impl NfsFilesystem {
-    /// Serves an export. Accepted data goes through `log`, and `inherited`, which is in it already, is sent again.
+    /// Serves an export. Accepted data goes through `log`. The records `inherited` are in it already, and podfs sends them again.
     ///
     /// # Errors
     /// When no thread can be started.
-    pub fn start(beginning: NfsFilesystemSetup, log: Log, inherited: Vec<InheritedRecord>) -> io::Result<Rc<Self>> {
-        let NfsFilesystemSetup { options, export, region, known, root, notifier } = beginning;
-        let manner = WriteParameters { wsize: export.limits().write as usize, stable: options.stable };
+    pub fn start(setup: NfsFilesystemSetup, log: Log, inherited: Vec<InheritedRecord>) -> io::Result<Rc<Self>> {
+        let NfsFilesystemSetup { options, export, region, state, root, notifier } = setup;
+        let parameters = WriteParameters { wsize: export.limits().write as usize, stable: options.stable };
         let filesystem = Rc::new(Self {
-            shown: AttributeConverter { fsid: root.get().fsid, block: export.limits().write.next_power_of_two() },
+            converter: AttributeConverter { fsid: root.get().fsid, block: export.limits().write.next_power_of_two() },
             credentials: Credentials::new(options.callers),
             order: CallSequence::default(),
             invalidator: PageInvalidator::start("nfs-drop")?,
             notifier,
             writeback: OnceCell::new(),
             root: RefCell::new(root),
-            whole: Cell::new(None),
+            last_fsstat: Cell::new(None),
             seed: seed(&region),
-            locks_met: Cell::new(false),
-            loops_met: Cell::new(false),
-            has_attributes: Cell::new(options.with_attributes),
+            is_locking_logged: Cell::new(false),
+            is_loop_logged: Cell::new(false),
+            has_readdirplus: Cell::new(options.with_attributes),
             mountd: Cell::new(options.mountd),
             options,
             export,
-            known,
+            state,
         });
-        let writeback = Writeback::new(log, inherited, ExportStore::new(&filesystem), manner);
+        let writeback = Writeback::new(log, inherited, ExportStore::new(&filesystem), parameters);
         assert!(filesystem.writeback.set(writeback).is_ok(), "it is set once");
         Ok(filesystem)
     }
@@ -190,7 +191,7 @@ impl NfsFilesystem {
         self.export.server()
     }
 
-    /// The server's mountd is elsewhere.
+    /// Records that the server's mountd has moved.
     pub fn move_mountd(&self, address: SocketAddr) {
         self.mountd.set(Some(address));
     }
@@ -203,7 +204,7 @@ impl NfsFilesystem {
         if let FuseOperation::IoCtl = request.operation {
             return Err(Errno::NOTTY);
         }
-        let node = &self.known.nodes.get(request.node)?;
+        let node = &self.state.nodes.get(request.node)?;
         match request.operation {
             FuseOperation::Lookup { name } => self.lookup(node, name.as_encoded_bytes(), turn).await,
             FuseOperation::GetAttr { .. } => self.attributes(node).await,
@@ -223,12 +224,12 @@ impl NfsFilesystem {
             FuseOperation::Unlink { name } => self.unlink(node, name.as_encoded_bytes(), turn).await,
             FuseOperation::RmDir { name } => self.remove_directory(node, name.as_encoded_bytes(), turn).await,
             FuseOperation::Rename { name, new_parent, new_name, flags } => {
-                let to = self.known.nodes.get(new_parent)?;
+                let to = self.state.nodes.get(new_parent)?;
                 let (name, new_name) = (name.as_encoded_bytes(), new_name.as_encoded_bytes());
                 self.rename((node, name), (&to, new_name), flags, turn).await
             }
             FuseOperation::Link { node: old, name } => {
-                self.link(&self.known.nodes.get(old)?, node, name.as_encoded_bytes(), turn).await
+                self.link(&self.state.nodes.get(old)?, node, name.as_encoded_bytes(), turn).await
             }
 
             FuseOperation::Open { flags } => self.open(node, flags, turn).await,
@@ -254,16 +255,16 @@ impl NfsFilesystem {
         }
     }
 
-    /// The kernel forgets a node.
+    /// Handles FORGET.
     pub fn forget(&self, node: NodeId, lookups: u64) {
-        self.known.nodes.forget(node, lookups, |node| self.writeback().is_dirty(node));
+        self.state.nodes.forget(node, lookups, |node| self.writeback().is_dirty(node));
     }
 
     /// Forgets the inherited state of a request that is answered.
     pub fn end(&self, turn: &NfsRequest) {
-        turn.is_answered();
+        turn.mark_answered();
         if turn.resent {
-            self.known.calls.end(turn.unique);
+            self.state.calls.end(turn.unique);
         }
     }
 
@@ -276,10 +277,10 @@ impl NfsFilesystem {
     pub fn path(&self, node: NodeId, entry: Option<&[u8]>) -> String {
         const DEEPEST: usize = 64;
         let mut parts: Vec<Vec<u8>> = entry.map(<[u8]>::to_vec).into_iter().collect();
-        let mut name = self.known.nodes.get(node).ok().and_then(|node| node.name());
+        let mut name = self.state.nodes.get(node).ok().and_then(|node| node.name());
         while let Some(known) = name.take().filter(|_| parts.len() < DEEPEST) {
             parts.push(known.name.to_vec());
-            name = self.known.nodes.get(known.parent).ok().and_then(|parent| parent.name());
+            name = self.state.nodes.get(known.parent).ok().and_then(|parent| parent.name());
         }
         parts.reverse();
         format!("/{}", String::from_utf8_lossy(&parts.join(&b'/')))
@@ -287,12 +288,12 @@ impl NfsFilesystem {
 
     /// Accepted data that the server has not committed.
     pub fn writeback(&self) -> &Writeback<ExportStore> {
-        self.writeback.get().expect("it is set before anything is asked")
+        self.writeback.get().expect("it is set before the first request")
     }
 
-    /// All that was accepted is at the server's disk, or failed.
+    /// Waits until all accepted data is on the server's disk, or has failed.
     pub async fn write_all(&self) {
-        for node in self.known.nodes.all() {
+        for node in self.state.nodes.all() {
             self.writeback().settle_on_disk(node.id).await;
         }
     }
@@ -302,7 +303,7 @@ impl NfsFilesystem {
         self.credentials.of(turn.caller)
     }
 
-    /// The credential for questions that every user may ask.
+    /// The credential for calls that every user may make.
     fn root_credential() -> Credential {
         Credential::root()
     }
@@ -311,24 +312,25 @@ impl NfsFilesystem {
         if self.options.read_only { Err(Errno::ROFS) } else { Ok(()) }
     }
 
-    /// The attributes of a node, as they are now.
-    async fn ask(&self, node: &Rc<NfsNode>) -> Result<Attributes, Errno> {
+    /// Fetches the current attributes of a node.
+    async fn fetch_attributes(&self, node: &Rc<NfsNode>) -> Result<Attributes, Errno> {
         const ATTEMPTS: usize = 3;
         let root_credential = Self::root_credential();
-        let how = CallOptions::new(&root_credential);
+        let options = CallOptions::new(&root_credential);
         for _ in 0..ATTEMPTS {
             self.settle(node).await;
-            let asked = self.order.next();
-            let asking = self.on(node, &root_credential, async |handle| self.export.getattr(how, &handle).await);
+            let query = self.order.next();
+            let asking =
+                self.with_handle(node, &root_credential, async |handle| self.export.getattr(options, &handle).await);
             let found = asking.await.map_err(|error| error.errno())?;
             if found.kind != node.kind {
                 return Err(Errno::STALE);
             }
-            if self.learn(node, &found, asked) != AttributeChange::Outdated {
+            if self.learn(node, &found, query) != AttributeChange::Outdated {
                 return Ok(found);
             }
         }
-        // It is being changed all the time. The attributes of the last change are as new as any.
+        // The file is being changed all the time. The attributes of the last change are as new as any.
         node.freshness.borrow().attributes().copied().ok_or(Errno::IO)
     }
 
@@ -346,34 +348,34 @@ impl NfsFilesystem {
         }
     }
 
-    /// Another number after the connection to the server was lost.
+    /// A number that changes each time that the connection to the server was lost and made again.
     fn epoch(&self) -> u64 {
         self.export.server().reconnects()
     }
 
-    /// Takes in attributes. `asked` is the place of the question in the order.
-    fn learn(&self, node: &NfsNode, found: &Attributes, asked: u64) -> AttributeChange {
+    /// Caches attributes. `query` is the number of the call that returned them.
+    fn learn(&self, node: &NfsNode, found: &Attributes, query: u64) -> AttributeChange {
         let caching = &self.options.caching;
-        let news = node.freshness.borrow_mut().learn(found, asked, Instant::now(), caching);
-        self.react(node, news);
+        let change = node.freshness.borrow_mut().learn(found, query, Instant::now(), caching);
+        self.react(node, change);
         if node.id == NodeId::ROOT {
             self.root.borrow().set(found);
         }
-        news
+        change
     }
 
-    /// Takes in attributes around a change that was made here.
+    /// Caches the attributes before and after a change that podfs made.
     fn changed(&self, node: &NfsNode, around: &WccData) {
         let caching = &self.options.caching;
-        let place = self.order.next();
-        let news = node.freshness.borrow_mut().changed_here(around, true, place, Instant::now(), caching);
-        self.react(node, news);
+        let number = self.order.next();
+        let change = node.freshness.borrow_mut().changed_here(around, true, number, Instant::now(), caching);
+        self.react(node, change);
     }
 
-    /// Another client has changed a file: the kernel's pages are of the old content. If the file is open, they are dropped;
-    /// otherwise the next OPEN drops them.
-    fn react(&self, node: &NfsNode, news: AttributeChange) {
-        if news == AttributeChange::Changed && node.is_open() {
+    /// After a change by another client, the kernel's pages have the old content. If the file is open, the kernel drops them now;
+    /// otherwise at the next OPEN.
+    fn react(&self, node: &NfsNode, change: AttributeChange) {
+        if change == AttributeChange::Changed && node.is_open() {
             let mut freshness = node.freshness.borrow_mut();
             if let Some(found) = freshness.attributes().copied() {
                 // Pages that are read from now on are at least as new as this.
@@ -383,26 +385,26 @@ impl NfsFilesystem {
         }
     }
 
-    /// Settles what a dead server has left: it is unknown of which content the pages of open files are, and accepted data is
-    /// still to be written.
+    /// Completes the state that a dead server has left: the kernel drops the pages of open files, because podfs does not know
+    /// which content they have, and podfs writes the accepted data.
     pub async fn resume_inherited(self: Rc<Self>) {
-        let files = self.known.files.all().into_iter().filter(|open| open.listing.is_none());
+        let files = self.state.files.all().into_iter().filter(|open| open.listing.is_none());
         let nodes: Vec<_> = files.map(|open| Rc::clone(&open.node)).collect();
         for node in nodes {
-            if let Ok(found) = self.ask(&node).await {
+            if let Ok(found) = self.fetch_attributes(&node).await {
                 node.freshness.borrow_mut().opened(&found);
             }
             self.invalidator.drop_content(&self.notifier, node.id);
         }
         self.write_all().await;
         let is_dirty = |node| self.writeback().is_dirty(node);
-        self.known.files.let_go(is_dirty);
-        self.known.nodes.let_go(is_dirty);
+        self.state.files.drop_closed(is_dirty);
+        self.state.nodes.drop_forgotten(is_dirty);
     }
 }
 
-/// The node that attributes describe.
-fn found(handle: podfs_nfs::v3::NfsFileHandle, attributes: &Attributes) -> NewNfsNode {
+/// The fields of a node with this handle and these attributes.
+fn new_node(handle: podfs_nfs::v3::NfsFileHandle, attributes: &Attributes) -> NewNfsNode {
     NewNfsNode { handle, kind: attributes.kind, fileid: attributes.fileid }
 }
 

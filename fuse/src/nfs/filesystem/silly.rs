@@ -1,8 +1,9 @@
 //! Files that are removed while they are open.
 //!
-//! The server does not know what is open here, and would remove a file that is in use. So podfs renames the file until its last
-//! close: `.nfs`, the file's number, the number of the request. Listings here leave it out; other clients see it, and so does
-//! `rmdir(2)`. The name follows from the request, so that a successor that gets the same request again knows it.
+//! The NFS server does not know which files are open on this node, and would remove a file that is in use. So podfs renames such a
+//! file until its last close, as Linux' own client does (*silly rename*), to `.nfs`, the file's number and the number of the
+//! request. podfs leaves the name out of listings; other clients see it, and rmdir(2) of its directory fails. The name follows
+//! from the request, so that a successor that gets the same request again knows it.
 
 use std::rc::Rc;
 
@@ -15,49 +16,49 @@ use super::NfsFilesystem;
 use super::turn::NfsRequest;
 use crate::nfs::client_state::node::NfsNode;
 
-/// Steps of a request: the other name, and what follows.
-pub const ASIDE: u32 = 0;
-/// The call that the request is about.
-pub const ITSELF: u32 = 1;
+/// The step of a request that gives an open file its silly name.
+pub const SILLY_STEP: u32 = 0;
+/// The step with the call that the request is about.
+pub const MAIN_STEP: u32 = 1;
 
 impl NfsFilesystem {
-    /// The open file that would lose its last name, or has lost it for this very request.
-    pub(super) async fn in_the_way(
+    /// The open file that would lose its last name by this request, or has lost it by this request already.
+    pub(super) async fn file_to_keep(
         &self,
         directory: &NfsNode,
         name: &[u8],
         credential: &Credential,
         turn: &NfsRequest,
     ) -> Result<Option<Rc<NfsNode>>, Errno> {
-        if turn.resent && self.known.calls.was_begun(turn.unique, ASIDE) {
+        if turn.resent && self.state.calls.was_begun(turn.unique, SILLY_STEP) {
             let is_it = |node: &Rc<NfsNode>| {
                 node.name().is_some_and(|known| {
                     known.is(directory.id, name) || *known.name == *silly_name(node.fileid, turn.unique)
                 })
             };
-            return Ok(self.known.files.all().into_iter().map(|open| Rc::clone(&open.node)).find(is_it));
+            return Ok(self.state.files.all().into_iter().map(|open| Rc::clone(&open.node)).find(is_it));
         }
-        if turn.resent && self.known.calls.was_begun(turn.unique, ITSELF) {
-            // A dead server has decided that nothing is.
+        if turn.resent && self.state.calls.was_begun(turn.unique, MAIN_STEP) {
+            // A dead server has found that there is no such file.
             return Ok(None);
         }
-        let node = match self.known.nodes.at(directory.id, name) {
+        let node = match self.state.nodes.at(directory.id, name) {
             Some(node) => Some(node),
-            None if self.known.files.all().iter().any(|open| may_have_another_name(&open.node)) => {
-                let there = self.glance(directory, name, credential).await?;
-                there.and_then(|(handle, _)| self.known.nodes.find(&handle))
+            None if self.state.files.all().iter().any(|open| may_have_another_name(&open.node)) => {
+                let existing = self.examine_name(directory, name, credential).await?;
+                existing.and_then(|(handle, _)| self.state.nodes.find(&handle))
             }
             None => None,
         };
-        let is_in_the_way = |node: &Rc<NfsNode>| node.kind == FileType::File && node.is_open() && !node.is_silly();
-        let Some(node) = node.filter(is_in_the_way) else { return Ok(None) };
+        let is_affected = |node: &Rc<NfsNode>| node.kind == FileType::File && node.is_open() && !node.is_silly();
+        let Some(node) = node.filter(is_affected) else { return Ok(None) };
         // A file that has other names stays on the server without this one.
-        let has_others = may_have_another_name(&node) && self.ask(&node).await?.links > 1;
+        let has_others = may_have_another_name(&node) && self.fetch_attributes(&node).await?.links > 1;
         Ok((!has_others).then_some(node))
     }
 
-    /// Renames an open file, instead of removing its name.
-    pub(super) async fn put_aside(
+    /// Renames an open file to its silly name, instead of removing its name.
+    pub(super) async fn rename_to_silly(
         &self,
         node: &Rc<NfsNode>,
         directory: &Rc<NfsNode>,
@@ -65,85 +66,87 @@ impl NfsFilesystem {
         credential: &Credential,
         turn: &NfsRequest,
     ) -> Result<(), Errno> {
-        let aside = silly_name(node.fileid, turn.unique);
+        let silly = silly_name(node.fileid, turn.unique);
         let handle = directory.handle();
-        let rename = async |how: CallOptions<'_>| self.export.rename(how, (&handle, name), (&handle, &aside)).await;
-        let once = turn.once(&self.known.calls, ASIDE, credential, rename).await?;
-        let named = self.named(once, NfsStatus::NOENT, Some(node), (directory, &aside), credential).await;
+        let rename =
+            async |options: CallOptions<'_>| self.export.rename(options, (&handle, name), (&handle, &silly)).await;
+        let once = turn.once(&self.state.calls, SILLY_STEP, credential, rename).await?;
+        let named = self.named(once, NfsStatus::NOENT, Some(node), (directory, &silly), credential).await;
         if let Some((from, _)) = named.map_err(|error| error.errno())? {
             self.changed(directory, &from);
         }
-        self.is_aside(node, directory, turn, credential)
+        self.record_silly(node, directory, turn, credential)
     }
 
-    /// Gives an open file a second name, before its first one is taken by another file: so the name is never missing.
-    pub(super) async fn keep_aside(
+    /// Gives an open file its silly name as a second name, before another file takes its first one. So the first name always
+    /// exists.
+    pub(super) async fn link_silly(
         &self,
         node: &Rc<NfsNode>,
         directory: &Rc<NfsNode>,
         credential: &Credential,
         turn: &NfsRequest,
     ) -> Result<(), Errno> {
-        let aside = silly_name(node.fileid, turn.unique);
+        let silly = silly_name(node.fileid, turn.unique);
         let (file, handle) = (node.handle(), directory.handle());
-        let link = async |how: CallOptions<'_>| self.export.link(how, &file, &handle, &aside).await;
-        let once = turn.once(&self.known.calls, ASIDE, credential, link).await?;
-        let named = self.named(once, NfsStatus::EXIST, Some(node), (directory, &aside), credential).await;
+        let link = async |options: CallOptions<'_>| self.export.link(options, &file, &handle, &silly).await;
+        let once = turn.once(&self.state.calls, SILLY_STEP, credential, link).await?;
+        let named = self.named(once, NfsStatus::EXIST, Some(node), (directory, &silly), credential).await;
         if let Some(linked) = named.map_err(|error| error.errno())? {
             self.changed(directory, &linked.directory);
         }
         Ok(())
     }
 
-    /// The second name of an open file is its only one now.
-    pub(super) fn is_aside(
+    /// Records that the silly name of an open file is its only one now.
+    pub(super) fn record_silly(
         &self,
         node: &Rc<NfsNode>,
         directory: &NfsNode,
         turn: &NfsRequest,
         credential: &Credential,
     ) -> Result<(), Errno> {
-        self.known.nodes.rename(node, directory.id, &silly_name(node.fileid, turn.unique))?;
+        self.state.nodes.rename(node, directory.id, &silly_name(node.fileid, turn.unique))?;
         node.set_silly(true);
         *node.remover.borrow_mut() = Some(credential.clone());
         node.freshness.borrow_mut().expire();
-        // The number of its names is another one.
+        // Its link count has changed.
         let _ = self.notifier.drop_attributes(node.id);
         Ok(())
     }
 
-    /// Removes the needless second name of an open file.
-    pub(super) async fn not_aside(
+    /// Removes the second name of an open file that has kept its first one.
+    pub(super) async fn remove_silly_link(
         &self,
         node: &NfsNode,
         directory: &NfsNode,
         credential: &Credential,
         turn: &NfsRequest,
     ) {
-        let aside = silly_name(node.fileid, turn.unique);
+        let silly = silly_name(node.fileid, turn.unique);
         // If this fails, the file keeps one more name on the server.
-        let _ = self.export.remove(CallOptions::new(credential), &directory.handle(), &aside).await;
+        let _ = self.export.remove(CallOptions::new(credential), &directory.handle(), &silly).await;
     }
 
     /// Removes a file that is not open any more. No request waits for it.
     pub async fn remove_silly(self: Rc<Self>, node: Rc<NfsNode>) {
         if node.is_silly() && !node.is_open() {
-            self.remove_aside(&node).await;
+            self.remove_silly_file(&node).await;
         }
     }
 
-    async fn remove_aside(&self, node: &Rc<NfsNode>) {
+    async fn remove_silly_file(&self, node: &Rc<NfsNode>) {
         self.settle(node).await;
         let Some(name) = node.name() else { return };
-        let Ok(parent) = self.known.nodes.get(name.parent) else { return };
+        let Ok(parent) = self.state.nodes.get(name.parent) else { return };
         let remover = node.remover.take();
         // A successor does not know the credential of the removal. Most servers map root to an unprivileged user, so the
         // directory's owner is tried too.
         let owner = self.owner(&parent).await;
         for credential in [remover, Some(Self::root_credential()), owner].into_iter().flatten() {
-            let how = CallOptions::new(&credential);
-            let remove = async |handle| self.export.remove(how, &handle, &name.name).await;
-            match self.on(&parent, &credential, remove).await {
+            let options = CallOptions::new(&credential);
+            let remove = async |handle| self.export.remove(options, &handle, &name.name).await;
+            match self.with_handle(&parent, &credential, remove).await {
                 Ok(around) => {
                     self.changed(&parent, &around);
                     break;
@@ -152,7 +155,7 @@ impl NfsFilesystem {
                 Err(_) => {}
             }
         }
-        self.known.nodes.unname(node);
+        self.state.nodes.unname(node);
         node.set_silly(false);
     }
 
@@ -160,21 +163,22 @@ impl NfsFilesystem {
         let known = directory.freshness.borrow().attributes().copied();
         let found = match known {
             Some(found) => found,
-            None => self.ask(directory).await.ok()?,
+            None => self.fetch_attributes(directory).await.ok()?,
         };
         Some(Credential::User { uid: found.uid, gid: found.gid, groups: Vec::new() })
     }
 
-    /// Removes all of them: the volume ends, so no file is open any more, even if the kernel has sent no RELEASE for it.
+    /// Removes all files with silly names at the end of the volume. No file is open any more, even if the kernel has sent no
+    /// RELEASE for it.
     pub async fn remove_all_silly(&self) {
-        for node in self.known.nodes.all().into_iter().filter(|node| node.is_silly()) {
-            self.remove_aside(&node).await;
+        for node in self.state.nodes.all().into_iter().filter(|node| node.is_silly()) {
+            self.remove_silly_file(&node).await;
         }
     }
 
     /// Whether a name in a directory is one that podfs gave.
     pub(super) fn is_silly_name(&self, directory: &NfsNode, name: &[u8]) -> bool {
-        name.starts_with(PREFIX) && self.known.nodes.at(directory.id, name).is_some_and(|node| node.is_silly())
+        name.starts_with(PREFIX) && self.state.nodes.at(directory.id, name).is_some_and(|node| node.is_silly())
     }
 }
 
@@ -187,7 +191,7 @@ fn may_have_another_name(node: &NfsNode) -> bool {
     node.kind == FileType::File && !links.is_some_and(is_one)
 }
 
-/// The other name of a file.
+/// The silly name of a file.
 pub fn silly_name(fileid: u64, unique: u64) -> Vec<u8> {
     format!(".nfs{fileid:016x}{:08x}", unique as u32).into_bytes()
 }

@@ -26,9 +26,10 @@ impl ExportStore {
     /// The file system, the file, and the credential to write with.
     fn target(&self, key: FileKey) -> Result<(Rc<NfsFilesystem>, Rc<NfsNode>, Credential), Errno> {
         let filesystem = self.0.upgrade().ok_or(Errno::IO)?;
-        let node = filesystem.known.nodes.get(key.node)?;
-        // Without the open file its credential is unknown. Then root writes, which most servers give no rights.
-        let open = filesystem.known.files.find(key.open);
+        let node = filesystem.state.nodes.get(key.node)?;
+        // Without the open file, podfs does not know its credential. Then podfs writes as root, which has no rights on
+        // most servers.
+        let open = filesystem.state.files.find(key.open);
         let credential = open.map_or_else(NfsFilesystem::root_credential, |open| open.credential.clone());
         Ok((filesystem, node, credential))
     }
@@ -50,9 +51,9 @@ impl Store for ExportStore {
             let stability = if stable { Stability::FileSync } else { Stability::Unstable };
             node.freshness.borrow_mut().change_begins();
             let epoch = filesystem.epoch();
-            let how = CallOptions::new(&credential);
-            let write = async |handle| filesystem.export.write(how, &handle, offset, &data, stability).await;
-            let written = filesystem.on(&node, &credential, write).await;
+            let options = CallOptions::new(&credential);
+            let write = async |handle| filesystem.export.write(options, &handle, offset, &data, stability).await;
+            let written = filesystem.with_handle(&node, &credential, write).await;
             if let Err(error) = &written {
                 let (volume, node) = (filesystem.options.name.as_str(), file.node);
                 tracing::debug!(
@@ -61,13 +62,13 @@ impl Store for ExportStore {
                 );
             }
             let around = written.as_ref().map_or_else(|_| WccData::default(), |written| written.file);
-            let (place, caching) = (filesystem.order.next(), filesystem.options.caching);
-            let news = {
+            let (number, caching) = (filesystem.order.next(), filesystem.options.caching);
+            let change = {
                 let mut freshness = node.freshness.borrow_mut();
                 freshness.set_epoch(epoch);
-                freshness.change_ends(&around, place, Instant::now(), &caching)
+                freshness.change_ends(&around, number, Instant::now(), &caching)
             };
-            filesystem.react(&node, news);
+            filesystem.react(&node, change);
             let written = written.map_err(|error| error.errno())?;
             let stable = written.stability >= Stability::DataSync;
             Ok(WriteResult { count: written.count, stable, verifier: Verifier(written.verifier) })
@@ -78,9 +79,9 @@ impl Store for ExportStore {
         let target = self.target(file);
         async move {
             let (filesystem, node, credential) = target?;
-            let how = CallOptions::new(&credential);
-            let commit = async |handle| filesystem.export.commit(how, &handle, 0, 0).await;
-            let committed = filesystem.on(&node, &credential, commit).await.map_err(|error| error.errno())?;
+            let options = CallOptions::new(&credential);
+            let commit = async |handle| filesystem.export.commit(options, &handle, 0, 0).await;
+            let committed = filesystem.with_handle(&node, &credential, commit).await.map_err(|error| error.errno())?;
             Ok(Verifier(committed.verifier))
         }
     }

@@ -1,7 +1,7 @@
 //! A request that a task answers: its number, its caller, and its calls that must not take effect twice.
 //!
 //! Records of such calls stay until the answer is written: a successor that gets the same request again finds all of them. Once
-//! the kernel has the answer, the successor needs none.
+//! the kernel has the answer, a successor needs none of them.
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -21,16 +21,16 @@ use crate::session::Caller;
 
 /// The most repetitions of a call that the server may be executing twice at the same time.
 const TWINS: usize = 3;
-/// The pause before that.
+/// The pause before each repetition.
 pub const PAUSE: Duration = Duration::from_millis(100);
 
 /// A request of the kernel that a task answers.
 pub struct NfsRequest {
-    /// The kernel's number for it, without a mark.
+    /// The kernel's number of the request, without the bit that marks a resent one.
     pub unique: u64,
     /// The calling process.
     pub caller: Caller,
-    /// A server that has died had read it before.
+    /// A server process that has died had read the request before.
     pub resent: bool,
     calls: RefCell<Vec<RecordedCall>>,
     /// The file that the request opened.
@@ -41,32 +41,33 @@ pub struct NfsRequest {
 pub struct NonIdempotentOutcome<T> {
     /// The server's answer.
     pub outcome: Result<T, Error>,
-    /// The call may have been made before, and the server have forgotten it: what the server says may be the effect of the
+    /// The call may have been made before, and the server may have forgotten its answer: an error may be the effect of the
     /// call itself.
     pub doubtful: bool,
-    /// When it was made first.
+    /// The time at which the call was first made.
     pub at: Timespec,
 }
 
 impl NfsRequest {
-    /// A request that nothing was done for yet, in this process.
+    /// A request for which this process has made no call yet.
     pub fn new(unique: u64, caller: Caller, resent: bool) -> Self {
         Self { unique, caller, resent, calls: RefCell::default(), opened: RefCell::default() }
     }
 
-    /// It opened this.
-    pub fn opens(&self, open: &Rc<NfsOpenFile>) {
+    /// Records the file that the request has opened.
+    pub fn set_opened(&self, open: &Rc<NfsOpenFile>) {
         *self.opened.borrow_mut() = Some(Rc::clone(open));
     }
 
-    /// The answer is written.
-    pub fn is_answered(&self) {
+    /// Records that the answer is written.
+    pub fn mark_answered(&self) {
         if let Some(open) = self.opened.take() {
-            open.is_known();
+            open.mark_known();
         }
     }
 
-    /// Makes call number `step` of this request, as it was made before if it was.
+    /// Makes call number `step` of this request. If a dead server has recorded the call, it is made with the same xid and
+    /// credential.
     ///
     /// # Errors
     /// When there is no memory to record it.
@@ -78,25 +79,26 @@ impl NfsRequest {
         make: impl AsyncFn(CallOptions<'_>) -> Result<T, Error>,
     ) -> Result<NonIdempotentOutcome<T>, Errno> {
         let call = calls.begin(self.unique, step, credential)?;
-        let (credential, again, at) = (call.credential(), call.xid(), call.at());
-        let place = {
+        let (credential, earlier_xid, at) = (call.credential(), call.xid(), call.at());
+        let index = {
             let mut all = self.calls.borrow_mut();
             all.push(call);
             all.len() - 1
         };
-        let announce = |xid| self.calls.borrow()[place].announce(xid);
-        let mut how = CallOptions { credential: &credential, policy: None, announce: Some(&announce), again };
-        let mut doubtful = again.is_some();
-        let mut outcome = make(how).await;
+        let announce = |xid| self.calls.borrow()[index].announce(xid);
+        let mut options =
+            CallOptions { credential: &credential, policy: None, announce: Some(&announce), again: earlier_xid };
+        let mut doubtful = earlier_xid.is_some();
+        let mut outcome = make(options).await;
         for _ in 0..TWINS {
             doubtful |= outcome.as_ref().is_err_and(Error::is_retransmitted);
             if !doubtful || !outcome.as_ref().is_err_and(is_stale) {
                 break;
             }
-            // The server may be executing it twice at once, for two connections. Afterwards its answer differs.
+            // The server may be executing the call twice at the same time, for two connections. After that, its answer differs.
             sleep(PAUSE).await;
-            how.again = None;
-            outcome = make(how).await;
+            options.again = None;
+            outcome = make(options).await;
         }
         Ok(NonIdempotentOutcome { outcome, doubtful, at })
     }

@@ -15,7 +15,7 @@ const LOOK_AHEAD: usize = 64;
 /// While this many WRITEs of a file are in flight, podfs does not send a record that may still grow.
 const BEFORE_GROWING: usize = 2;
 /// The number of losses of accepted data after which podfs makes the server write to disk before each answer (`FILE_SYNC`).
-const MOST_IN_VAIN: u32 = 3;
+const MOST_LOSSES: u32 = 3;
 
 /// The records of a file, and their states.
 #[derive(Default)]
@@ -29,11 +29,11 @@ pub struct FileRecords {
     /// The verifier of the server's answers about `taken`.
     verifier: Option<Verifier>,
     /// The number of times that the verifier changed and podfs sent all records again, since the last COMMIT that succeeded.
-    in_vain: u32,
+    losses: u32,
     /// The number of records of `taken` that the COMMIT in flight covers; none without one.
     committing: Option<usize>,
     /// The COMMIT in flight covers records that podfs has to send again by now, so its answer does not count.
-    is_void: bool,
+    is_commit_void: bool,
     /// A flush waits until all records up to this number are on disk.
     wanted: u64,
     /// The file is deleted; podfs ignores answers about it.
@@ -58,10 +58,10 @@ pub struct PendingWrite {
     /// The bytes of it that the server has taken.
     done: u64,
     stable: bool,
-    course: SendState,
+    state: SendState,
 }
 
-/// The course of a record that the server has not taken.
+/// The state of a record that the server has not taken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum SendState {
     /// podfs has to send it.
@@ -69,14 +69,15 @@ enum SendState {
     /// It is in flight.
     Sending,
     /// It is in flight, and podfs has to send it again: the server restarted, and an older record has to be sent first.
-    SendingInVain,
+    SendingOutdated,
 }
 
-/// A write that went wrong.
+/// A failed write.
 struct WriteFailure {
     error: Errno,
     /// Its record in the log.
     record: RecordId,
+    /// A write(2) has returned the error.
     writer_knows: bool,
 }
 
@@ -87,36 +88,36 @@ pub enum WritebackStep {
     Write {
         /// The record.
         record: PendingWrite,
-        /// Bytes that the server has.
+        /// The number of bytes of the record that the server has.
         skip: u64,
         /// The server must have it on disk before it answers, also if the volume's `WriteParameters` does not say so.
         stable: bool,
     },
-    /// Have it all on disk.
+    /// Send a COMMIT of the file.
     Commit(FileKey),
-    /// The server has had it on disk from the start.
+    /// Free these records: the server had them on disk when it answered.
     Free(Vec<RecordId>),
 }
 
 /// The outcome of a WRITE or COMMIT for records.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct WriteOutcome {
-    /// They are not needed any more.
+    /// Records that are not needed any more.
     pub free: Vec<RecordId>,
-    /// It remembers an error.
+    /// The record that keeps an error in the log, and the error.
     pub fail: Option<(RecordId, Errno)>,
 }
 
 impl PendingWrite {
     /// A record that was just accepted.
     pub fn new(id: RecordId, sequence: u64, key: FileKey, offset: u64, length: u64) -> Self {
-        Self { id, sequence, key, offset, length, done: 0, stable: false, course: SendState::Waiting }
+        Self { id, sequence, key, offset, length, done: 0, stable: false, state: SendState::Waiting }
     }
 
     /// Records that the server has taken `count` more bytes. Returns whether it has all of them.
     fn take(&mut self, count: u32) -> bool {
         self.done = self.length.min(self.done + u64::from(count));
-        self.course = SendState::Waiting;
+        self.state = SendState::Waiting;
         self.done == self.length
     }
 
@@ -125,14 +126,14 @@ impl PendingWrite {
     }
 
     /// The record, to be sent from its first byte.
-    fn again(mut self) -> Self {
-        (self.done, self.stable, self.course) = (0, false, SendState::Waiting);
+    fn reset(mut self) -> Self {
+        (self.done, self.stable, self.state) = (0, false, SendState::Waiting);
         self
     }
 }
 
 impl FileRecords {
-    /// Takes over a record of a dead server. They come in their order.
+    /// Takes over a record of a dead server. Called for one record after the other, in their order.
     pub fn inherit(&mut self, one: &InheritedRecord) {
         let key = FileKey { node: one.target.node, open: one.target.open };
         match one.length {
@@ -143,7 +144,7 @@ impl FileRecords {
         }
     }
 
-    /// A record was accepted.
+    /// Adds an accepted record.
     pub fn add(&mut self, record: PendingWrite) {
         self.is_gone = false;
         self.unsent.push_back(record);
@@ -152,7 +153,7 @@ impl FileRecords {
     /// The record that data for `offset` may be added to, if it gets no longer than `most`.
     pub fn growing(&mut self, key: FileKey, offset: u64, length: u64, most: u64) -> Option<&mut PendingWrite> {
         let last = self.unsent.back_mut()?;
-        let grows = last.course == SendState::Waiting && last.done == 0 && last.key == key;
+        let grows = last.state == SendState::Waiting && last.done == 0 && last.key == key;
         (grows && last.range().end == offset && last.length + length <= most).then_some(last)
     }
 
@@ -160,7 +161,7 @@ impl FileRecords {
     pub fn next(&mut self, may_write: bool, full: u64) -> Option<WritebackStep> {
         if may_write && let Some(position) = self.sendable().filter(|position| !self.may_wait(*position, full)) {
             let record = &mut self.unsent[position];
-            record.course = SendState::Sending;
+            record.state = SendState::Sending;
             let (record, stable) = (*record, self.has_unstable_verifier());
             return Some(WritebackStep::Write { record, skip: record.done, stable });
         }
@@ -170,10 +171,10 @@ impl FileRecords {
     fn sendable(&self) -> Option<usize> {
         let overlap = |a: &Range<u64>, b: &Range<u64>| a.start < b.end && b.start < a.end;
         let mut older: Vec<Range<u64>> = Vec::new();
-        let first = self.unsent.iter().position(|record| record.course == SendState::Waiting)?;
+        let first = self.unsent.iter().position(|record| record.state == SendState::Waiting)?;
         for (position, record) in self.unsent.iter().enumerate().take(first + LOOK_AHEAD) {
             let range = record.range();
-            if record.course == SendState::Waiting && !older.iter().any(|older| overlap(older, &range)) {
+            if record.state == SendState::Waiting && !older.iter().any(|older| overlap(older, &range)) {
                 return Some(position);
             }
             older.push(range);
@@ -186,7 +187,7 @@ impl FileRecords {
     fn may_wait(&self, position: usize, full: u64) -> bool {
         let record = &self.unsent[position];
         let may_grow = position + 1 == self.unsent.len() && record.done == 0 && record.length < full;
-        let sending = self.unsent.iter().filter(|record| record.course != SendState::Waiting).count();
+        let sending = self.unsent.iter().filter(|record| record.state != SendState::Waiting).count();
         may_grow && record.sequence > self.wanted && sending >= BEFORE_GROWING
     }
 
@@ -197,28 +198,28 @@ impl FileRecords {
             return None;
         }
         if self.taken.iter().all(|record| record.stable) {
-            let free = self.let_go(self.taken.len());
+            let free = self.remove_taken(self.taken.len());
             self.changed.notify_waiters();
             return Some(WritebackStep::Free(free));
         }
-        (self.committing, self.is_void) = (Some(self.taken.len()), false);
+        (self.committing, self.is_commit_void) = (Some(self.taken.len()), false);
         Some(WritebackStep::Commit(key))
     }
 
     /// Takes the server's answer about a record that was sent.
-    pub fn sent(&mut self, id: RecordId, said: Result<WriteResult, Errno>) -> WriteOutcome {
+    pub fn sent(&mut self, id: RecordId, answer: Result<WriteResult, Errno>) -> WriteOutcome {
         self.changed.notify_waiters();
         let Some(position) = self.unsent.iter().position(|record| record.id == id) else {
             return WriteOutcome::default();
         };
-        let written = match said {
+        let written = match answer {
             _ if self.is_gone => {
                 let free = self.unsent.remove(position).map(|record| record.id);
                 return WriteOutcome { free: free.into_iter().collect(), fail: None };
             }
-            // It would go on like this for ever.
+            // podfs would send the record for ever.
             Ok(WriteResult { count: 0, .. }) if self.unsent[position].length > 0 => Err(Errno::IO),
-            said => said,
+            answer => answer,
         };
         let WriteResult { count, stable, verifier } = match written {
             Ok(written) => written,
@@ -227,23 +228,23 @@ impl FileRecords {
                 return self.fail(error, record.into_iter().collect());
             }
         };
-        if self.has_unstable_verifier() && self.unsent[position].course == SendState::Sending {
+        if self.has_unstable_verifier() && self.unsent[position].state == SendState::Sending {
             return self.sent_stable(position, count, stable);
         }
         let is_other = self.verifier.is_some_and(|known| known != verifier);
-        let is_vain = self.unsent[position].course == SendState::SendingInVain;
-        let known_again = is_other && (!self.taken.is_empty() || self.unsent.iter().any(|record| record.done > 0));
+        let is_outdated = self.unsent[position].state == SendState::SendingOutdated;
+        let may_be_lost = is_other && (!self.taken.is_empty() || self.unsent.iter().any(|record| record.done > 0));
         self.verifier = Some(verifier);
-        if known_again || is_vain {
-            self.unsent[position].course = SendState::Waiting;
+        if may_be_lost || is_outdated {
+            self.unsent[position].state = SendState::Waiting;
             self.unsent[position].done = 0;
-            if known_again {
+            if may_be_lost {
                 self.send_again();
             }
             return WriteOutcome::default();
         }
         let record = &mut self.unsent[position];
-        // Each part of it may be answered in another way.
+        // The server answers each part of a record, and may have only some parts on disk.
         record.stable = stable && (record.done == 0 || record.stable);
         if record.take(count) {
             self.taken_bytes += record.length;
@@ -253,27 +254,27 @@ impl FileRecords {
         WriteOutcome::default()
     }
 
-    /// A record was sent to be on disk when it is answered. So the verifier says nothing, and nothing older is left to be sent
-    /// over it.
+    /// Takes the answer about a record that was sent as `FILE_SYNC`. Its verifier does not matter, and podfs sends no older record
+    /// over it later.
     fn sent_stable(&mut self, position: usize, count: u32, stable: bool) -> WriteOutcome {
         let is_whole = self.unsent[position].take(count);
         let record = if is_whole || !stable { self.unsent.remove(position) } else { None };
         let gone = record.map(|record| record.id).into_iter().collect();
-        // The server did not write to disk as asked, so what it holds is unknown.
+        // The server did not write to disk as requested, so podfs does not know which data it has.
         if stable { WriteOutcome { free: gone, fail: None } } else { self.fail(Errno::IO, gone) }
     }
 
     /// Takes the server's answer to a COMMIT.
-    pub fn committed(&mut self, said: Result<Verifier, Errno>) -> WriteOutcome {
+    pub fn committed(&mut self, answer: Result<Verifier, Errno>) -> WriteOutcome {
         self.changed.notify_waiters();
         let count = self.committing.take().unwrap_or(0).min(self.taken.len());
-        if self.is_void {
+        if self.is_commit_void {
             return WriteOutcome::default();
         }
-        match said {
+        match answer {
             Ok(verifier) if self.verifier == Some(verifier) => {
-                self.in_vain = 0;
-                WriteOutcome { free: self.let_go(count), fail: None }
+                self.losses = 0;
+                WriteOutcome { free: self.remove_taken(count), fail: None }
             }
             Ok(verifier) => {
                 self.verifier = Some(verifier);
@@ -281,36 +282,36 @@ impl FileRecords {
                 WriteOutcome::default()
             }
             Err(error) => {
-                let lost = self.let_go(count);
+                let lost = self.remove_taken(count);
                 self.fail(error, lost)
             }
         }
     }
 
     /// Removes the first `count` records that the server has taken, and returns their places in the log.
-    fn let_go(&mut self, count: usize) -> Vec<RecordId> {
+    fn remove_taken(&mut self, count: usize) -> Vec<RecordId> {
         let gone: Vec<_> = self.taken.drain(..count).collect();
         self.taken_bytes -= gone.iter().map(|record| record.length).sum::<u64>();
         gone.into_iter().map(|record| record.id).collect()
     }
 
-    /// The server may have lost data that was not on its disk.
+    /// Prepares to send all records again, because the server may have lost data that was not on its disk.
     fn send_again(&mut self) {
-        (self.is_void, self.taken_bytes) = (true, 0);
-        self.in_vain = self.in_vain.saturating_add(1);
+        (self.is_commit_void, self.taken_bytes) = (true, 0);
+        self.losses = self.losses.saturating_add(1);
         for record in &mut self.unsent {
-            if record.course == SendState::Sending {
-                record.course = SendState::SendingInVain;
+            if record.state == SendState::Sending {
+                record.state = SendState::SendingOutdated;
             }
             record.done = 0;
         }
-        self.unsent.extend(self.taken.drain(..).map(PendingWrite::again));
+        self.unsent.extend(self.taken.drain(..).map(PendingWrite::reset));
         self.unsent.make_contiguous().sort_unstable_by_key(|record| record.sequence);
     }
 
-    /// Whether its verifier changes so often that no COMMIT says anything.
+    /// Whether the server's verifier changes so often that a COMMIT proves nothing.
     fn has_unstable_verifier(&self) -> bool {
-        self.in_vain >= MOST_IN_VAIN
+        self.losses >= MOST_LOSSES
     }
 
     fn fail(&mut self, error: Errno, lost: Vec<RecordId>) -> WriteOutcome {
@@ -346,42 +347,42 @@ impl FileRecords {
         }
     }
 
-    /// The error for a flush, and the record that remembers it.
+    /// Removes and returns the error for a flush, and the record that keeps the error in the log.
     pub fn take_failure(&mut self) -> Option<(RecordId, Errno)> {
         self.failure.take().map(|failure| (failure.record, failure.error))
     }
 
-    /// A write failed, and no flush has returned the error yet: each write waits for its own outcome.
+    /// Whether a write has failed and no flush has returned the error yet. Until then, each write waits for its own outcome.
     pub fn has_failure(&self) -> bool {
         self.failure.is_some()
     }
 
-    /// Whether nothing is known of it.
+    /// Whether the file has no record, no failure and no COMMIT in flight.
     pub fn is_empty(&self) -> bool {
         self.unsent.is_empty() && self.taken.is_empty() && self.failure.is_none() && self.committing.is_none()
     }
 
-    /// Whether the server has all up to this number.
+    /// Whether the server has taken all records up to this number.
     pub fn is_settled(&self, last: u64) -> bool {
         self.unsent.front().is_none_or(|record| record.sequence > last)
     }
 
-    /// Whether all up to this number is on disk.
+    /// Whether all records up to this number are on disk.
     pub fn is_flushed(&self, last: u64) -> bool {
         self.is_settled(last) && self.taken.iter().all(|record| record.sequence > last)
     }
 
-    /// Whether some of these bytes are not taken by the server.
+    /// Whether the server has not taken some of these bytes.
     pub fn has_unsent(&self, range: &Range<u64>) -> bool {
         self.unsent.iter().any(|record| record.offset < range.end && range.start < record.range().end)
     }
 
-    /// The last number that was accepted.
+    /// The number of the last accepted record.
     pub fn last_sequence(&self) -> Option<u64> {
         self.unsent.iter().chain(&self.taken).map(|record| record.sequence).max()
     }
 
-    /// Bytes in the log.
+    /// The bytes of the file in the log.
     pub fn bytes(&self) -> u64 {
         self.unsent.iter().chain(&self.taken).map(|record| record.length).sum()
     }
@@ -402,11 +403,11 @@ impl FileRecords {
     pub fn forget(&mut self) -> Vec<RecordId> {
         self.changed.notify_waiters();
         let (kept, gone): (VecDeque<_>, VecDeque<_>) =
-            self.unsent.drain(..).partition(|record| record.course != SendState::Waiting);
+            self.unsent.drain(..).partition(|record| record.state != SendState::Waiting);
         self.unsent = kept;
         let failed = self.failure.take().map(|failure| failure.record);
-        (self.is_void, self.is_gone) = (true, true);
-        let taken = self.let_go(self.taken.len());
+        (self.is_commit_void, self.is_gone) = (true, true);
+        let taken = self.remove_taken(self.taken.len());
         gone.into_iter().map(|record| record.id).chain(taken).chain(failed).collect()
     }
 }

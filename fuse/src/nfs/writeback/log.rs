@@ -1,4 +1,4 @@
-//! The log: data that was accepted, in memory that outlives the process.
+//! The log: data that podfs has accepted, in memory that outlives the process.
 //!
 //! The memory file has a header and then segments, each with room for a fixed number of records and for their bytes.
 //! Records are added to one segment until it is full. A segment is used again when none of its records is in use, so
@@ -6,8 +6,8 @@
 //!
 //! 1. A record's state is written last when it begins and first when it ends. *Killed between:* the data is not accepted yet, and
 //!    the kernel sends it again; or it is not needed any more.
-//! 2. A record grows by its bytes, then by its length. *Killed between, or before the answer:* the kernel sends the request
-//!    again, and its data is added once more behind the same data; that changes nothing.
+//! 2. When a record grows, podfs writes its bytes, and then its length. *Killed between, or before the answer:* the kernel sends
+//!    the request again, and podfs adds the data once more behind the same data; that changes nothing.
 //! 3. A segment has memory before podfs writes to it: on a host without memory, the write fails, and the kernel does not kill the
 //!    server. The segment keeps its memory until the volume has no use for it ([`return_memory`](Log::return_memory)).
 
@@ -148,7 +148,7 @@ impl Log {
         Ok(log)
     }
 
-    /// The log of a dead server, and what is in it, in the order in which it was accepted. A record that contradicts
+    /// The log of a dead server, and its records in the order in which that server accepted them. A record that contradicts
     /// itself is lost.
     ///
     /// # Errors
@@ -190,7 +190,7 @@ impl Log {
                     None => cell.state.store(FREE, Release),
                 }
             }
-            // The rest of it is not used before it is empty.
+            // The unused part of a segment with records is not used before the segment is empty.
             (segment.records, segment.bytes, segment.has_memory) = (RECORDS, SEGMENT, segment.used > 0);
             if segment.used == 0 {
                 *segment = Segment::default();
@@ -201,7 +201,7 @@ impl Log {
         inherited
     }
 
-    /// Accepts data of [`SEGMENT`] bytes at most; gives its place and its number in the order. None without room.
+    /// Accepts data of at most [`SEGMENT`] bytes. Returns the place and the number of the new record; none without room.
     pub fn append(&self, target: WriteTarget, data: &[u8]) -> Option<(RecordId, u64)> {
         let (segment, index, place) = self.allot(data.len())?;
         let id = RecordId { segment: segment as u32, index: index as u32 };
@@ -218,7 +218,7 @@ impl Log {
         Some((id, sequence))
     }
 
-    /// Accepts data that follows what a record holds, if it is the last one of its segment and there is room.
+    /// Adds data to a record, if it is the last record of its segment and there is room. Returns whether it has.
     pub fn extend(&self, id: RecordId, data: &[u8]) -> bool {
         let Some(cell) = self.cell(id) else { return false };
         let (place, length) = (cell.place.load(Relaxed) as usize, cell.length.load(Relaxed) as usize);
@@ -245,7 +245,7 @@ impl Log {
         Piece { memory: Rc::clone(&self.memory), at: bytes_of(id) + place + skip, length: length - skip }
     }
 
-    /// Writing the data failed: only that is remembered.
+    /// Records that writing the data has failed. The record keeps only the error.
     pub fn fail(&self, id: RecordId, error: Errno) {
         if let Some(cell) = self.cell(id) {
             cell.offset.store(error.raw_os_error().cast_unsigned().into(), Relaxed);
@@ -270,7 +270,7 @@ impl Log {
         self.sequence.get()
     }
 
-    /// Gives memory back, if nothing is in the log; whether that is so.
+    /// Gives memory back to the kernel, if the log is empty. Returns whether it is.
     pub fn return_memory(&self) -> bool {
         let mut segments = self.segments.borrow_mut();
         let is_empty = segments.iter().all(|segment| segment.used == 0);
@@ -345,7 +345,7 @@ impl AsRef<[u8]> for Piece {
     }
 }
 
-/// More than any podfs makes.
+/// Most segments of a log that this program reads. No version of podfs makes so many.
 const MOST_SEGMENTS: usize = 4096;
 
 /// The offset of the data of a record's segment in the log.

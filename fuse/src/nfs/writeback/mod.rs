@@ -59,17 +59,17 @@ pub struct FileKey {
 /// The server's answer to a WRITE.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct WriteResult {
-    /// Bytes that it took.
+    /// The number of bytes that the server took.
     pub count: u32,
-    /// Whether they are on disk.
+    /// Whether the bytes are on disk.
     pub stable: bool,
-    /// Its verifier.
+    /// The server's verifier.
     pub verifier: Verifier,
 }
 
 /// The destination of accepted data.
 pub trait Store: 'static {
-    /// Writes at `offset`; on disk before it is answered, if `stable`.
+    /// Writes at `offset`. With `stable`, the data is on disk before the server answers.
     ///
     /// # Errors
     /// The server's error, or an error if the server does not answer.
@@ -93,14 +93,14 @@ pub trait Store: 'static {
 pub struct WriteParameters {
     /// Most bytes of one write.
     pub wsize: usize,
-    /// Each write is on disk before it is answered (`sync`, `noac`).
+    /// Each write is on the server's disk before podfs answers it (`sync`, `noac`).
     pub stable: bool,
 }
 
 /// Most WRITEs in flight at once.
 const IN_FLIGHT: usize = 16;
 /// The time for which the log must be empty before it gives memory back.
-const COOLS_AFTER: Duration = Duration::from_secs(1);
+const MEMORY_RETURN_DELAY: Duration = Duration::from_secs(1);
 
 /// Accepted data that the server has not committed yet.
 pub struct Writeback<S: Store> {
@@ -110,9 +110,9 @@ pub struct Writeback<S: Store> {
 struct Inner<S: Store> {
     log: Log,
     store: S,
-    manner: WriteParameters,
+    parameters: WriteParameters,
     state: RefCell<WritebackState>,
-    /// Something was freed.
+    /// Notifies that the log has freed records.
     room: Notify,
     /// A task waits for the log to have been empty for a while.
     returning_memory: Cell<bool>,
@@ -126,15 +126,15 @@ struct WritebackState {
 }
 
 impl<S: Store> Writeback<S> {
-    /// Writes what is accepted to `store`, through `log`. The `inherited` content of the log is sent again. Runs on the
-    /// [`LocalSet`](tokio::task::LocalSet) it is called on.
-    pub fn new(log: Log, inherited: Vec<InheritedRecord>, store: S, manner: WriteParameters) -> Self {
-        let wsize = manner.wsize.clamp(1, SEGMENT);
+    /// Writes accepted data to `store`, through `log`. podfs sends the `inherited` records of the log again. Runs on the
+    /// [`LocalSet`](tokio::task::LocalSet) of the caller.
+    pub fn new(log: Log, inherited: Vec<InheritedRecord>, store: S, parameters: WriteParameters) -> Self {
+        let wsize = parameters.wsize.clamp(1, SEGMENT);
         let state = RefCell::new(WritebackState::of(inherited));
         let inner = Inner {
             log,
             store,
-            manner: WriteParameters { wsize, ..manner },
+            parameters: WriteParameters { wsize, ..parameters },
             state,
             room: Notify::new(),
             returning_memory: Cell::default(),
@@ -144,20 +144,21 @@ impl<S: Store> Writeback<S> {
         Self { inner }
     }
 
-    /// Accepts data. What a dead server had accepted and not answered for is accepted once more, which changes nothing.
+    /// Accepts data. Data that a dead server had accepted without an answer is accepted once more, which changes nothing.
     ///
     /// # Errors
-    /// The error of an earlier write to the file, if no call has returned it yet; in stable manner, the error of this one.
+    /// The error of an earlier write to the file, if no write has returned it yet. If the writes are stable, or an earlier one
+    /// has failed, also the error of this one.
     pub async fn write(&self, file: FileKey, offset: u64, data: &[u8]) -> Result<(), Errno> {
         let inner = &self.inner;
-        let mut careful = inner.manner.stable;
+        let mut waits_for_disk = inner.parameters.stable;
         if let Some(known) = inner.state.borrow_mut().files.get_mut(&file.node) {
             known.error_for_writer()?;
-            careful |= known.has_failure();
+            waits_for_disk |= known.has_failure();
         }
         let mut done = 0;
         while done < data.len() {
-            let part = &data[done..data.len().min(done + inner.manner.wsize)];
+            let part = &data[done..data.len().min(done + inner.parameters.wsize)];
             let target = WriteTarget { node: file.node, open: file.open, offset: offset + done as u64 };
             while !inner.accept(target, part) {
                 let freed = inner.room.notified();
@@ -167,7 +168,7 @@ impl<S: Store> Writeback<S> {
             done += part.len();
         }
         inner.pump(file.node);
-        if careful {
+        if waits_for_disk {
             self.wait(file.node, WaitGoal::Flushed).await;
             let mut state = inner.state.borrow_mut();
             state.files.get_mut(&file.node).map_or(Ok(()), FileRecords::error_for_writer)?;
@@ -175,23 +176,23 @@ impl<S: Store> Writeback<S> {
         Ok(())
     }
 
-    /// Waits until the server has all that was accepted so far of a file, on disk or not. Errors are left for a flush.
+    /// Waits until the server has all data that was accepted so far for a file, on disk or not. A later flush returns errors.
     pub async fn settle(&self, node: NodeId) {
         self.wait(node, WaitGoal::Settled).await;
     }
 
-    /// Waits until all that was accepted so far of a file is on disk. Errors are left for a flush.
+    /// Waits until all data that was accepted so far for a file is on disk. A later flush returns errors.
     pub async fn settle_on_disk(&self, node: NodeId) {
         self.wait(node, WaitGoal::Flushed).await;
     }
 
-    /// Waits until all that was accepted so far of a file is on disk.
+    /// Waits until all data that was accepted so far for a file is on disk.
     ///
     /// # Errors
     /// The error of a write since the last flush.
     pub async fn flush(&self, node: NodeId) -> Result<(), Errno> {
         self.wait(node, WaitGoal::Flushed).await;
-        self.inner.tell(node)
+        self.inner.take_failure(node)
     }
 
     /// Whether there is data of a file that is not committed, or an error that no call has returned.
@@ -220,14 +221,14 @@ impl<S: Store> Writeback<S> {
         }
     }
 
-    /// Waits until that holds for all that was accepted before the call.
-    async fn wait(&self, node: NodeId, until: WaitGoal) {
+    /// Waits until the goal is reached for all data that was accepted before the call.
+    async fn wait(&self, node: NodeId, goal: WaitGoal) {
         let last = self.inner.state.borrow().files.get(&node).and_then(FileRecords::last_sequence);
         let Some(last) = last else { return };
         loop {
             let changed = match self.inner.state.borrow_mut().files.get_mut(&node) {
-                Some(file) if !until.holds(file, last) => {
-                    if until == WaitGoal::Flushed {
+                Some(file) if !goal.is_reached(file, last) => {
+                    if goal == WaitGoal::Flushed {
                         file.want(last);
                     }
                     file.changed().notified_owned()
@@ -250,12 +251,14 @@ impl<S: Store> AsFd for Writeback<S> {
 /// The goal of a wait.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum WaitGoal {
+    /// The server has taken the data.
     Settled,
+    /// The data is on the server's disk.
     Flushed,
 }
 
 impl WaitGoal {
-    fn holds(self, file: &FileRecords, last: u64) -> bool {
+    fn is_reached(self, file: &FileRecords, last: u64) -> bool {
         match self {
             Self::Settled => file.is_settled(last),
             Self::Flushed => file.is_flushed(last),
@@ -264,12 +267,12 @@ impl WaitGoal {
 }
 
 impl<S: Store> Inner<S> {
-    /// Puts data into the log. False without room.
+    /// Puts data into the log. Returns `false` without room.
     fn accept(&self, target: WriteTarget, data: &[u8]) -> bool {
         let mut state = self.state.borrow_mut();
         let file = state.files.entry(target.node).or_default();
         let (key, length) = (FileKey { node: target.node, open: target.open }, data.len() as u64);
-        if let Some(record) = file.growing(key, target.offset, length, self.manner.wsize as u64)
+        if let Some(record) = file.growing(key, target.offset, length, self.parameters.wsize as u64)
             && self.log.extend(record.id, data)
         {
             record.length += length;
@@ -283,9 +286,9 @@ impl<S: Store> Inner<S> {
         true
     }
 
-    /// Begins what can be begun for a file.
+    /// Starts all calls that can be started for a file.
     fn pump(self: &Rc<Self>, node: NodeId) {
-        let full = self.manner.wsize as u64;
+        let full = self.parameters.wsize as u64;
         loop {
             let mut state = self.state.borrow_mut();
             let may_write = state.in_flight < IN_FLIGHT;
@@ -305,13 +308,13 @@ impl<S: Store> Inner<S> {
         }
     }
 
-    /// Starts the next steps of all files.
+    /// Starts all calls that can be started for any file.
     fn pump_all(self: &Rc<Self>) {
         let nodes: Vec<_> = self.state.borrow().files.keys().copied().collect();
         nodes.into_iter().for_each(|node| self.pump(node));
     }
 
-    /// Makes room.
+    /// Starts to commit all files, to make room in the log.
     fn commit_all(self: &Rc<Self>) {
         for file in self.state.borrow_mut().files.values_mut() {
             let last = file.last_sequence();
@@ -322,27 +325,27 @@ impl<S: Store> Inner<S> {
 
     async fn send(self: Rc<Self>, record: PendingWrite, skip: u64, stable: bool) {
         let piece = self.log.piece(record.id, skip as usize);
-        let said = self.store.write(record.key, record.offset + skip, piece, stable || self.manner.stable).await;
+        let answer = self.store.write(record.key, record.offset + skip, piece, stable || self.parameters.stable).await;
         let node = record.key.node;
         let outcome = {
             let mut state = self.state.borrow_mut();
             state.in_flight -= 1;
             let enough = self.log.capacity() as u64 / 4;
             state.files.get_mut(&node).map(|file| {
-                let outcome = file.sent(record.id, said);
+                let outcome = file.sent(record.id, answer);
                 file.want_if_more(enough);
                 outcome
             })
         };
         self.settle(outcome.unwrap_or_default());
-        // The place that became free may be for another file.
+        // Another file may have waited because too many WRITEs were in flight.
         self.pump(node);
         self.pump_all();
     }
 
     async fn commit(self: Rc<Self>, key: FileKey) {
-        let said = self.store.commit(key).await;
-        let outcome = self.state.borrow_mut().files.get_mut(&key.node).map(|file| file.committed(said));
+        let answer = self.store.commit(key).await;
+        let outcome = self.state.borrow_mut().files.get_mut(&key.node).map(|file| file.committed(answer));
         self.settle(outcome.unwrap_or_default());
         self.pump(key.node);
     }
@@ -371,12 +374,12 @@ impl<S: Store> Inner<S> {
             }
             accepted = now;
             drop(inner);
-            sleep(COOLS_AFTER).await;
+            sleep(MEMORY_RETURN_DELAY).await;
         }
     }
 
-    /// Returns the error that a flush must report.
-    fn tell(self: &Rc<Self>, node: NodeId) -> Result<(), Errno> {
+    /// Returns the error of an earlier write to a flush, once.
+    fn take_failure(self: &Rc<Self>, node: NodeId) -> Result<(), Errno> {
         let mut state = self.state.borrow_mut();
         let failure = state.files.get_mut(&node).and_then(FileRecords::take_failure);
         state.drop_if_empty(node);

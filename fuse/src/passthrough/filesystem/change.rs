@@ -17,7 +17,7 @@ use super::super::acting::acting_for;
 use super::super::attributes::{attr, attributes_of, bytes_taken, kind};
 use super::super::descriptor::{proc_path, reopen};
 use super::super::mounts::SourceMounts;
-use super::super::node::Node;
+use super::super::node::{Node, is_special};
 use super::super::usage::{QuotaLock, QuotaUsage};
 use super::look::attribute_name;
 use super::{PassthroughFilesystem, component, outcome, silly};
@@ -28,7 +28,7 @@ use crate::session::{Answer, Caller, Exchange, Filesystem, NodeId};
 const SETUID: u32 = 0o4000;
 const SETGID: u32 = 0o2000;
 const GROUP_EXECUTE: u32 = 0o010;
-/// The bits of SETATTR that stand for a change.
+/// The bits of SETATTR that ask for a change.
 const CHANGES: u32 = fattr::MODE | fattr::UID | fattr::GID | fattr::SIZE | fattr::ATIME | fattr::MTIME;
 
 impl PassthroughFilesystem {
@@ -98,11 +98,15 @@ impl PassthroughFilesystem {
         let directory = self.directory(parent)?;
         let name = component(name)?;
         self.reopen_before_removal(&directory, parent, name);
-        let going = self.going(&directory, parent, name);
-        exchange.begin(going.as_ref().map_or(0, LastNameRemoval::note));
+        let removal = self.last_name_removal(&directory, parent, name);
+        // Volumes without special files are spared a system call for each file.
+        let has_special = self.nodes.has_special_files();
+        let held = has_special.then(|| self.hold_before_removal(&directory, parent, name)).flatten();
+        exchange.begin(removal.as_ref().map_or(0, LastNameRemoval::note));
         let unlinked = unlinkat(&*directory, name, AtFlags::empty());
-        outcome::success_if_done(unlinked, Errno::NOENT, exchange, |_| true)?;
-        self.discharge(going, exchange);
+        outcome::success_if_done(unlinked, Errno::NOENT, exchange, |_| true)
+            .inspect_err(|_| held.iter().for_each(|node| node.let_go()))?;
+        self.discharge(removal, exchange);
         self.name_removed();
         Ok(Answer::Done)
     }
@@ -115,37 +119,48 @@ impl PassthroughFilesystem {
     ) -> Result<Answer, Errno> {
         let directory = self.directory(parent)?;
         let name = component(name)?;
-        let going = self.going(&directory, parent, name);
-        // It may be the working directory of a process, which still gets its attributes, from a successor too.
-        let held = self.hold_directory(&directory, parent, name);
-        exchange.begin(going.as_ref().map_or(0, LastNameRemoval::note));
+        let removal = self.last_name_removal(&directory, parent, name);
+        // The directory may be the working directory of a process, which still gets its attributes, also from a successor.
+        let held = self.hold_before_removal(&directory, parent, name);
+        exchange.begin(removal.as_ref().map_or(0, LastNameRemoval::note));
         let removed = match self.options.remote {
             Some(_) => silly::remove_directory(&*directory, name, sleep),
             None => unlinkat(&*directory, name, AtFlags::REMOVEDIR),
         };
         outcome::success_if_done(removed, Errno::NOENT, exchange, |_| true)
             .inspect_err(|_| held.iter().for_each(|node| node.let_go()))?;
-        self.discharge(going, exchange);
+        self.discharge(removal, exchange);
         self.name_removed();
         Ok(Answer::Done)
     }
 
-    /// Keeps a descriptor of a directory whose name is about to go; returns its node, if the node had none before.
-    fn hold_directory(&self, directory: &OwnedFd, parent: &Arc<Node>, name: &OsStr) -> Option<Arc<Node>> {
+    /// Keeps a descriptor of the file or directory `name`, which is about to be removed, until the kernel forgets it. Returns its
+    /// node.
+    ///
+    /// Does so for directories, and for special files that lose their last name: the kernel opens these without the server, and
+    /// asks for their attributes while a process has them open.
+    fn hold_before_removal(&self, directory: &OwnedFd, parent: &Arc<Node>, name: &OsStr) -> Option<Arc<Node>> {
+        let needs_descriptor = |node: &Arc<Node>| node.kind == FileType::Directory || is_special(node.kind);
         let known = || {
             let name = CString::new(name.as_bytes()).ok()?;
             let node = self.nodes.find(&SourceMounts::identity_of_name(parent, directory.as_fd(), &name)?)?;
-            let opened = self.open_directories().pop(&node.id)?;
-            Some((node, Arc::into_inner(opened.file)?))
+            needs_descriptor(&node).then_some(node)
         };
         let named = || {
-            let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::DIRECTORY | OFlags::CLOEXEC;
+            let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
             let removed = openat(directory, name, flags, Mode::empty()).ok()?;
             let (identity, _) = self.mounts.identify(removed.as_fd(), Some(parent)).ok()?;
             Some((self.nodes.find(&identity)?, removed))
         };
-        let (node, removed) = if self.is_remote() { named() } else { known().or_else(named) }?;
-        if node.kind != FileType::Directory || node.held().is_some() {
+        let opened = |node: Arc<Node>| {
+            let opened = self.open_directories().pop(&node.id)?;
+            Some((node, Arc::into_inner(opened.file)?))
+        };
+        let is_identified = !self.is_remote() && parent.handle().is_some();
+        let (node, removed) = if is_identified { opened(known()?).or_else(named) } else { named() }?;
+        let has_other_name =
+            || is_special(node.kind) && attributes_of(removed.as_fd()).is_ok_and(|found| found.stx_nlink > 1);
+        if !needs_descriptor(&node) || node.held().is_some() || has_other_name() {
             return None;
         }
         node.hold(removed, self.descriptors.take().ok()?);
@@ -166,25 +181,32 @@ impl PassthroughFilesystem {
         if replaces {
             self.reopen_before_removal(&to, new_parent, new_name);
         }
-        let going = if replaces { self.going(&to, new_parent, new_name) } else { None };
-        if going.is_none() && parent.id != new_parent.id {
+        let removal = if replaces { self.last_name_removal(&to, new_parent, new_name) } else { None };
+        // If a dead server has executed the request, the new name leads to the moved file, which keeps its name.
+        let removal = removal.filter(|found| exchange.earlier().is_none_or(|begun| begun.note == found.note()));
+        if removal.is_none() && parent.id != new_parent.id {
             self.check_room(exchange, |account| account.check_not_exceeded())?;
         }
-        // These leave something under the old name, so that alone does not tell whether it was done.
+        // The dead server of a request that was begun has kept the descriptor already.
+        let may_hold = replaces && !self.is_remote() && exchange.earlier().is_none();
+        let held = may_hold.then(|| self.hold_before_removal(&to, new_parent, new_name)).flatten();
+        // With these flags there is a file under the old name afterwards, too. Its inode number shows whether a dead server has
+        // executed the request.
         if flags.intersects(RenameFlags::EXCHANGE | RenameFlags::WHITEOUT) {
-            let there = outcome::number_of(&from, name).unwrap_or(0);
-            exchange.begin(there);
-            if exchange.earlier().is_some_and(|begun| begun.note != there) {
+            let number = outcome::number_of(&from, name).unwrap_or(0);
+            exchange.begin(number);
+            if exchange.earlier().is_some_and(|begun| begun.note != number) {
                 return Ok(Answer::Done);
             }
         } else {
-            exchange.begin(going.as_ref().map_or(0, LastNameRemoval::note));
+            exchange.begin(removal.as_ref().map_or(0, LastNameRemoval::note));
         }
         let renamed = renameat_with(&*from, name, &*to, new_name, flags);
-        let done = |_| outcome::number_of(&from, name).is_none() && outcome::number_of(&to, new_name).is_some();
-        let renamed = outcome::success_if_done(renamed, Errno::NOENT, exchange, done);
-        outcome::success_if_done(renamed, Errno::EXIST, exchange, done)?;
-        self.discharge(going, exchange);
+        let is_moved = |_| outcome::number_of(&from, name).is_none() && outcome::number_of(&to, new_name).is_some();
+        let renamed = outcome::success_if_done(renamed, Errno::NOENT, exchange, is_moved);
+        outcome::success_if_done(renamed, Errno::EXIST, exchange, is_moved)
+            .inspect_err(|_| held.iter().for_each(|node| node.let_go()))?;
+        self.discharge(removal, exchange);
         self.name_removed();
         self.settle(new_parent, to.as_fd());
         Ok(Answer::Done)
@@ -198,15 +220,15 @@ impl PassthroughFilesystem {
     ) -> Result<Answer, Errno> {
         let valid = arguments.valid;
         let file = self.descriptor(node)?;
-        // A SETATTR that changes nothing comes before a write that the kernel does by itself.
-        // For a change of owner the source does it by itself.
+        // The kernel sends a SETATTR that changes nothing before it writes by itself. When the owner changes, the source removes
+        // setuid and setgid by itself.
         let hidden = node.mount.restrictions().nosuid && valid & fattr::SIZE != 0;
         let killed = valid & (fattr::KILL_SUIDGID | fattr::SIZE) == fattr::KILL_SUIDGID | fattr::SIZE;
         if valid & CHANGES == 0 || killed || hidden {
             take_privileges(file.as_fd(), caller)?;
         }
         if valid & fattr::MODE != 0 {
-            // The kernel has checked that the caller may set it.
+            // The kernel has checked that the caller may set this mode.
             let mode = Mode::from_raw_mode(arguments.mode & 0o7777);
             match self.open_descriptor(node) {
                 Some(file) => fchmod(file, mode)?,
@@ -258,10 +280,10 @@ impl PassthroughFilesystem {
         if flags.contains(XattrFlags::CREATE) {
             exchange.begin(0);
         }
-        // From here to the charge no other request takes the room.
+        // The lock keeps other requests from taking the room until this one is charged.
         let mut account = self.usage.as_ref().map(QuotaUsage::lock);
         if let Some(account) = account.as_mut().filter(|_| exchange.earlier().is_none()) {
-            let grows = getxattr_query(&path, &name).map_or(true, |there| value.len() > there);
+            let grows = getxattr_query(&path, &name).map_or(true, |before| value.len() > before);
             if grows {
                 self.ask(account, |account| account.check_room_for_attribute(value.len()))?;
             }
@@ -329,8 +351,8 @@ impl PassthroughFilesystem {
         }
     }
 
-    /// Fails a request that makes something grow for which there is no room. A request that a dead server may have executed
-    /// already is let through.
+    /// Fails if there is no room for what the request makes. Does not check a request that a dead server may have executed
+    /// already.
     pub(super) fn check_room(
         &self,
         exchange: &Exchange<'_>,
@@ -342,18 +364,18 @@ impl PassthroughFilesystem {
         }
     }
 
-    /// Asks the account for room, and once more if the root directory has kept blocks that nothing uses.
+    /// Calls `check` on the account. If there is no room, makes unused blocks of the root directory free, and checks again.
     pub(super) fn ask<T>(
         &self,
         account: &mut QuotaLock<'_>,
-        ask: impl Fn(&QuotaLock<'_>) -> Result<T, Errno>,
+        check: impl Fn(&QuotaLock<'_>) -> Result<T, Errno>,
     ) -> Result<T, Errno> {
-        let asked = ask(account);
-        let root = if matches!(asked, Err(Errno::NOSPC)) { self.nodes.get(NodeId::ROOT) } else { None };
+        let checked = check(account);
+        let root = if matches!(checked, Err(Errno::NOSPC)) { self.nodes.get(NodeId::ROOT) } else { None };
         let freed = root.is_some_and(|root| {
             root.held().is_some_and(|directory| account.free_blocks_of_root(&root, directory.as_fd()))
         });
-        if freed { ask(account) } else { asked }
+        if freed { check(account) } else { checked }
     }
 
     fn name_removed(&self) {
@@ -362,8 +384,8 @@ impl PassthroughFilesystem {
         }
     }
 
-    /// The space that becomes free when `name` is removed, where the server counts.
-    fn going(&self, directory: &OwnedFd, parent: &Arc<Node>, name: &OsStr) -> Option<LastNameRemoval> {
+    /// The file that loses its last name when `name` is removed, in a volume with a limit.
+    fn last_name_removal(&self, directory: &OwnedFd, parent: &Arc<Node>, name: &OsStr) -> Option<LastNameRemoval> {
         self.usage.as_ref()?;
         let found = self.last_name_of(directory, name)?;
         let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
@@ -372,42 +394,44 @@ impl PassthroughFilesystem {
         Some(LastNameRemoval { node: self.nodes.find(&identity), bytes: bytes_taken(&found) })
     }
 
-    /// The name is gone. What was going is not known any more where a dead server has done it; then its note is.
-    fn discharge(&self, going: Option<LastNameRemoval>, exchange: &Exchange<'_>) {
+    /// Removes the charge of a file whose last name is gone. If a dead server has removed the name, there is no `removal`, but the
+    /// note of that server names the node.
+    fn discharge(&self, removal: Option<LastNameRemoval>, exchange: &Exchange<'_>) {
         let Some(usage) = &self.usage else { return };
         let earlier = || {
             let node = self.nodes.get(NodeId(exchange.earlier()?.note))?;
-            // A file that has no name and is not open is no file any more.
+            // A file that has no name and is not open does not exist any more.
             let gone = match self.descriptor(&node).and_then(|file| attributes_of(file.as_fd())) {
                 Ok(found) => found.stx_nlink == 0,
                 Err(errno) => errno == Errno::STALE,
             };
             gone.then_some(LastNameRemoval { node: Some(node), bytes: 0 })
         };
-        let Some(going) = going.or_else(earlier) else { return };
-        let Some(node) = going.node else { return usage.lock().give_back(going.bytes) };
+        let Some(removal) = removal.or_else(earlier) else { return };
+        let Some(node) = removal.node else { return usage.lock().give_back(removal.bytes) };
         match &*node.open() {
-            // Its bytes stay until its last open file is closed.
+            // The bytes of the file stay until its last open file is closed.
             Some(_) => node.set_nameless(true),
             None => usage.lock().discharge(&node),
         }
     }
 }
 
-/// Takes setuid and setgid off a file, because a caller without `CAP_FSETID` changes its content; the kernel decides that.
-/// Without group execute, setgid gives a program nothing: a caller of the file's group leaves it
+/// Removes setuid and setgid from a file, because a caller without `CAP_FSETID` changes its content; the kernel decides that.
+/// Without group execute, setgid has no effect on a program: it stays if the caller is in the file's group
 /// (`setattr_should_drop_sgid` of the kernel).
 pub(super) fn take_privileges(file: BorrowedFd<'_>, caller: Caller) -> Result<(), Errno> {
     let found = attributes_of(file)?;
     let mode = u32::from(found.stx_mode) & 0o7777;
     let setgid_stays = || mode & GROUP_EXECUTE == 0 && is_in_group(caller, found.stx_gid);
     let taken = if mode & SETGID != 0 && setgid_stays() { SETUID } else { SETUID | SETGID };
-    let left = mode & !taken;
-    if left == mode { Ok(()) } else { chmod(proc_path(file), Mode::from_raw_mode(left)) }
+    let remaining = mode & !taken;
+    if remaining == mode { Ok(()) } else { chmod(proc_path(file), Mode::from_raw_mode(remaining)) }
 }
 
 /// A file that loses its last name.
 struct LastNameRemoval {
+    /// `None` if the kernel does not know the file.
     node: Option<Arc<Node>>,
     bytes: u64,
 }

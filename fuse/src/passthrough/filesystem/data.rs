@@ -78,7 +78,7 @@ impl PassthroughFilesystem {
             // The process that makes a file may open it in ways that its mode forbids.
             openat(&*directory, name, flags.difference(OFlags::EXCL), Mode::empty())
         });
-        // Something else got the name meanwhile; the kernel looks again.
+        // A symbolic link got the name meanwhile. After `ESTALE` the kernel looks the name up again.
         let file = made.map_err(|errno| if errno == Errno::LOOP { Errno::STALE } else { errno })?;
         self.settle(parent, directory.as_fd());
         self.created(parent, file, taken, arguments.flags, exchange).map(|(_, answer)| answer)
@@ -124,14 +124,14 @@ impl PassthroughFilesystem {
         self.keep_open(&node, || reopen(file.as_fd(), OFlags::PATH))?;
         let open = self.files.add(exchange.number(), Arc::clone(&node), file, self.open_flags(flags), taken);
         let open = open.inspect_err(|_| self.forget(node.id, 1))?;
-        // An ACL that it inherits may take a block.
+        // An ACL that the file inherits may take a block.
         self.settle(&node, open.file()?.as_fd());
         let shared = self.share(&open, flags, false);
         let entry = self.validity.for_node(&node, &found).entry(node.id, attr(&found, &node.mount));
         Ok((node, Answer::Created(entry, shared)))
     }
 
-    /// A dead server has created a file and not answered. It had counted that the kernel knows its node.
+    /// The answer for a dead server that created a file and did not answer. That server has counted this answer in the node.
     fn created_earlier(&self, open: &Arc<OpenFile>, flags: u32) -> Result<Answer, Errno> {
         let found = attributes_of(open.file()?.as_fd())?;
         let shared = self.share(open, flags, true);
@@ -139,7 +139,7 @@ impl PassthroughFilesystem {
         Ok(Answer::Created(entry, shared))
     }
 
-    /// The number of what a dead server has opened for this very request, without an answer.
+    /// The handle that a dead server has opened for this very request, without an answer.
     pub(super) fn opened_earlier(&self, exchange: &Exchange<'_>) -> Option<HandleId> {
         if exchange.is_resent() { self.files.opened_for(exchange.number()) } else { None }
     }
@@ -147,7 +147,7 @@ impl PassthroughFilesystem {
     fn file_opened_earlier(&self, exchange: &Exchange<'_>) -> Option<Arc<OpenFile>> {
         let open = self.files.get(self.opened_earlier(exchange)?).ok()?;
         if open.file().is_err_and(|errno| errno == Errno::STALE) {
-            // It went with the dead server, and the caller never had it: another one is opened.
+            // The open file is gone with the dead server, and the caller never had it: this request opens the file anew.
             let _open = self.release(open.handle);
             return None;
         }
@@ -159,7 +159,7 @@ impl PassthroughFilesystem {
     fn open_flags(&self, flags: u32) -> OFlags {
         let kept = OFlags::RWMODE | OFlags::APPEND | OFlags::SYNC | OFlags::DSYNC | OFlags::NOATIME;
         let given = OFlags::from_bits_retain(flags);
-        // The kernel reads and writes as the caller opened it; then the source has to be able to.
+        // The kernel reads and writes the source with the caller's flags, so the open has to fail if the source cannot do that.
         let direct = if self.data_path == DataPath::Kernel { given & OFlags::DIRECT } else { OFlags::empty() };
         (given & kept) | direct | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC
     }
@@ -179,12 +179,12 @@ impl PassthroughFilesystem {
             shared.backing = open.file().ok().and_then(backing);
         }
         let access = flags & OFlags::RWMODE.bits();
-        // The kernel believes attributes that it has; under the lock, so that no other open is answered before.
+        // From now on the kernel must not use cached attributes. It drops them under the lock, before any other open is answered.
         if shared.backing.is_some() && access == OFlags::RDWR.bits() && open.node.set_mappable() {
-            // It may not know the node yet.
+            // The kernel may not know the node yet.
             let _ = self.notifier.drop_attributes(open.node.id);
         }
-        // A message less for each close.
+        // This saves a message for each close.
         let flush = if self.closes_silently(access, shared) { fopen::NOFLUSH } else { 0 };
         match &shared.backing {
             Some(backing) => OpenOut { fh, open_flags: fopen::PASSTHROUGH | flush, backing_id: backing.number() },
@@ -198,7 +198,7 @@ impl PassthroughFilesystem {
             // Before FLUSH the kernel writes back what callers stored through a mapping, and reports errors of that.
             return shared.backing.is_some() || access != OFlags::RDWR.bits();
         }
-        // `locks` says what it means for locks.
+        // `locks` says what this means for locks.
         access == OFlags::RDONLY.bits() && shared.locks.is_empty()
     }
 
@@ -236,13 +236,13 @@ impl PassthroughFilesystem {
         let mut data = data.get(..arguments.size as usize).ok_or(Errno::INVAL)?;
         // Data from the page cache belongs at its own offset, not at the end of the file.
         let cached = arguments.write_flags & WRITE_CACHE != 0;
-        let own = open.data()?;
-        let other;
+        let opened = open.data()?;
+        let reopened;
         let file = if cached && open.append {
-            other = Self::open_file_again(&open.node, OFlags::WRONLY | OFlags::NONBLOCK)?;
-            other.as_fd()
+            reopened = Self::open_file_again(&open.node, OFlags::WRONLY | OFlags::NONBLOCK)?;
+            reopened.as_fd()
         } else {
-            own.as_fd()
+            opened.as_fd()
         };
         let mut account = self.usage.as_ref().map(QuotaUsage::lock);
         if let Some(account) = &mut account {
@@ -281,8 +281,8 @@ impl PassthroughFilesystem {
         Ok(Answer::Done)
     }
 
-    /// Once a node that is not open any more has no mapping either, the kernel may believe its attributes again: those that
-    /// come with its next lookup.
+    /// Makes the kernel forget a node that is not open any more, once it has no mapping either. The kernel may cache the attributes
+    /// that come with the node's next lookup again.
     pub(super) fn prune(&self, node: &Arc<Node>) {
         if node.is_mappable() && node.open().is_none() {
             self.pruner.prune_soon(node.id);
@@ -304,7 +304,7 @@ impl PassthroughFilesystem {
         let frees = FallocateFlags::PUNCH_HOLE | FallocateFlags::COLLAPSE_RANGE | FallocateFlags::INSERT_RANGE;
         let mut account = self.usage.as_ref().map(QuotaUsage::lock);
         if let Some(account) = account.as_mut().filter(|_| !flags.intersects(frees)) {
-            // All or nothing.
+            // fallocate(2) allocates the whole range or nothing.
             let (target, offset, length) = (file.as_fd(), arguments.offset, arguments.length);
             let all = |account: &QuotaLock<'_>| match account.room_for(target, offset, length)? {
                 most if most < length => Err(Errno::NOSPC),
@@ -350,7 +350,7 @@ impl PassthroughFilesystem {
     }
 }
 
-/// Writes at the end of `file`, which is opened for that, unless a dead server has done it.
+/// Writes at the end of `file`, which is open with `O_APPEND`, unless a dead server has done that.
 fn append(file: BorrowedFd<'_>, data: &[u8], exchange: &Exchange<'_>) -> Result<usize, Errno> {
     if let Some(written) = exchange.earlier().and_then(|begun| outcome::appended(file, data, begun.note)) {
         return Ok(written);

@@ -1,14 +1,14 @@
 //! File handles of callers (`open_by_handle_at(2)`).
 //!
-//! The kernel makes a handle of a node's number. When it has forgotten the node, it asks for it by that number, as the name `.`
-//! (`FUSE_EXPORT_SUPPORT`). For a directory it also asks for the name `..`, up to a directory that it knows, and finds each
+//! The kernel makes a handle from a node's number. When it has forgotten the node, it looks up the name `.` in the node with that
+//! number (`FUSE_EXPORT_SUPPORT`). For a directory it also looks up the name `..`, up to a directory that it knows, and finds each
 //! name in a listing.
 //!
-//! The number of a node that the volume does not have is `ESTALE`; [`Nodes`](super::super::nodes::Nodes) says how long it has
-//! one. So a caller opens nothing by a handle that was not looked up in this volume before.
+//! A lookup in a node that the volume does not have fails with `ESTALE`; [`Nodes`](super::super::nodes::Nodes) says how long the
+//! volume has a node. So by a handle, a caller opens only files that were looked up in this volume before.
 //!
-//! A directory that was moved out of the source still opens by its handle, but `..` of it is outside. So `..` is answered only
-//! with a directory from which `..` leads to the source.
+//! A directory that was moved out of the source still opens by its handle, but its `..` is outside of the source. So the server
+//! answers `..` only with a directory from which `..` leads to the source.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
@@ -26,7 +26,7 @@ const LEVELS: usize = 2048;
 const UP: OFlags = OFlags::PATH.union(OFlags::DIRECTORY).union(OFlags::CLOEXEC);
 
 impl PassthroughFilesystem {
-    /// Answers with the node whose number the kernel has from a handle.
+    /// Answers with `node` itself, whose number the kernel has from a handle.
     pub(super) fn look_up_itself(&self, node: &Arc<Node>) -> Result<Answer, Errno> {
         let (found, entry) = self.enter(Self::open_file_again(node, OFlags::PATH)?, node, false)?;
         if found.id != node.id {

@@ -32,7 +32,7 @@ impl PassthroughFilesystem {
         Ok(Answer::Open(OpenOut { fh, open_flags: always | may_cache, backing_id: 0 }))
     }
 
-    /// Gives its number, and the flags with which the kernel caches its listing.
+    /// Opens a directory. Returns its handle, and the `FOPEN_*` flags for the kernel's cache of its listing.
     fn new_directory(&self, node: &Arc<Node>, exchange: &Exchange<'_>) -> Result<(HandleId, u32), Errno> {
         let taken = self.place(exchange)?;
         let directory = self.open_to_read(node)?;
@@ -56,7 +56,7 @@ impl PassthroughFilesystem {
         self.cached_listings.as_ref().filter(|_| node.mount.is_of_source())
     }
 
-    /// A descriptor through which its entries can be read, and synced.
+    /// A descriptor through which the entries of `node` can be read, and synced.
     fn open_to_read(&self, node: &Arc<Node>) -> Result<OwnedFd, Errno> {
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
         openat(&*self.directory(node)?, c".", flags, Mode::empty())
@@ -129,7 +129,7 @@ impl PassthroughFilesystem {
         Ok(Answer::Buffer)
     }
 
-    /// Lets `read` continue the listing that a request means. `read` learns whether the entries come with their attributes, and
+    /// Lets `read` continue the listing that a request names. `read` gets whether the entries come with their attributes, and
     /// returns whether it found any.
     fn continue_listing(
         &self,
@@ -199,7 +199,7 @@ impl PassthroughFilesystem {
         Some(found)
     }
 
-    /// The inode number of a listed file. The directory above the source is hidden.
+    /// The inode number of a listed file. `..` of the root has the root's number, because the volume hides the directory above.
     fn shown_ino(&self, node: &Node, directory: BorrowedFd<'_>, entry: DirectoryEntry<'_>) -> u64 {
         let above = node.id == NodeId::ROOT && entry.name == "..";
         let own = if above { rustix::fs::fstat(directory).ok().map(|found| found.st_ino) } else { None };

@@ -52,18 +52,18 @@ impl PassthroughFilesystem {
         wait: bool,
         exchange: &Exchange<'_>,
     ) -> Result<Answer, Errno> {
-        let wish = LockRequest::parse(arguments)?;
+        let lock_request = LockRequest::parse(arguments)?;
         let (region, locked, owner) = (Arc::clone(&self.region), Arc::clone(node), arguments.owner);
-        let record = move |wish| {
+        let record = move |lock_request| {
             let holder = Holder { region: &region, node: locked.id, owner };
-            locked.open().as_mut().map_or(Ok(()), |open| open.locks.record(holder, wish))
+            locked.open().as_mut().map_or(Ok(()), |open| open.locks.record(holder, lock_request))
         };
         let description = {
             let mut open = node.open();
             let open = open.as_mut().ok_or(Errno::BADF)?;
             self.restore_locks(open);
             let OpenNode { locks, files, .. } = &mut **open;
-            if wish.is_unlock() {
+            if lock_request.is_unlock() {
                 match locks.existing(owner)? {
                     Some(description) => description,
                     None => return Ok(Answer::Done),
@@ -74,14 +74,14 @@ impl PassthroughFilesystem {
                 locks.description(&self.region, node.id, arguments, open)?
             }
         };
-        if wish.is_unlock() {
-            record(wish)?;
+        if lock_request.is_unlock() {
+            record(lock_request)?;
+            return lock_request.try_on(&description).map(|()| Answer::Done);
         }
-        match wish.try_on(&description) {
-            Ok(()) if wish.is_unlock() => Ok(Answer::Done),
-            Ok(()) => record(wish).inspect_err(|_| wish.undo_on(&description)).map(|()| Answer::Done),
+        match lock_request.try_on(&description).and_then(|()| record(lock_request)) {
+            Ok(()) => Ok(Answer::Done),
             Err(Errno::AGAIN | Errno::ACCESS) if wait => {
-                let started = self.waits.start(wish, description, record, exchange.defer());
+                let started = self.waits.start(lock_request, description, record, exchange.defer());
                 started.inspect_err(|_| self.warn_of_lock_waits())?;
                 Ok(Answer::Later)
             }
@@ -90,7 +90,7 @@ impl PassthroughFilesystem {
     }
 
     fn warn_of_lock_waits(&self) {
-        if !self.waits_met.swap(true, Ordering::Relaxed) {
+        if !self.are_waits_reported.swap(true, Ordering::Relaxed) {
             let volume = self.options.name.as_str();
             tracing::warn!(
                 volume,

@@ -32,7 +32,7 @@ impl PassthroughFilesystem {
         Ok(Answer::Entry(entry))
     }
 
-    /// Finds a name, and answers with its node. What was just `made` is charged with nothing yet.
+    /// Finds a name, and answers with its node. A file that the request has just `made` is not charged yet.
     pub(super) fn find(&self, parent: &Arc<Node>, name: &OsStr, made: bool) -> Result<(Arc<Node>, EntryOut), Errno> {
         self.find_in(self.directory(parent)?.as_fd(), parent, component(name)?, made)
     }
@@ -169,7 +169,7 @@ impl PassthroughFilesystem {
         }
     }
 
-    /// The bytes that `name` takes in `directory` if it is the last name of its file: what goes with it.
+    /// The attributes of the file `name` in `directory`, if that is the file's last name: the file goes with the name.
     pub(super) fn last_name_of(&self, directory: impl AsFd, name: &OsStr) -> Option<rustix::fs::Statx> {
         let flags = AtFlags::SYMLINK_NOFOLLOW;
         let found = statx(directory, name, flags, rustix::fs::StatxFlags::BASIC_STATS).ok()?;
@@ -177,8 +177,8 @@ impl PassthroughFilesystem {
     }
 }
 
-/// The kernel asks for ACLs to check permissions. Where the source knows of none, as NFS 4 does, there are none: with any
-/// other error the kernel would refuse everything that an ACL could allow.
+/// The kernel asks for ACLs to check permissions. A source that does not support them, as NFS 4, has none: with any error but
+/// `ENODATA` the kernel would refuse everything that an ACL could allow.
 fn no_acl(name: &CStr, errno: Errno) -> Errno {
     if errno == Errno::OPNOTSUPP && name.to_bytes().starts_with(b"system.posix_acl_") { Errno::NODATA } else { errno }
 }
@@ -188,7 +188,7 @@ pub(super) fn attribute_name(name: &OsStr) -> Result<CString, Errno> {
     CString::new(name.as_bytes()).map_err(|_| Errno::INVAL)
 }
 
-/// A caller without room wants to know how much it takes.
+/// The answer to a caller that gives no room, because it asks for the size.
 fn size_alone(length: usize) -> Result<Answer, Errno> {
     Ok(Answer::XattrSize(u32::try_from(length).map_err(|_| Errno::TOOBIG)?))
 }

@@ -14,12 +14,12 @@
 //! | REMOVEXATTR | there is no such attribute | it is removed |
 //! | WRITE at the end | the data begins where the file ended before | it is written |
 //!
-//! Why the successor takes no other file for its own: the kernel locks a directory from before it asks until it has the answer,
-//! so no process changes the name in between through this mount. A process that makes the same change on the source in this
-//! moment, with the caller's own uid, is mistaken for the dead server.
+//! Why the successor takes no other file for the one that the dead server made: the kernel locks a directory from before it sends
+//! the request until it has the answer, so no process changes the name in between through this mount. If a process makes the same
+//! change on the source in this moment, with the caller's own uid, the successor takes it for the dead server's change.
 //!
-//! All other requests are done again, because that changes nothing: what they set has the same value afterwards. A lock is taken
-//! on the same description, which already has it.
+//! The successor executes all other requests again, because that changes nothing: what they set has the same value afterwards. It
+//! takes a lock on the same description, which already has that lock.
 
 use std::ffi::{CString, OsStr};
 use std::os::fd::{AsFd, BorrowedFd};
@@ -32,7 +32,7 @@ use super::super::descriptor::reopen;
 use crate::region::BegunRequest;
 use crate::session::{Caller, Exchange};
 
-/// Success where `outcome` fails with `sign` because a dead server has `done` it.
+/// Success if `outcome` failed with the errno `sign`, and `done` finds that a dead server has executed the request.
 ///
 /// # Errors
 /// Those of `outcome`.
@@ -60,13 +60,13 @@ pub fn made_for(directory: impl AsFd, name: &OsStr, begun: BegunRequest, caller:
     let found = look(directory.as_fd(), name)?;
     let home = attributes_of(directory.as_fd()).ok()?;
     // New files in a setgid directory have its group.
-    let group = found.stx_gid == caller.gid || (home.stx_mode & SETGID != 0 && found.stx_gid == home.stx_gid);
+    let has_group = found.stx_gid == caller.gid || (home.stx_mode & SETGID != 0 && found.stx_gid == home.stx_gid);
     let has_birth = found.stx_mask & StatxFlags::BTIME.bits() != 0;
     let made = if has_birth { found.stx_btime } else { found.stx_ctime };
-    // A source that counts whole seconds cuts off the rest.
+    // A source whose times are whole seconds cuts off the fraction.
     let nanoseconds = if made.tv_nsec == 0 { 999_999_999 } else { i64::from(made.tv_nsec) };
-    let since = (made.tv_sec, nanoseconds) >= (begun.at.tv_sec, begun.at.tv_nsec);
-    (since && group && found.stx_uid == caller.uid).then_some(found)
+    let is_later = (made.tv_sec, nanoseconds) >= (begun.at.tv_sec, begun.at.tv_nsec);
+    (is_later && has_group && found.stx_uid == caller.uid).then_some(found)
 }
 
 /// Whether `name` leads to the file that `file` is open on.

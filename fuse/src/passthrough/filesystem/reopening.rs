@@ -21,11 +21,11 @@ use super::super::open_node::OpenNode;
 use super::PassthroughFilesystem;
 
 impl PassthroughFilesystem {
-    /// Starts to reopen, in the background.
+    /// Starts the thread that reopens all open files, if some must be reopened.
     pub fn start_reopening(self: &Arc<Self>) {
         if self.is_reopening.load(Ordering::Relaxed) {
             let filesystem = Arc::clone(self);
-            // Without the thread, each is reopened when it is used.
+            // Without the thread, each open file is reopened when a request uses it.
             let _started = thread::Builder::new().name("reopen".to_owned()).spawn(move || filesystem.reopen_all());
         }
     }
@@ -51,14 +51,14 @@ impl PassthroughFilesystem {
         }
     }
 
-    /// As [`Self::restore_locks`]. Opens without the lock of the node, for which others may wait.
+    /// As [`Self::restore_locks`]. Opens the descriptions without the lock on the node's open files, for which requests may wait.
     fn restore_locks_of(&self, open: &OpenFile) {
         let owners = open.node.open().as_ref().map_or(0, |shared| shared.locks.to_be_restored());
         let descriptions = (0..owners).map(|_| for_locking(&*open.file()?));
         let mut descriptions: Vec<_> = descriptions.collect();
         if let Some(shared) = &mut *open.node.open() {
-            // More descriptors may be needed by now; another request opens them.
-            self.report(shared.restore_locks(|| descriptions.pop().unwrap_or(Err(Errno::NFILE))));
+            // More descriptions may be needed by now: then another request opens them.
+            self.warn_of_lost_locks(shared.restore_locks(|| descriptions.pop().unwrap_or(Err(Errno::NFILE))));
         }
     }
 
@@ -66,11 +66,11 @@ impl PassthroughFilesystem {
     pub(super) fn restore_locks(&self, shared: &mut OpenNode) {
         if shared.locks.to_be_restored() > 0 {
             let file = shared.file();
-            self.report(shared.restore_locks(|| for_locking(&*file.clone()?)));
+            self.warn_of_lost_locks(shared.restore_locks(|| for_locking(&*file.clone()?)));
         }
     }
 
-    fn report(&self, lost: usize) {
+    fn warn_of_lost_locks(&self, lost: usize) {
         if lost > 0 {
             let volume = self.options.name.as_str();
             tracing::warn!(
@@ -81,7 +81,7 @@ impl PassthroughFilesystem {
         }
     }
 
-    /// Frees the space of a file without a name, if the file is gone.
+    /// Removes the charge of a file that is gone. A file that has a name keeps its charge.
     fn discharge_gone(&self, node: &Node) {
         if let (true, Some(usage)) = (node.is_nameless(), &self.usage) {
             usage.lock().discharge(node);

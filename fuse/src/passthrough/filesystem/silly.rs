@@ -14,7 +14,7 @@ use rustix::io::Errno;
 
 use super::super::listing::SourceListing;
 
-/// The pauses between attempts. A second in all: the files may as well be open for long.
+/// The pauses between attempts. They are a second in all, not more, because the files may stay open for long.
 const PAUSES: [Duration; 7] = [
     Duration::from_millis(10),
     Duration::from_millis(20),
@@ -25,7 +25,7 @@ const PAUSES: [Duration; 7] = [
     Duration::from_millis(370),
 ];
 
-/// Removes the directory `name`. While it has only files that will go, waits for them.
+/// Removes the directory `name`. While it holds only files that the NFS client removes when they are closed, waits for that.
 ///
 /// # Errors
 /// As with `rmdir(2)`.
@@ -37,7 +37,9 @@ pub(super) fn remove_directory(
     let remove = || unlinkat(&directory, name, AtFlags::REMOVEDIR);
     let mut removed = remove();
     for pause in PAUSES {
-        if !matches!(removed, Err(Errno::NOTEMPTY | Errno::EXIST)) || !is_all_to_go(&directory, name).unwrap_or(false) {
+        if !matches!(removed, Err(Errno::NOTEMPTY | Errno::EXIST))
+            || !holds_only_removed_files(&directory, name).unwrap_or(false)
+        {
             break;
         }
         wait(pause);
@@ -47,18 +49,18 @@ pub(super) fn remove_directory(
 }
 
 /// Whether the directory `name` holds only `.nfs*` files, which the NFS client removes when they are closed.
-fn is_all_to_go(directory: impl AsFd, name: &OsStr) -> Result<bool, Errno> {
+fn holds_only_removed_files(directory: impl AsFd, name: &OsStr) -> Result<bool, Errno> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let mut listing = SourceListing::new(openat(directory, name, flags, Mode::empty())?);
     let mut all = true;
     listing.read(0, |_, entry| {
-        all &= is_to_go(entry.name);
+        all &= is_removed_file(entry.name);
         Ok(all)
     })?;
     Ok(all)
 }
 
-fn is_to_go(name: &OsStr) -> bool {
+fn is_removed_file(name: &OsStr) -> bool {
     matches!(name.as_bytes(), b"." | b"..") || name.as_bytes().starts_with(b".nfs")
 }
 
@@ -76,7 +78,7 @@ mod tests {
         directory
     }
 
-    /// Removes `sub`; gives how long it was waited besides. At each wait, `act` is called with the number of the wait.
+    /// Removes `sub`. Returns the result, and the sum of all pauses. At each pause, `act` gets the number of the pause.
     fn remove(directory: &tempfile::TempDir, mut act: impl FnMut(usize)) -> (Result<(), Errno>, Duration) {
         let (mut count, mut waited) = (0, Duration::ZERO);
         let wait = |pause| {

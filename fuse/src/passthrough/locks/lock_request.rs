@@ -24,7 +24,7 @@ impl LockRequest {
     /// The lock that the request asks for.
     ///
     /// # Errors
-    /// `EINVAL` for a kind of lock that there is not.
+    /// `EINVAL` for an unknown kind of lock.
     pub fn parse(arguments: &LkIn) -> Result<LockRequest, Errno> {
         let kind = arguments.lk.typ.cast_signed();
         if arguments.lk_flags & LK_FLOCK == 0 {
@@ -47,12 +47,17 @@ impl LockRequest {
         }
     }
 
-    /// The lock call that releases it.
+    /// The request that releases this lock.
     pub(super) fn undone(self) -> Self {
         match self {
             LockRequest::Whole(_) => LockRequest::Whole(FlockOperation::Unlock),
             LockRequest::Range(range) => LockRequest::Range(FileLock { typ: libc::F_UNLCK.cast_unsigned(), ..range }),
         }
+    }
+
+    /// The request that releases all locks of a range.
+    pub(super) fn unlock_all() -> Self {
+        LockRequest::Range(FileLock { start: 0, end: TO_THE_END, typ: libc::F_UNLCK.cast_unsigned(), pid: 0 })
     }
 
     /// Releases a lock that was granted, but could not be recorded or reported to the kernel.

@@ -1,7 +1,8 @@
 //! The locks of an owner, in cells of the region, so that a successor can take the same locks again when no process has the owner's
 //! description any more.
 //!
-//! 1. A lock is recorded when it is granted, before its caller gets the answer. *Killed before:* the caller asks again.
+//! 1. A lock is recorded when it is granted, before its caller gets the answer. *Killed before:* the kernel sends the request
+//!    again.
 //! 2. An unlock is recorded before it is made. *Killed between:* the lock goes with its description, or the kernel sends the
 //!    unlock again.
 //! 3. Each change of a record stores one word, or makes or erases a cell.
@@ -99,12 +100,12 @@ impl FileLocks {
 
     /// Removes a range from the recorded locks.
     fn clear(&mut self, holder: Holder<'_>, start: u64, end: u64) -> Result<(), Errno> {
-        let mut rest = None;
+        let mut upper_part = None;
         for record in &self.0 {
             let (form, first, last) = parts(record);
             if is_range(form) && first < start && end < last {
                 // At most one lock contains the range and more on both sides: the locks of an owner do not overlap.
-                rest = Some(holder.record(form, end + 1, last)?);
+                upper_part = Some(holder.record(form, end + 1, last)?);
             }
         }
         self.0.retain(|record| {
@@ -119,11 +120,11 @@ impl FileLocks {
             }
             first < start || end < last
         });
-        self.0.extend(rest);
+        self.0.extend(upper_part);
         Ok(())
     }
 
-    /// The range is locked, of which nothing was.
+    /// Records a locked range, of which no byte is recorded yet.
     fn add(&mut self, holder: Holder<'_>, range: FileLock) -> Result<(), Errno> {
         // A caller that locks a file piece by piece has one lock.
         let before = self.0.iter().find(|record| {

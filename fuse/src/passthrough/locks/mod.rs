@@ -2,19 +2,21 @@
 //!
 //! A lock belongs to its *owner*, a number the kernel makes: of a process for `fcntl(2)` locks, of an open file for
 //! `flock(2)` and open-file-description locks. Each owner gets an open file description of its own on the source, on which the
-//! server takes the owner's locks, as open-file-description locks and by `flock(2)`. They conflict like the caller's
-//! own would:
+//! server takes the owner's locks, as open-file-description locks and by `flock(2)`. These locks conflict as locks of the caller
+//! itself would:
 //!
 //! 1. Two owners have two descriptions, so they exclude each other; one owner has one, so it never excludes itself.
 //! 2. A process gives up its `fcntl` locks when it closes any descriptor of the file. The kernel reports that with FLUSH, which
-//!    names the owner: the description is closed. A descriptor that only reads, and was opened when the file had no lock, is
-//!    closed without FLUSH, which makes reading a file cheap. Locks taken through it alone end with its RELEASE.
-//! 3. Locks that belong to an open file end with it. The kernel reports that with RELEASE: descriptions that only this open file
-//!    has locked through are closed.
+//!    names the owner: the server closes the owner's description. If another thread of the process waits for a lock on it, the
+//!    server unlocks the description instead, so the thread keeps the lock that it gets later. A descriptor that only reads, and
+//!    was opened when the file had no lock, is closed without FLUSH, which makes reading a file cheap. Locks taken through it
+//!    alone end with its RELEASE.
+//! 3. Locks that belong to an open file end with it. The kernel reports that with RELEASE: the server closes the descriptions on
+//!    which only callers of this open file have locked.
 //!
-//! A lock lives as long as its description, which a successor has too: a cell for each owner and open file names it,
-//! from before anything is locked on it. So every lock that is held is recorded, and an owner that asks again for a lock that it
-//! has gets it.
+//! A lock lives as long as its description, which a successor has too: a cell for each owner and open file names the description,
+//! and is complete before the server locks anything on it. So every lock that is held is recorded, and an owner that asks again
+//! for a lock that it has gets it.
 //!
 //! When the server and its keeper are killed, the descriptions and their locks are gone. The successor makes new
 //! descriptions and takes the locks that [`locked`] has recorded, before any other request of the volume may lock
@@ -65,12 +67,14 @@ pub struct NodeLocks {
 #[derive(Debug)]
 struct OwnerLocks {
     locked: FileLocks,
-    /// The open files it locked through. Dropped before the descriptor that they name is closed.
+    /// The cells of the open files through which the owner locked. Dropped before the descriptor that they name is closed.
     handles: HashMap<HandleId, OwnedCell<LockCell>>,
     description: OpenDescription,
     _taken: SharePlace,
     /// The process that locked last.
     pid: u32,
+    /// Whether the owner has given up its locks while a request used the description.
+    has_given_up: bool,
 }
 
 /// The open file description of an owner's locks.
@@ -78,9 +82,9 @@ struct OwnerLocks {
 enum OpenDescription {
     /// It is open.
     Open(Arc<OwnedFd>),
-    /// No process has it any more; [`NodeLocks::restore`] leads to one of the others.
+    /// No process has it any more; [`NodeLocks::restore`] changes it to `Open` or `Lost`.
     Gone,
-    /// Its locks are lost: another process has taken them meanwhile.
+    /// Its locks are lost: another process has locked the same ranges meanwhile.
     Lost,
 }
 
@@ -103,11 +107,11 @@ impl NodeLocks {
         &mut self,
         region: &Arc<Region>,
         node: NodeId,
-        asked: &LkIn,
+        arguments: &LkIn,
         open: impl FnOnce() -> Result<(OwnedFd, SharePlace), Errno>,
     ) -> Result<Arc<OwnedFd>, Errno> {
-        let pid = asked.lk.pid;
-        let locks = match self.by_owner.entry(asked.owner) {
+        let pid = arguments.lk.pid;
+        let locks = match self.by_owner.entry(arguments.owner) {
             Entry::Occupied(locks) => locks.into_mut(),
             Entry::Vacant(place) => {
                 let (description, taken) = open()?;
@@ -118,6 +122,7 @@ impl NodeLocks {
                     description,
                     _taken: taken,
                     pid,
+                    has_given_up: false,
                 })
             }
         };
@@ -125,14 +130,14 @@ impl NodeLocks {
         if pid != 0 {
             locks.pid = pid;
         }
-        match locks.handles.entry(asked.fh) {
+        match locks.handles.entry(arguments.fh) {
             Entry::Occupied(record) => record.get().pid.store(locks.pid, Release),
             Entry::Vacant(place) => {
                 let record = OwnedCell::new(region, |cell: &LockCell| {
                     cell.pid.store(locks.pid, Relaxed);
                     cell.node.store(node.0, Relaxed);
-                    cell.owner.store(asked.owner.0, Relaxed);
-                    cell.handle.store(asked.fh.0, Relaxed);
+                    cell.owner.store(arguments.owner.0, Relaxed);
+                    cell.handle.store(arguments.fh.0, Relaxed);
                     cell.descriptor.store(description.as_raw_fd().cast_unsigned(), Relaxed);
                 });
                 place.insert(record.map_err(no_memory)?);
@@ -141,7 +146,7 @@ impl NodeLocks {
         Ok(description)
     }
 
-    /// Takes in what a dead server's cell says. Calls `descriptor` once for each owner.
+    /// Takes over the cell of a dead server. Calls `descriptor` once for each owner.
     pub fn inherit(&mut self, record: OwnedCell<LockCell>, descriptor: impl FnOnce() -> (Option<OwnedFd>, SharePlace)) {
         let pid = record.pid.load(Relaxed);
         let locks = match self.by_owner.entry(LockOwner(record.owner.load(Relaxed))) {
@@ -151,8 +156,14 @@ impl NodeLocks {
                 self.to_be_restored |= description.is_none();
                 let description =
                     description.map_or(OpenDescription::Gone, |open| OpenDescription::Open(Arc::new(open)));
-                let locked = FileLocks::default();
-                place.insert(OwnerLocks { locked, handles: HashMap::new(), description, _taken: taken, pid })
+                place.insert(OwnerLocks {
+                    locked: FileLocks::default(),
+                    handles: HashMap::new(),
+                    description,
+                    _taken: taken,
+                    pid,
+                    has_given_up: false,
+                })
             }
         };
         if pid != 0 {
@@ -161,11 +172,11 @@ impl NodeLocks {
         locks.handles.insert(HandleId(record.handle.load(Relaxed)), record);
     }
 
-    /// Takes in a lock that a dead server has recorded; returns whether its owner is known.
+    /// Takes over a lock that a dead server has recorded; returns whether its owner is known.
     pub fn inherit_locked(&mut self, record: OwnedCell<HeldCell>) -> bool {
         let Some(locks) = self.by_owner.get_mut(&LockOwner(record.owner.load(Relaxed))) else { return false };
         locks.locked.inherit(record);
-        // Restoring then makes its open files fail.
+        // The next `restore` then reports the owner's open files, on which calls fail.
         self.to_be_restored |= locks.locked.is_lost();
         true
     }
@@ -176,8 +187,8 @@ impl NodeLocks {
         if self.to_be_restored { self.by_owner.values().filter(gone).count() } else { 0 }
     }
 
-    /// Locks again what was locked on descriptions that no process has any more; `open` makes new ones. Gives the open files
-    /// whose locks are lost.
+    /// Takes the locks again that were on descriptions which no process has any more; `open` makes new descriptions. Returns the
+    /// open files whose locks are lost.
     pub fn restore(&mut self, mut open: impl FnMut() -> Result<OwnedFd, Errno>) -> Vec<HandleId> {
         let mut lost = Vec::new();
         if !std::mem::take(&mut self.to_be_restored) {
@@ -192,7 +203,7 @@ impl NodeLocks {
                         locks.description = OpenDescription::Open(Arc::new(open));
                     }
                     // The owner holds no lock, or a later attempt may succeed.
-                    Err(errno) if locks.locked.is_empty() || is_passing(errno) => self.to_be_restored = true,
+                    Err(errno) if locks.locked.is_empty() || is_temporary(errno) => self.to_be_restored = true,
                     Err(_) => locks.locked.lose(),
                 }
             }
@@ -204,13 +215,22 @@ impl NodeLocks {
         lost
     }
 
-    /// Records that `lock_request` was granted to an owner, or that it unlocks something.
+    /// Records that `lock_request` was granted to an owner, or that it unlocks something. If this fails, the owner has no such
+    /// lock.
     ///
     /// # Errors
-    /// When there is no memory.
+    /// When there is no memory. `EAGAIN` if the owner has given up the lock meanwhile, and another process has it now.
     pub fn record(&mut self, holder: Holder<'_>, lock_request: LockRequest) -> Result<(), Errno> {
-        // An owner that has given up its locks meanwhile has no description.
-        self.by_owner.get_mut(&holder.owner).map_or(Ok(()), |locks| locks.locked.record(holder, lock_request))
+        let Some(locks) = self.by_owner.get_mut(&holder.owner) else { return Ok(()) };
+        if lock_request.is_unlock() {
+            return locks.locked.record(holder, lock_request);
+        }
+        let description = locks.description.get()?;
+        if locks.has_given_up {
+            // The owner may have given up its locks after this one was granted.
+            lock_request.try_on(&description)?;
+        }
+        locks.locked.record(holder, lock_request).inspect_err(|_| lock_request.undo_on(&description))
     }
 
     /// The description that `owner` has locked on, if it has.
@@ -226,14 +246,28 @@ impl NodeLocks {
         self.by_owner.is_empty()
     }
 
-    /// `owner` gives up all it has locked.
+    /// `owner` gives up all its `fcntl` locks.
     ///
     /// # Errors
     /// `EIO` when its locks are lost.
     pub fn give_up(&mut self, owner: LockOwner) -> Result<(), Errno> {
-        match self.by_owner.remove(&owner) {
-            Some(OwnerLocks { description: OpenDescription::Lost, .. }) => Err(Errno::IO),
-            _ => Ok(()),
+        let Entry::Occupied(mut entry) = self.by_owner.entry(owner) else { return Ok(()) };
+        let locks = entry.get_mut();
+        match &locks.description {
+            // A request gets the description under the lock on this table, so no other request begins to use it now.
+            OpenDescription::Open(description) if Arc::strong_count(description) > 1 => {
+                locks.locked = FileLocks::default();
+                locks.has_given_up = true;
+                LockRequest::unlock_all().try_on(description)
+            }
+            OpenDescription::Lost => {
+                entry.remove();
+                Err(Errno::IO)
+            }
+            _ => {
+                entry.remove();
+                Ok(())
+            }
         }
     }
 
@@ -242,26 +276,27 @@ impl NodeLocks {
         self.by_owner.retain(|_, locks| locks.handles.remove(&handle).is_none() || !locks.handles.is_empty());
     }
 
-    /// The process that holds a lock of this node, if it can only be one: not the asking owner's.
+    /// The process that holds a lock on this node, if only one owner beside `asking` has locks.
     pub fn holder(&self, asking: LockOwner) -> Option<u32> {
-        let mut others = self.by_owner.iter().filter(|(owner, _)| **owner != asking);
+        let has_lock = |(owner, locks): &(&LockOwner, &OwnerLocks)| **owner != asking && !locks.locked.is_empty();
+        let mut others = self.by_owner.iter().filter(has_lock);
         let (_, only) = others.next()?;
         others.next().is_none().then_some(only.pid)
     }
 }
 
-/// A new open file description to lock on, open for as much as the source allows: a lock for writing needs one that
-/// is open for writing (`fcntl(2)`), and the kernel has checked that the caller's is.
+/// A new open file description to lock on, open for writing if the source allows that: a write lock needs a description that is
+/// open for writing (`fcntl(2)`). The kernel has checked that the caller's description is.
 ///
 /// # Errors
-/// `ENOLCK` when the source does not open, and those that pass.
+/// A temporary error of `open(2)` as it is; `ENOLCK` for any other.
 pub fn for_locking(file: &OwnedFd) -> Result<OwnedFd, Errno> {
     reopen(file.as_fd(), OFlags::RDWR | OFlags::NONBLOCK)
         .or_else(|_| reopen(file.as_fd(), OFlags::RDONLY | OFlags::NONBLOCK))
-        .map_err(|errno| if is_passing(errno) { errno } else { Errno::NOLCK })
+        .map_err(|errno| if is_temporary(errno) { errno } else { Errno::NOLCK })
 }
 
 /// Whether the failed call may succeed a moment later.
-fn is_passing(errno: Errno) -> bool {
+fn is_temporary(errno: Errno) -> bool {
     matches!(errno, Errno::MFILE | Errno::NFILE | Errno::NOMEM | Errno::INTR)
 }

@@ -1,5 +1,5 @@
 //! Callers that wait for a lock: one thread each, which waits in the kernel. The wait ends with the lock, or when the kernel
-//! interrupts the caller: [`LockWaits::interrupt`] sends the thread signals until it has noticed.
+//! interrupts the caller: [`LockWaits::interrupt`] sends the thread signals until the wait has ended.
 
 use std::collections::{HashMap, VecDeque};
 use std::io;
@@ -18,7 +18,7 @@ use crate::session::{Answer, DeferredAnswer};
 
 /// Sent to threads that wait for a lock.
 const WAKE: Signal = Signal::SIGUSR1;
-/// Interrupts that came before the wait they are for.
+/// The most interrupts to remember that came before their waits.
 const REMEMBERED: usize = 64;
 
 /// The waits of a volume.
@@ -50,7 +50,8 @@ struct WaitProgress {
 }
 
 impl LockWaits {
-    /// Waits for a lock on a thread of its own, has `record` record it, and answers from there.
+    /// Waits for a lock on a thread of its own, has `record` record it, and answers from there. Waits again if `record` fails with
+    /// `EAGAIN`.
     ///
     /// # Errors
     /// `ENOLCK` when [`WAITS`] callers wait already, or no thread can be started.
@@ -65,9 +66,7 @@ impl LockWaits {
         let wait = self.register(unique)?;
         let waits = Arc::clone(self);
         let work = move || {
-            let outcome = wait
-                .run(lock_request, &description)
-                .and_then(|()| record(lock_request).inspect_err(|_| lock_request.undo_on(&description)));
+            let outcome = wait.run(lock_request, &description, &record);
             waits.lock().waits.remove(&unique);
             let locked = outcome.is_ok();
             if answer.send(outcome.map(|()| Answer::Done)).is_err() && locked {
@@ -90,7 +89,7 @@ impl LockWaits {
             match table.waits.get(&unique) {
                 Some(wait) => Arc::clone(wait),
                 None => {
-                    // The wait may be about to begin; or the request is of another kind, and was not to be interrupted.
+                    // The wait may be about to begin. Or the request is of another kind, which no interrupt ends.
                     if table.early.len() == REMEMBERED {
                         table.early.pop_front();
                     }
@@ -120,15 +119,25 @@ impl LockWaits {
 }
 
 impl Wait {
-    fn run(&self, lock_request: LockRequest, description: &OwnedFd) -> Result<(), Errno> {
+    fn run(
+        &self,
+        lock_request: LockRequest,
+        description: &OwnedFd,
+        record: impl Fn(LockRequest) -> Result<(), Errno>,
+    ) -> Result<(), Errno> {
         self.progress().thread = Some(pthread_self());
         let outcome = loop {
             if self.progress().interrupted {
                 break Err(Errno::INTR);
             }
             match lock_request.wait_on(description) {
-                Err(Errno::INTR) => {}
-                outcome => break outcome,
+                Err(Errno::INTR) => continue,
+                Err(errno) => break Err(errno),
+                Ok(()) => {}
+            }
+            match record(lock_request) {
+                Err(Errno::AGAIN) => {}
+                recorded => break recorded,
             }
         };
         let mut progress = self.progress();

@@ -22,7 +22,7 @@ struct Rig {
 }
 
 impl Rig {
-    /// None where file handles do not tell inode numbers.
+    /// `None` if the file handles of the file system do not contain inode numbers.
     fn new(path: &Path) -> Option<Self> {
         let region = Arc::new(Region::create(VolumeKind::Passthrough).expect("a region"));
         let table = Arc::new(MountTable::open().expect("the mount table"));
@@ -63,7 +63,7 @@ fn a_name_leads_to_the_node_that_its_open_file_has() {
     symlink("file", at("symlink")).expect("a link");
     fs::create_dir(at("directory")).expect("a directory");
     let Some(rig) = Rig::new(base.path()) else { return };
-    for (name, kind_of_it) in [
+    for (name, expected_kind) in [
         (c"file", FileType::RegularFile),
         (c"link", FileType::RegularFile),
         (c"symlink", FileType::Symlink),
@@ -76,7 +76,7 @@ fn a_name_leads_to_the_node_that_its_open_file_has() {
             Some(identity),
             "{name:?}"
         );
-        assert_eq!(kind(&found), kind_of_it, "{name:?}");
+        assert_eq!(kind(&found), expected_kind, "{name:?}");
         let number = fs::symlink_metadata(at(name.to_str().expect("text"))).expect("attributes").ino();
         assert_eq!(found.stx_ino, number, "{name:?}");
     }
@@ -129,4 +129,14 @@ fn a_name_that_another_mount_covers_is_not_used() {
         assert_eq!(rig.by_name(name, || {}).expect("there is one").map(|(identity, _)| identity), None, "{name:?}");
         assert_eq!(SourceMounts::identity_of_name(&rig.root(), rig.directory.as_fd(), name), None, "{name:?}");
     }
+}
+
+#[test]
+fn a_mount_that_two_requests_reach_at_once_is_one_mount() {
+    let base = tempfile::tempdir().expect("a directory");
+    let Some(rig) = Rig::new(base.path()) else { return };
+    let root = rig.root();
+    let added = || rig.mounts.add(12345, None, Restrictions::default(), Some(&root)).expect("a mount");
+    let (first, second) = (added(), added());
+    assert!(Arc::ptr_eq(&first, &second));
 }

@@ -6,14 +6,14 @@ use rustix::io::pwrite;
 
 use super::*;
 
-/// A region of a volume with a few nodes, as a server leaves it that is not killed.
+/// A copy of the region of a volume with a few nodes, as a killed server left it.
 fn left_behind() -> (Rig, Arc<Region>) {
     let rig = Rig::limited(1 << 20);
     let files: Vec<_> = (0..4).map(|n| File::create(rig.at(&format!("file-{n}"))).expect("a file")).collect();
     std::fs::read_dir(rig.at("")).expect("a directory").for_each(drop);
     rig.kill();
     let copy = copy_of(&rig.region);
-    // A server has to answer when they are closed.
+    // When the files are closed, the kernel needs a server that answers.
     rig.succeed();
     drop(files);
     (rig, copy)
@@ -35,7 +35,7 @@ fn region_of(bytes: &[u8]) -> Arc<Region> {
     Arc::new(Region::adopt(file).expect("a region"))
 }
 
-/// Goes on with `region`, when no process has any of its descriptors.
+/// Loads the volume of `region` as if no process had any of its descriptors.
 fn load_alone(
     region: &Arc<Region>,
     source: Option<OwnedFd>,

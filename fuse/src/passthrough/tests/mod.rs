@@ -1,5 +1,5 @@
 //! Servers that are killed, and their successors: real mounts, real processes. This program, started again, is the
-//! server; what a successor needs of its descriptors, a keeper has.
+//! server. A keeper has the descriptors that a successor needs.
 
 mod garbage;
 mod outcomes;
@@ -127,14 +127,14 @@ impl Rig {
 }
 
 impl TestServer {
-    /// Starts one, which waits.
+    /// Starts a server, which waits.
     fn start(options: &PassthroughOptions, keeper: Option<i32>, descriptors: [BorrowedFd<'_>; 3]) -> Self {
         let (process, channel) = Process::start(&ServerTask { keeper, options: options.clone() }, descriptors);
         channel.set_read_timeout(Some(TIMEOUT)).expect("a socket");
         Self { process, channel, keeper: 0 }
     }
 
-    /// Lets it serve. None if it does not get ready.
+    /// Lets the server serve. `None` if it does not get ready.
     fn begin(mut self) -> Option<Self> {
         self.channel.write_all(b"go\n").ok()?;
         let mut lines = BufReader::new(&self.channel).lines().map_while(Result::ok);
@@ -143,7 +143,7 @@ impl TestServer {
     }
 }
 
-/// No test: what a started server does.
+/// Not a test: the program of a started server.
 #[test]
 fn serving() {
     let Some(ServerTask { keeper: last, options }) = ServerTask::of_this_process() else { return };

@@ -31,10 +31,10 @@ impl<T: Send + 'static> Caught<T> {
         Self::try_to_catch(rig, name, call).expect("the call makes its request")
     }
 
-    /// As [`Self::catch`]. Nothing if the kernel had forgotten a name that the call needs, so that it ended with the answer about
+    /// As [`Self::catch`]. `None` if the kernel had forgotten a name that the call needs, so that it ended with the answer about
     /// that name: another process may drop the kernel's caches at any moment.
     fn try_to_catch(rig: &Rig, name: &str, call: impl FnOnce() -> T + Send + 'static) -> Option<Self> {
-        // The kernel asks for no attributes then.
+        // With these attributes cached, the kernel does not ask for them during the call.
         fs::metadata(rig.at("")).expect("attributes");
         rig.kill();
         let device = rig.device();
@@ -82,7 +82,7 @@ impl<T: Send + 'static> Caught<T> {
     }
 }
 
-/// Tries a call whose request was begun, once executed and once not.
+/// Tries a call whose request a dead server had begun: once executed, and once not.
 fn executed_or_not(
     name: &str,
     prepare: impl Fn(&Rig),
@@ -199,7 +199,7 @@ fn a_file_is_removed_once_and_its_space_is_free() {
         fs::write(rig.at("old"), vec![1; 100_000]).expect("written");
         fs::metadata(rig.at("old")).expect("the kernel knows it");
     };
-    // The file has the last number that was given.
+    // The file's node has the last number that the server gave.
     let number = |rig: &Rig| rig.region.header().counters.next_node.load(std::sync::atomic::Ordering::Relaxed) - 1;
     let execute = |rig: &Rig| fs::remove_file(rig.source.join("old")).expect("removed");
     executed_or_not("UNLINK", prepare, number, execute, call, |rig| {
@@ -225,14 +225,24 @@ fn a_file_is_renamed_once() {
         let (old, new) = (rig.at("old"), rig.at("new"));
         Box::new(move || fs::rename(old, new)) as Box<_>
     };
+    // Both files take whole blocks, so that a wrong charge shows.
     let prepare = |rig: &Rig| {
-        put(rig, "old", "text");
-        put(rig, "new", "replaced");
+        fs::write(rig.at("old"), vec![1; 8 << 10]).expect("written");
+        fs::write(rig.at("new"), vec![2; 100 << 10]).expect("written");
+        File::open(rig.at("old")).and_then(|file| file.sync_all()).expect("its blocks are there");
+        for name in ["old", "new"] {
+            fs::metadata(rig.at(name)).expect("the kernel knows it");
+        }
     };
+    // The node of the file that is replaced has the last number that the server gave.
+    let number = |rig: &Rig| rig.region.header().counters.next_node.load(std::sync::atomic::Ordering::Relaxed) - 1;
     let execute = |rig: &Rig| fs::rename(rig.source.join("old"), rig.source.join("new")).expect("renamed");
-    executed_or_not("RENAME", prepare, zero, execute, call, |rig| {
-        assert_eq!(text(rig, "new"), "text");
+    executed_or_not("RENAME", prepare, number, execute, call, |rig| {
+        let found = fs::metadata(rig.source.join("new")).expect("attributes");
+        assert_eq!(found.len(), 8 << 10);
         assert!(!rig.source.join("old").exists());
+        let used = rig.region.header().counters.used.load(std::sync::atomic::Ordering::Relaxed);
+        assert_eq!(used, found.blocks() * 512, "the volume is charged with the file that has the name");
     });
 }
 
@@ -256,8 +266,8 @@ fn rename_with(flags: rustix::fs::RenameFlags) {
     };
     executed_or_not("RENAME", prepare, number, execute, call, |rig| {
         assert_eq!(text(rig, "new"), "first");
-        let left = fs::read_to_string(rig.source.join("old")).ok();
-        assert_eq!(left.as_deref(), exchange.then_some("second"));
+        let old = fs::read_to_string(rig.source.join("old")).ok();
+        assert_eq!(old.as_deref(), exchange.then_some("second"));
     });
 }
 

@@ -1,10 +1,10 @@
-//! Starts servers for tests, which have files of mounts open and so cannot do it themselves.
+//! Starts servers for tests, which have files of mounts open and so cannot start servers themselves.
 //!
-//! A process that is started has copies of its parent's descriptors until it executes its program. That closes them, and
-//! the kernel tells each file's server (FLUSH) and waits for the answer. Where that server is dead, it waits for a
-//! successor: the one that is being started, or one that another test of this process cannot start because it, too, waits.
-//! So one process starts them all. It is this program again, started before the first mount is served, and opens no
-//! file of any.
+//! A process that is started has copies of its parent's descriptors until it executes its program. The execution closes them, and
+//! the kernel sends FLUSH to each file's server and waits for the answer. If that server is dead, the kernel waits for its
+//! successor: the server that is being started, or one that another test of this process cannot start because it waits, too.
+//! So one process starts all servers. It is this program again, started before the first mount is served, and opens no
+//! file of any mount.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
@@ -32,7 +32,7 @@ const DESCRIPTORS: usize = 3;
 /// The task of a server.
 #[derive(Serialize, Deserialize)]
 pub struct ServerTask {
-    /// The process that keeps its predecessor's descriptors, if there was one.
+    /// The process that keeps the predecessor's descriptors, if the server has a predecessor.
     pub keeper: Option<i32>,
     /// The options of the volume.
     pub options: PassthroughOptions,
@@ -53,7 +53,7 @@ pub struct Process {
 }
 
 impl Process {
-    /// Starts a server. Gives the other end of its channel, too.
+    /// Starts a server. Returns the process, and this side's end of the channel.
     pub fn start(order: &ServerTask, descriptors: [BorrowedFd<'_>; DESCRIPTORS]) -> (Self, UnixStream) {
         static ONE: LazyLock<Mutex<Spawner>> = LazyLock::new(|| Mutex::new(Spawner::start()));
         let (ours, theirs) = UnixStream::pair().expect("a socket pair");
@@ -65,7 +65,7 @@ impl Process {
         (Self { watch }, ours)
     }
 
-    /// Kills it, and waits until it is dead.
+    /// Kills the process, and waits until it is dead.
     pub fn kill(&self) {
         // An error means that the process has ended by itself.
         let _ = pidfd_send_signal(&self.watch, Signal::KILL);
@@ -101,7 +101,7 @@ impl Spawner {
     }
 }
 
-/// No test: what the spawner does.
+/// Not a test: the program of the spawner.
 #[test]
 fn spawning() {
     if std::env::var_os(SPAWNER).is_none() {

@@ -57,8 +57,8 @@ fn names_come_and_go() {
             fs::remove_dir(at("directory"))
         });
         for caller in 0..CALLERS {
-            let left = fs::read_dir(rig.source.join(caller.to_string())).expect("a directory").count();
-            assert_eq!(left, 0, "all that was made was removed");
+            let count = fs::read_dir(rig.source.join(caller.to_string())).expect("a directory").count();
+            assert_eq!(count, 0, "all that was made was removed");
         }
     }
 }

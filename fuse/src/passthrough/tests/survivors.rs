@@ -2,7 +2,7 @@
 
 use std::fs::{self, OpenOptions};
 use std::io::{Read, Seek, SeekFrom, Write};
-use std::os::unix::fs::{FileExt, MetadataExt};
+use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt};
 
 use rustix::fs::OFlags;
 
@@ -161,7 +161,7 @@ fn a_wait_for_a_lock_continues_and_ends_with_the_lock() {
     let (ours, theirs) = (open(), open());
     let ours = Flock::lock(ours, FlockArg::LockExclusive).map_err(|(_, errno)| errno).expect("locked");
     let waiter = std::thread::spawn(move || Flock::lock(theirs, FlockArg::LockExclusive).map(drop).map_err(|_| ()));
-    // It waits as soon as the region says so.
+    // When the region has the wait, the caller waits.
     while rig.region.waits().all().next().is_none() {
         std::thread::yield_now();
     }
@@ -169,6 +169,92 @@ fn a_wait_for_a_lock_continues_and_ends_with_the_lock() {
     assert!(!waiter.is_finished());
     drop(ours);
     waiter.join().expect("no panic").expect("locked");
+}
+
+/// Tries to lock `file`, which another owner than that of the process's `fcntl` locks.
+fn lock_apart(file: &File, kind: libc::c_int) -> nix::Result<()> {
+    use nix::fcntl::{FcntlArg, fcntl};
+    // SAFETY: zeroes are a lock on the whole file.
+    let lock = libc::flock { l_type: kind as libc::c_short, ..unsafe { std::mem::zeroed() } };
+    fcntl(file, FcntlArg::F_OFD_SETLK(&lock)).map(drop)
+}
+
+#[test]
+fn a_thread_keeps_the_lock_for_which_it_waited_while_its_process_closed_the_file_elsewhere() {
+    use nix::fcntl::{FcntlArg, fcntl};
+    for takeover in [false, true] {
+        let rig = Rig::unlimited();
+        fs::write(rig.source.join("file"), "").expect("written");
+        let open = || OpenOptions::new().read(true).write(true).open(rig.at("file")).expect("a file");
+        let (theirs, ours, elsewhere) = (open(), open(), open());
+        lock_apart(&theirs, libc::F_WRLCK).expect("it is free");
+        let waiter = std::thread::spawn(move || {
+            // SAFETY: as above.
+            let lock = libc::flock { l_type: libc::F_WRLCK as libc::c_short, ..unsafe { std::mem::zeroed() } };
+            fcntl(&ours, FcntlArg::F_SETLKW(&lock)).map(|_| ours)
+        });
+        while rig.region.waits().all().next().is_none() {
+            std::thread::yield_now();
+        }
+        drop(elsewhere);
+        if takeover {
+            rig.kill_and_succeed();
+        }
+        lock_apart(&theirs, libc::F_UNLCK).expect("unlocked");
+        let ours = waiter.join().expect("no panic").expect("locked");
+        assert_eq!(lock_apart(&theirs, libc::F_WRLCK), Err(nix::errno::Errno::EAGAIN), "takeover: {takeover}");
+        if takeover {
+            rig.kill_and_succeed();
+            assert_eq!(lock_apart(&theirs, libc::F_WRLCK), Err(nix::errno::Errno::EAGAIN), "its successor has it, too");
+        }
+        // The process closes a descriptor of the file. The keeper of a dead server holds the lock a moment longer.
+        drop(open());
+        while lock_apart(&theirs, libc::F_WRLCK).is_err() {
+            assert!(takeover, "the lock is given up");
+            std::thread::yield_now();
+        }
+        drop(ours);
+    }
+}
+
+#[test]
+fn a_removed_special_file_stays_for_processes_that_have_it_open() {
+    use rustix::fs::{CWD, FileType, Mode, mknodat};
+    let rig = Rig::unlimited();
+    for replaced in [false, true] {
+        let made = rig.at("fifo");
+        mknodat(CWD, &made, FileType::Fifo, Mode::RUSR | Mode::WUSR, 0).expect("a FIFO");
+        let inside = OpenOptions::new().read(true).write(true).open(&made).expect("it is open on both ends");
+        if replaced {
+            fs::write(rig.at("other"), "").expect("written");
+            fs::rename(rig.at("other"), &made).expect("renamed");
+        } else {
+            fs::remove_file(&made).expect("removed");
+        }
+        assert_eq!(inside.metadata().expect("attributes").nlink(), 0);
+        rig.kill_and_succeed();
+        assert_eq!(inside.metadata().expect("attributes").nlink(), 0);
+        inside.set_permissions(fs::Permissions::from_mode(0o640)).expect("a mode");
+        assert_eq!(inside.metadata().expect("attributes").mode() & 0o777, 0o640);
+        if replaced {
+            fs::remove_file(&made).expect("removed");
+        }
+    }
+}
+
+#[test]
+fn a_directory_that_a_rename_replaces_stays_for_processes_inside_it() {
+    let rig = Rig::unlimited();
+    for name in ["old", "new"] {
+        fs::create_dir(rig.at(name)).expect("a directory");
+    }
+    // As a working directory: the server does not open it.
+    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let inside = File::from(rustix::fs::open(rig.at("new"), flags, rustix::fs::Mode::empty()).expect("a directory"));
+    fs::rename(rig.at("old"), rig.at("new")).expect("renamed");
+    // The server keeps the last directories open, but not for a successor.
+    rig.kill_and_succeed();
+    assert_eq!(inside.metadata().expect("attributes").nlink(), 0);
 }
 
 #[test]

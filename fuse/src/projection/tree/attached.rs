@@ -95,9 +95,9 @@ impl AttachedGeneration {
 
     /// Subtracts `count` references of the kernel to a node.
     pub(super) fn forget(&self, index: Index, count: u64) {
-        if let Some(left) = self.image.lookups().get(index as usize) {
-            let less = |left: u64| Some(left.saturating_sub(count));
-            let _never_fails = left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less);
+        if let Some(lookups) = self.image.lookups().get(index as usize) {
+            let subtract = |lookups: u64| Some(lookups.saturating_sub(count));
+            let _never_fails = lookups.fetch_update(Ordering::Relaxed, Ordering::Relaxed, subtract);
         }
     }
 
@@ -108,7 +108,7 @@ impl AttachedGeneration {
         known.filter(|index| !self.unlinked.contains(index)).collect()
     }
 
-    /// Closes the generation: the kernel can look up no other nodes.
+    /// Closes the generation: from here on, the kernel can look up only the nodes in `known`.
     pub(super) fn close(&mut self, known: &[Index]) {
         self.closed = Some(known.iter().copied().collect());
     }

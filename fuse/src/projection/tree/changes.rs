@@ -1,8 +1,8 @@
 //! Changes of a tree: only announced steps, in their order. Every other change fails with `EROFS`.
 //!
 //! The supervisor has a replica of each tree, and [confirms](ProjectionTree::confirm) each performed step there. The server's tree
-//! is at most one step ahead: the one without an answer yet. So after the server's death, its successor begins with the replica and
-//! the number of steps that the server had applied ([`ProjectionTree::catch_up`]).
+//! is at most one step ahead: the step whose system call has no answer yet. So after the server's death, its successor begins with
+//! the replica and the number of steps that the server had applied ([`ProjectionTree::catch_up`]).
 
 use std::ffi::OsStr;
 use std::time::SystemTime;
@@ -22,17 +22,18 @@ impl ProjectionTree {
         if let (Some(before), Some(now)) = (&self.staged, &staged)
             && before.name == now.name
         {
-            // The supervisor repeats it, because an earlier server did not answer. Both images are the same memory.
+            // The supervisor announces the same generation again, because an earlier server did not answer. Both images are the
+            // same memory.
             before.image.disown();
         }
         self.announced = steps.into();
         self.staged = staged;
         self.time = time;
-        self.asked_before = None;
+        self.unanswered_step = None;
     }
 
-    /// Closes generation `name`. Returns its nodes that the kernel knows and that are not unlinked. The kernel can look up no others, so
-    /// the result is valid until they are unlinked. An interrupted removal begins again here.
+    /// Closes generation `name`. Returns its nodes that the kernel knows and that are not unlinked. The kernel can look up no
+    /// others, so the result is valid until they are unlinked. An interrupted removal begins again here.
     ///
     /// # Errors
     /// `ENOENT` when no such generation is attached.
@@ -42,7 +43,7 @@ impl ProjectionTree {
         Ok(known)
     }
 
-    /// Like [`Self::close_generation`], with the nodes that the kernel knows.
+    /// Like [`Self::close_generation`]. `known` are the nodes that the kernel knows, as another process has counted them.
     ///
     /// # Errors
     /// `ENOENT` when no such generation is attached.
@@ -59,8 +60,8 @@ impl ProjectionTree {
         self.take_step(step)
     }
 
-    /// Catches up with a tree that has applied this number of steps since the projection was mounted. If its last step had no answer,
-    /// the request is repeated.
+    /// Catches up with a tree that has applied this number of steps since the projection was mounted. If the server of that tree
+    /// did not answer the last request, the kernel sends that request again.
     ///
     /// # Errors
     /// `EINVAL` when that tree is not the same or one step ahead.
@@ -70,7 +71,7 @@ impl ProjectionTree {
         }
         let step = self.announced.front().filter(|_| applied == self.applied + 1).cloned().ok_or(Errno::EINVAL)?;
         self.take_step(&step)?;
-        self.asked_before = Some(step);
+        self.unanswered_step = Some(step);
         Ok(())
     }
 
@@ -85,9 +86,9 @@ impl ProjectionTree {
     /// `EROFS` when it was not announced.
     pub fn make_directory(&mut self, parent: NodeId, name: &OsStr) -> Result<NodeAttributes, Errno> {
         let name = announced_name(parent, name)?;
-        let again = self.take(&ProjectionStep::MakeGeneration { name: name.to_owned() })?;
+        let repetition = self.take(&ProjectionStep::MakeGeneration { name: name.to_owned() })?;
         let node = self.child(NodeId::ROOT, name)?;
-        if again == Repetition::No {
+        if repetition == Repetition::No {
             self.count(node);
         }
         self.attributes(node)
@@ -114,11 +115,8 @@ impl ProjectionTree {
         let name = announced_name(parent, name)?;
         let target = target.to_str().ok_or(Errno::EROFS)?;
         // The request does not have the owner.
-        let uid =
-            match self.announced.front().into_iter().chain(&self.asked_before).find_map(ProjectionStep::link_owner) {
-                Some(uid) => uid,
-                None => return Err(Errno::EROFS),
-            };
+        let mut steps = self.unanswered_step.iter().chain(self.announced.front());
+        let uid = steps.find_map(|step| step.link_owner(name)).ok_or(Errno::EROFS)?;
         self.take(&ProjectionStep::MakeLink { name: name.to_owned(), target: target.to_owned(), uid })?;
         let node = self.child(NodeId::ROOT, name)?;
         self.attributes(node)
@@ -156,11 +154,11 @@ impl ProjectionTree {
 
     /// Applies the next step, unless an earlier server has applied it without an answer.
     fn take(&mut self, step: &ProjectionStep) -> Result<Repetition, Errno> {
-        if self.asked_before.take_if(|before| before == step).is_some() {
+        if self.unanswered_step.take_if(|before| before == step).is_some() {
             return Ok(Repetition::Yes);
         }
         self.take_step(step)?;
-        self.asked_before = None;
+        self.unanswered_step = None;
         Ok(Repetition::No)
     }
 

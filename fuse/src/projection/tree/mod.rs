@@ -45,8 +45,8 @@ pub struct Root {
     pub mode: u16,
     /// Group, also of links.
     pub gid: u32,
-    /// Directories for mounts of other volumes, as paths below the root. They exist from the start, and hide keys with the same name
-    /// (AW-21).
+    /// Directories for mounts of other volumes, as paths below the root. They exist from the start, and hide keys with the same
+    /// name (AW-21).
     pub directories: BTreeSet<String>,
 }
 
@@ -113,8 +113,9 @@ pub struct ProjectionTree {
     announced: VecDeque<ProjectionStep>,
     /// The number of applied steps since the projection was mounted.
     applied: u64,
-    /// The last step of an earlier server. The supervisor may repeat it.
-    asked_before: Option<ProjectionStep>,
+    /// The last step of an earlier server. If that server did not answer its request, the kernel sends the request again.
+    unanswered_step: Option<ProjectionStep>,
+    /// The next node id.
     next: u64,
     created: SystemTime,
     time: SystemTime,
@@ -164,7 +165,7 @@ impl ProjectionTree {
             staged: None,
             announced: VecDeque::new(),
             applied: 0,
-            asked_before: None,
+            unanswered_step: None,
             next: NodeId::ROOT.0 + 1,
             created: time,
             time,

@@ -1,6 +1,6 @@
 //! Sends a tree to another process: to a successor, or to a supervisor that adopts the volume.
 //!
-//! The images are descriptors of the message. The supervisor does not trust a server: it refuses an inconsistent tree.
+//! The message has the images as descriptors. The supervisor does not trust a server: it refuses an inconsistent tree.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -112,7 +112,8 @@ impl ProjectionTree {
         Some(tree)
     }
 
-    /// Makes this process the owner of all images, so that it zeroes them when it drops them. The server of the tree calls it.
+    /// Makes this process the owner of all images, so that it zeroes them when it drops them. Only the server of the tree does
+    /// this.
     pub fn own_images(&self) {
         self.generations.values().for_each(|generation| generation.image().own());
         self.staged.iter().for_each(|staged| staged.image.own());
@@ -151,8 +152,8 @@ impl ProjectionTree {
     }
 
     fn name(&mut self, name: &str, node: NodeId, kind: NodeKind) -> Option<()> {
-        let cookie_of_its_own = kind == NodeKind::Link || (name != DATA && name != DATA_TMP);
-        (cookie_of_its_own && self.entries.find(name).is_none()).then(|| self.entries.insert(name, node, kind))
+        let may_have_name = kind == NodeKind::Link || (name != DATA && name != DATA_TMP);
+        (may_have_name && self.entries.find(name).is_none()).then(|| self.entries.insert(name, node, kind))
     }
 }
 

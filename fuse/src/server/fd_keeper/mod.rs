@@ -47,8 +47,8 @@ const _: () = assert!(BATCH < successor::ANSWER);
 /// Longest wait for a keeper's answer, in seconds.
 const TIMEOUT: i64 = 5;
 
-/// Closes all descriptors except standard input, output and error: the parent has left them open by mistake. A server puts inherited
-/// descriptors at the numbers of its predecessor, so these must be free.
+/// Closes all descriptors except standard input, output and error: the parent has left them open by mistake. A server puts
+/// inherited descriptors at the numbers of its predecessor, so these must be free.
 ///
 /// # Safety
 /// No code of this process may use an open descriptor, except the standard ones.
@@ -196,9 +196,9 @@ impl Handover {
         for batch in numbers.chunks(BATCH) {
             let requested: Vec<u8> = batch.iter().flat_map(|number| number.to_ne_bytes()).collect();
             send(HANDOVER, &requested, MsgFlags::MSG_NOSIGNAL)?;
-            let mut there = [0; successor::ANSWER];
+            let mut presence = [0; successor::ANSWER];
             let (got, descriptors) = loop {
-                match receive_descriptors(&reserved(HANDOVER), &mut there)? {
+                match receive_descriptors(&reserved(HANDOVER), &mut presence)? {
                     // A late answer to the request for a successor.
                     (successor::ANSWER, _) => {}
                     answer => break answer,
@@ -207,10 +207,10 @@ impl Handover {
             if got != batch.len() {
                 return Err(io::Error::new(io::ErrorKind::UnexpectedEof, "the keeper of the last server is gone"));
             }
-            missing.extend(batch.iter().zip(there).filter(|(_, there)| *there == 0).map(|(number, _)| *number));
-            let had: Vec<_> =
-                batch.iter().zip(there).filter(|(_, there)| *there != 0).map(|(number, _)| *number).collect();
-            place(descriptors, &had)?;
+            missing.extend(batch.iter().zip(presence).filter(|(_, byte)| *byte == 0).map(|(number, _)| *number));
+            let present: Vec<_> =
+                batch.iter().zip(presence).filter(|(_, byte)| *byte != 0).map(|(number, _)| *number).collect();
+            place(descriptors, &present)?;
         }
         Ok(missing)
     }
@@ -229,8 +229,8 @@ pub fn dismiss(channel: OwnedFd) {
 }
 
 /// Puts copies of `placeholder` at all free numbers from `first` on that are below the last of `numbers`, and not among them. The
-/// kernel gives each received descriptor the lowest free number, so the next ones are at `numbers` at once. A later move would close
-/// the descriptor at its first number, and close(2) of a written file may wait for a server that does not answer.
+/// kernel gives each received descriptor the lowest free number, so the next ones are at `numbers` at once. A later move would
+/// close the descriptor at its first number, and close(2) of a written file may wait for a server that does not answer.
 fn occupy_others(placeholder: BorrowedFd<'_>, first: RawFd, numbers: &[RawFd]) -> io::Result<Vec<OwnedFd>> {
     let mut others = Vec::new();
     let Some(last) = numbers.last() else { return Ok(others) };
@@ -287,7 +287,7 @@ fn keep(starts_successor: bool) {
         unsafe { libc::poll(watched.as_mut_ptr(), 2, -1) };
         if server_lives && watched[0].revents != 0 {
             server_lives = false;
-            // If the server died before the supervisor got the far end, it is still open here.
+            // If the server died before the supervisor got the far end, the far end is still open here.
             // SAFETY: the number is reserved, and only this process still has the table.
             unsafe { libc::close(FAR_END) };
         }
@@ -314,7 +314,7 @@ fn keep(starts_successor: bool) {
             }
             // The supervisor has ended. The server opens another channel for the next one.
             let mut watched = libc::pollfd { fd: SERVER, events: libc::POLLIN, revents: 0 };
-            // SAFETY: as above.
+            // SAFETY: the entry outlives the call.
             unsafe { libc::poll(&raw mut watched, 1, INTERVAL.as_millis() as libc::c_int) };
         }
     }
@@ -355,18 +355,18 @@ fn receive(requested: &mut [RawFd; BATCH]) -> KeeperMessage {
     }
 }
 
-/// Answers a request for descriptors.
+/// Answers a request for descriptors: a byte for each number, 1 if the descriptor is open, and the open descriptors.
 fn hand_over(requested: &[RawFd]) {
-    let (mut there, mut numbers, mut count) = ([0_u8; BATCH], [0_i32; BATCH], 0);
-    for (number, there) in requested.iter().zip(&mut there) {
+    let (mut presence, mut numbers, mut count) = ([0_u8; BATCH], [0_i32; BATCH], 0);
+    for (number, byte) in requested.iter().zip(&mut presence) {
         // SAFETY: for a number that is no descriptor, fcntl(2) only returns an error.
         if unsafe { libc::fcntl(*number, libc::F_GETFD) } >= 0 {
-            *there = 1;
+            *byte = 1;
             numbers[count] = *number;
             count += 1;
         }
     }
-    send_descriptors(&there[..requested.len()], &numbers[..count]);
+    send_descriptors(&presence[..requested.len()], &numbers[..count]);
 }
 
 /// The buffer for the descriptors of a message.

@@ -37,7 +37,7 @@ use crate::protocol::receive_descriptors;
 pub(super) const NEXT_CONTROL: RawFd = 15;
 /// The message for a successor. No descriptor has this number.
 pub(super) const START: RawFd = -1;
-/// Length of the answer in bytes. It is longer than any answer to a request for descriptors, which so differs from a late one.
+/// Length of the answer in bytes. It is longer than any answer to a request for descriptors, so that a late answer is recognised.
 pub(super) const ANSWER: usize = 256;
 /// Longest wait for the clone of a keeper, in milliseconds.
 const TIMEOUT: i64 = 500;
@@ -83,15 +83,16 @@ pub(super) fn is_possible() -> bool {
 pub(super) fn start(control: RawFd) -> bool {
     let flags = libc::CLONE_FILES | libc::CLONE_PARENT | libc::CLONE_PIDFD | libc::SIGCHLD;
     let mut pidfd: libc::c_int = -1;
-    // SAFETY: the reserved number is for this alone, and `control` came just now. The clone goes on with a copy of all memory, as
-    // after `fork(2)`; the keeper has no other thread. A pointer to the pidfd is the third argument on all architectures.
+    // SAFETY: no other code uses the reserved number, and no other code owns `control`. The clone continues with a copy of all
+    // memory, as after `fork(2)`; the keeper has no other thread. The pointer to the pidfd is the third argument on all
+    // architectures.
     let pid = unsafe {
         libc::dup3(control, NEXT_CONTROL, libc::O_CLOEXEC);
         libc::close(control);
         libc::syscall(libc::SYS_clone, flags, ptr::null_mut::<libc::c_void>(), &raw mut pidfd, 0, 0)
     };
     if pid == 0 {
-        // SAFETY: the numbers are left to the keeper; this table has none of them then.
+        // SAFETY: the descriptors stay open in the keeper's table; afterwards, the clone's table has none of these numbers.
         unsafe {
             let all = libc::c_uint::MAX;
             if libc::syscall(libc::SYS_close_range, FIRST_FREE, all, libc::CLOSE_RANGE_UNSHARE) != 0 {
@@ -106,7 +107,7 @@ pub(super) fn start(control: RawFd) -> bool {
     let has_begun = pid > 0 && pidfd >= 0;
     send_descriptors(&answer, if has_begun { std::slice::from_ref(&pidfd) } else { &[] });
     if has_begun {
-        // SAFETY: it was made above.
+        // SAFETY: clone(2) made the pidfd above, and no other code owns it.
         unsafe { libc::close(pidfd) };
     }
     false
@@ -114,11 +115,11 @@ pub(super) fn start(control: RawFd) -> bool {
 
 /// In the keeper: closes the control socket of the last requested successor, which has it or was given up.
 pub(super) fn close_control_socket() {
-    // SAFETY: the reserved number is for this alone.
+    // SAFETY: no other code uses the reserved number.
     unsafe { libc::dup3(CHANNEL, NEXT_CONTROL, libc::O_CLOEXEC) };
 }
 
-/// In the clone: makes it a server that has no keeper yet.
+/// In the clone: makes the process a server that has no keeper yet.
 ///
 /// # Errors
 /// When there are no descriptors left.
@@ -127,7 +128,7 @@ pub(super) fn become_server() -> io::Result<()> {
     sigprocmask(SigmaskHow::SIG_SETMASK, Some(&SigSet::empty()), None)?;
     put(rustix::io::dup(reserved(NEXT_CONTROL))?, libc::STDIN_FILENO)?;
     [NEXT_CONTROL, LISTENER, HANDOVER].into_iter().for_each(put_placeholder);
-    // The keeper has closed one of them.
+    // The keeper has closed the descriptor at one of the reserved numbers.
     reserve_numbers()?;
     memory_lock::lock_again();
     Ok(())

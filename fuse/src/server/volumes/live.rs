@@ -18,7 +18,7 @@ pub(in crate::server) struct LiveParts {
     of: VolumeNumber,
     tree: SharedLiveTree,
     is_traced: bool,
-    /// The thread of the session, after its start.
+    /// The sender of notifications to the kernel, after the start of the session.
     notifier: Option<Notifier>,
 }
 

@@ -192,13 +192,16 @@ impl ServedVolumes {
         Ok(())
     }
 
-    /// Serves the loaded volumes.
-    pub(super) fn start(&mut self) -> io::Result<()> {
+    /// Serves the loaded volumes. Returns those that it cannot serve, with the reasons: no volume depends on another one.
+    pub(super) fn start(&mut self) -> Vec<(VolumeNumber, String)> {
+        let mut failed = Vec::new();
         for (number, mut volume) in std::mem::take(&mut self.loaded) {
-            volume.kind.resume(&volume.common, &mut self.shared)?;
-            self.volumes.insert(number, volume);
+            match volume.kind.resume(&volume.common, &mut self.shared) {
+                Ok(()) => drop(self.volumes.insert(number, volume)),
+                Err(error) => failed.push((number, error.to_string())),
+            }
         }
-        Ok(())
+        failed
     }
 
     /// Describes a volume to a supervisor that adopts it.
@@ -265,4 +268,57 @@ fn copies(images: Vec<Arc<Image>>) -> io::Result<Vec<OwnedFd>> {
 
 fn broken() -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, "the state of the last server is inconsistent")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::audit::output::AuditOutput;
+
+    /// A kind whose volumes a server can serve or not.
+    struct Fake {
+        fails: bool,
+    }
+
+    impl ServedKind for Fake {
+        fn region_kind(&self) -> VolumeKind {
+            VolumeKind::Projection
+        }
+
+        fn is_traced(&self) -> bool {
+            false
+        }
+
+        fn begin(&mut self, _: &ServedParts, _: &mut ServerResources) -> io::Result<ServerReply> {
+            Ok(ServerReply::Done)
+        }
+
+        fn load(&mut self, _: &ServedParts) -> io::Result<()> {
+            Ok(())
+        }
+
+        fn resume(&mut self, _: &ServedParts, _: &mut ServerResources) -> io::Result<()> {
+            if self.fails { Err(io::Error::other("no rings")) } else { Ok(()) }
+        }
+
+        fn describe(&self) -> io::Result<(VolumeBody, Vec<OwnedFd>)> {
+            Err(broken())
+        }
+    }
+
+    #[test]
+    fn a_volume_that_cannot_be_served_delays_no_other_one() {
+        let mut volumes = ServedVolumes::new(AuditOutput::standard_error());
+        for number in 0..3 {
+            let any = || OwnedFd::from(io::pipe().expect("a pipe").0);
+            let region = Region::create(VolumeKind::Projection).expect("a region");
+            let region = region.as_fd().try_clone_to_owned().expect("a descriptor");
+            let kind = Fake { fails: number == 1 };
+            let held = VolumeDescriptors { device: any(), mount: any(), region };
+            let common = ServedParts::of(Value::Null, held, &kind).expect("a volume");
+            volumes.loaded.insert(VolumeNumber(number), ServedVolume { common, kind: Box::new(kind) });
+        }
+        assert_eq!(volumes.start(), [(VolumeNumber(1), "no rings".to_owned())]);
+        assert_eq!(volumes.numbers(true), [VolumeNumber(0), VolumeNumber(2)]);
+    }
 }

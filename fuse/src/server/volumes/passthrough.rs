@@ -66,7 +66,7 @@ impl ServedKind for Passthrough {
         // Without rings, requests arrive through the device.
         let rings = self.rings().unwrap_or_else(|error| {
             let volume = self.options.name.as_str();
-            tracing::warn!(volume, "there is no place for rings ({error}); requests come through /dev/fuse");
+            tracing::warn!(volume, "no memory for rings ({error}); requests come through /dev/fuse");
             None
         });
         let mount = Some(volume.mount.as_fd());

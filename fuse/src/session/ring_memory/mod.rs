@@ -64,16 +64,16 @@ shared! {
     /// The journal of one entry.
     #[repr(align(64))]
     pub(crate) struct EntryJournal {
-        /// The number of its queue, and one more.
+        /// The number of the entry's queue plus 1; 0 if the entry is not in use.
         queue: AtomicU32,
         state: AtomicU32,
         /// The request that the state is about.
         unique: AtomicU64,
         /// The length of that request as one piece.
         request: AtomicU32,
-        /// 1 if its payload stayed where the kernel put it.
+        /// 1 if the payload stayed where the kernel put it.
         in_place: AtomicU32,
-        /// The number of an error that it is answered with, negative, or 0.
+        /// The errno of the answer, negative, or 0.
         error: AtomicU32,
         /// The length of the answer.
         answer: AtomicU32,
@@ -204,7 +204,8 @@ impl RingMemory {
         if magic == MAGIC && layout == LAYOUT && fits { Ok(queues) } else { Err(damaged()) }
     }
 
-    /// Maps all of it at `place`, or else what stands before the entries anywhere. The crate memmap2 maps at no given address.
+    /// Maps the whole file at the address `place`. Without `place`, maps only the part before the entries, at any address. The
+    /// crate memmap2 cannot map at a given address.
     fn map_part(file: OwnedFd, queues: usize, place: Option<usize>) -> io::Result<Self> {
         let journals = entries_begin(queues);
         let (length, address, flags) = match place {
@@ -264,14 +265,14 @@ impl RingMemory {
 
     /// The requests that a dead server has not answered, of memory that is [mapped](Self::map).
     pub(crate) fn unanswered(&self) -> impl Iterator<Item = u64> {
-        let asked = |entry| !matches!(self.left(entry), EntryState::Nothing | EntryState::Answer);
-        self.in_use().map(|(entry, _)| entry).filter(move |entry| asked(*entry)).map(|entry| self.commit_id(entry))
+        let waits = |entry| !matches!(self.entry_state(entry), EntryState::Nothing | EntryState::Answer);
+        self.in_use().map(|(entry, _)| entry).filter(move |entry| waits(*entry)).map(|entry| self.commit_id(entry))
     }
 
     /// Gives a queue another entry, with memory behind it.
     ///
     /// # Errors
-    /// When there is no memory, or no entry left.
+    /// When there is no memory, or no free entry.
     pub(super) fn add(&self, queue: usize, whole: bool) -> io::Result<EntryId> {
         let taken = |journal: &EntryJournal| {
             journal.queue.compare_exchange(0, queue as u32 + 1, Release, Relaxed).is_ok().then_some(())
@@ -287,7 +288,8 @@ impl RingMemory {
     pub(super) fn back(&self, entry: EntryId, whole: bool) -> io::Result<()> {
         let (offset, length) = (self.offset(entry), if whole { ENTRY } else { 2 * PAGE });
         fallocate(&self.file, FallocateFlags::empty(), offset as u64, length as u64)?;
-        // SAFETY: the pages are within the mapping, and keep their content. Where the kernel cannot, they come one by one.
+        // SAFETY: the pages are within the mapping, and keep their content. If the kernel cannot do that, it maps each page when a
+        // process first uses it.
         let _faults = unsafe { madvise(self.start.add(offset).cast(), length, Advice::LinuxPopulateWrite) };
         Ok(())
     }
@@ -319,7 +321,7 @@ impl RingMemory {
     }
 
     /// The state in which a dead server has left an entry.
-    pub(super) fn left(&self, entry: EntryId) -> EntryState {
+    pub(super) fn entry_state(&self, entry: EntryId) -> EntryState {
         let (journal, commit) = (self.journal(entry), self.commit_id(entry));
         match journal.state.load(Acquire) {
             _ if commit == 0 => EntryState::Nothing,
@@ -351,8 +353,8 @@ impl RingMemory {
         arranged.is_some()
     }
 
-    /// Makes one piece of a request: of its headers, and of the payload that follows them. Gives its length, and whether the
-    /// payload stayed where it was.
+    /// Puts the headers and the payload of a request together as one piece. Returns its length, and whether the payload stayed
+    /// where the kernel put it.
     fn arrange(&self, entry: EntryId) -> Option<(usize, bool)> {
         const HEADER: usize = size_of::<InHeader>();
         let start = self.bytes(entry);
@@ -379,7 +381,7 @@ impl RingMemory {
     /// The request that was [taken](Self::take), as one piece.
     ///
     /// # Safety
-    /// It is not used any more when it is answered.
+    /// The caller must not use the result any more when the request is answered.
     pub(super) unsafe fn request(&self, entry: EntryId) -> &[u8] {
         let journal = self.journal(entry);
         let length = (journal.request.load(Relaxed) as usize).min(SHORT_REQUEST + PAYLOAD);
@@ -419,7 +421,7 @@ impl RingMemory {
         Ok(())
     }
 
-    /// Puts an answer where the kernel takes it from; gives the number of its request. Doing it again changes nothing.
+    /// Puts an answer where the kernel takes it from; returns the number of its request. Doing it again changes nothing.
     pub(super) fn finish(&self, entry: EntryId) -> u64 {
         let (journal, start) = (self.journal(entry), self.bytes(entry));
         let unique = journal.unique.load(Relaxed);
@@ -480,7 +482,7 @@ impl AsFd for RingMemory {
 
 impl Drop for RingMemory {
     fn drop(&mut self) {
-        // SAFETY: nothing refers to it any more. The kernel finds nothing at the addresses, and fails what it is still asked.
+        // SAFETY: no reference to the mapping is left. If the kernel still wants to copy a request there, the copy fails.
         let _gone = unsafe { munmap(self.start.cast(), self.length) };
     }
 }

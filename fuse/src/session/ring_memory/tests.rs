@@ -12,7 +12,7 @@ fn mapped() -> (RingMemory, EntryId) {
     let memory = map(supervisors.file.try_clone().expect("a descriptor")).expect("a place");
     let entry = memory.add(1, true).expect("an entry");
     assert_eq!(memory.in_use().collect::<Vec<_>>(), [(entry, 1)]);
-    assert_eq!(memory.left(entry), EntryState::Nothing);
+    assert_eq!(memory.entry_state(entry), EntryState::Nothing);
     (memory, entry)
 }
 
@@ -38,14 +38,14 @@ fn a_request_is_one_piece_wherever_its_payload_is() {
     for (unique, length) in [(2, 0), (4, 5), (6, 1900), (8, 2000), (10, 2100), (12, PAYLOAD)] {
         let (operation, payload) = ([7_u8; 16], vec![unique as u8; length]);
         request_comes(&memory, entry, unique, &operation, &payload);
-        assert_eq!(memory.left(entry), EntryState::Request(None), "no thread has looked at it");
+        assert_eq!(memory.entry_state(entry), EntryState::Request(None), "no thread has looked at it");
         assert!(memory.take(entry));
         // SAFETY: it is answered below.
         let request = unsafe { memory.request(entry) };
         assert_eq!(request.len(), size_of::<InHeader>() + 16 + length);
         assert!(request[size_of::<InHeader>()..].starts_with(&operation) && request.ends_with(&payload));
         memory.answer(entry, 0, [b"a", b"b"]).expect("short");
-        assert_eq!((memory.left(entry), memory.finish(entry)), (EntryState::Answer, unique));
+        assert_eq!((memory.entry_state(entry), memory.finish(entry)), (EntryState::Answer, unique));
     }
     request_comes(&memory, entry, 14, &[0; 12], b"");
     assert!(!memory.take(entry), "no operation of the kernel has such a length");
@@ -57,15 +57,15 @@ fn a_successor_finds_begun_and_answered_requests() {
     request_comes(&memory, entry, 2, &[0; 8], b"name\0");
     assert!(memory.take(entry));
     memory.slot(entry).begin(None, 9);
-    let EntryState::Request(Some(begun)) = memory.left(entry) else { panic!("it was begun") };
+    let EntryState::Request(Some(begun)) = memory.entry_state(entry) else { panic!("it was begun") };
     assert_eq!((begun.note, memory.unanswered().collect::<Vec<_>>()), (9, vec![2]));
     // The successor dies, too, and the next one finds the same.
     assert!(memory.take(entry));
-    assert_eq!(memory.left(entry), EntryState::Request(Some(begun)));
+    assert_eq!(memory.entry_state(entry), EntryState::Request(Some(begun)));
     memory.answer(entry, -libc::ENOENT, [&[], &[]]).expect("short");
-    assert_eq!((memory.left(entry), memory.unanswered().count()), (EntryState::Answer, 0));
+    assert_eq!((memory.entry_state(entry), memory.unanswered().count()), (EntryState::Answer, 0));
     request_comes(&memory, entry, 4, &[0; 8], b"");
-    assert_eq!(memory.left(entry), EntryState::Request(None), "it is another request");
+    assert_eq!(memory.entry_state(entry), EntryState::Request(None), "it is another request");
     assert!(memory.answer(entry, 0, [&vec![0; PAYLOAD], b"more"]).is_err(), "the kernel takes no more");
 }
 

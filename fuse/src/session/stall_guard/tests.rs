@@ -80,7 +80,7 @@ fn root(nlink: u32) -> AttrOut {
     AttrOut { attr: Attr { ino: 1, mode: libc::S_IFDIR | 0o755, nlink, ..Default::default() }, ..Default::default() }
 }
 
-/// Such a directory, mounted.
+/// A mounted [`Remote`].
 struct Mounted {
     remote: Arc<Remote>,
     asked: Receiver<String>,
@@ -129,7 +129,7 @@ fn the_root_is_answered_from_memory_while_more_requests_than_threads_wait_for_th
             thread::spawn(move || stat(path).expect_err("there is no such file"))
         })
         .collect();
-    let mut asked = mounted.wait_asked(INSIDE);
+    let mut asked = mounted.wait_asked(MOST_CALLS);
     assert_eq!(stat(mounted.at("")).expect("attributes").st_nlink, REMEMBERED);
     assert_eq!(statfs(mounted.at("")).expect("told").f_blocks, REMEMBERED);
 
@@ -142,7 +142,7 @@ fn the_root_is_answered_from_memory_while_more_requests_than_threads_wait_for_th
     asked.sort();
     asked.dedup();
     assert_eq!(asked.len(), CALLERS, "all were asked for");
-    // While one thread that asked for the root's attributes has not run since, the source still counts as away.
+    // The source still counts as away until each thread that waited for the root's attributes has run again.
     let since = Instant::now();
     while stat(mounted.at("")).expect("attributes").st_nlink != 2 {
         assert!(since.elapsed() < Duration::from_secs(20), "the root is not asked for again");
@@ -160,7 +160,7 @@ fn a_killed_caller_is_answered_whether_its_request_calls_the_source_or_is_parked
         command.spawn().expect("stat")
     };
     let callers: Vec<_> = (0..2 * SLOTS).map(look).collect();
-    mounted.wait_asked(INSIDE);
+    mounted.wait_asked(MOST_CALLS);
     for mut caller in callers {
         caller.kill().expect("killed");
         // A test that hangs here has found something.

@@ -12,7 +12,7 @@ pub fn possible_cpus() -> Option<usize> {
     count(&fs::read_to_string("/sys/devices/system/cpu/possible").ok()?)
 }
 
-/// The number after the last one of a list such as `0-3,8-11`.
+/// The number after the last CPU of a list such as `0-3,8-11`.
 fn count(list: &str) -> Option<usize> {
     let last = list.trim().rsplit([',', '-']).next()?;
     last.parse::<usize>().ok()?.checked_add(1)

@@ -18,8 +18,8 @@
 //! 5. One request on each CPU wakes the requests that wait in its queue (`wake`).
 //! 6. A takeover can be done again at any point: entries change only as in the life of any server.
 //!
-//! Before the kernel has an entry for each queue, no request comes through a ring. Whatever fails up to then leaves the session
-//! with the device.
+//! Before the kernel has an entry for each queue, no request comes through a ring. If anything fails before that, the session uses
+//! the device alone.
 //!
 //! | module | owns |
 //! |---|---|
@@ -62,20 +62,20 @@ pub(super) struct Rings {
 }
 
 impl Rings {
-    /// Starts the threads. The kernel does not know of them yet.
+    /// Starts the threads. The kernel does not know their rings yet.
     ///
     /// # Errors
     /// When this process may have no rings, or not so many threads.
     pub(super) fn prepare(memory: Arc<RingMemory>) -> io::Result<Self> {
         let assignments = assignments(memory.queues(), &sched_getaffinity(None)?);
-        let cpus = assignments.iter().filter_map(|duty| duty.cpu).collect();
+        let cpus = assignments.iter().filter_map(|assignment| assignment.cpu).collect();
         let (ready, started) = channel();
         let (begin, begun) = channel();
         let mut threads = Vec::new();
-        for duty in assignments {
+        for assignment in assignments {
             let (volume, receiver) = channel();
             let (ready, begin) = (ready.clone(), begin.clone());
-            let live = move || match IdleRing::new(duty) {
+            let work = move || match IdleRing::new(assignment) {
                 Ok(idle) => {
                     let _given_up = ready.send(Ok(()));
                     drop(ready);
@@ -83,7 +83,7 @@ impl Rings {
                 }
                 Err(error) => drop(ready.send(Err(error))),
             };
-            thread::Builder::new().name("ring".to_owned()).spawn(live)?;
+            thread::Builder::new().name("ring".to_owned()).spawn(work)?;
             threads.push(volume);
         }
         drop(ready);
@@ -136,7 +136,8 @@ impl Rings {
     }
 }
 
-/// The duty of each thread: one thread for each CPU that this process may use. The queues of other CPUs are dealt out.
+/// The assignments of the threads: one thread for each CPU that this process may use. The queues of other CPUs are distributed
+/// among the threads.
 fn assignments(queues: usize, usable: &CpuSet) -> Vec<ThreadAssignment> {
     let is_usable = |queue: &usize| *queue < CpuSet::MAX_CPU && usable.is_set(*queue);
     let (own, others): (Vec<_>, Vec<_>) = (0..queues).partition(is_usable);
@@ -164,11 +165,11 @@ mod tests {
                 usable.clear();
                 cpus.iter().for_each(|cpu| usable.set(*cpu));
                 let assignments = assignments(queues, &usable);
-                let mut served: Vec<_> = assignments.iter().flat_map(|duty| duty.queues.clone()).collect();
+                let mut served: Vec<_> = assignments.iter().flat_map(|assignment| assignment.queues.clone()).collect();
                 served.sort_unstable();
                 assert_eq!(served, (0..queues).collect::<Vec<_>>());
                 assert!(assignments.len() <= cpus.len().max(1));
-                assert!(assignments.iter().all(|duty| duty.cpu.is_none_or(|cpu| duty.queues.contains(&cpu))));
+                assert!(assignments.iter().all(|thread| thread.cpu.is_none_or(|cpu| thread.queues.contains(&cpu))));
             }
         }
     }

@@ -109,7 +109,7 @@ pub(super) struct FuseCommand {
 }
 
 impl FuseCommand {
-    /// For the queue of that number; the number of the request that is answered, or 0.
+    /// The command for `queue`. `commit_id` is the number of the request that is answered, or 0.
     pub(super) fn new(queue: u16, commit_id: u64) -> Self {
         Self { commit_id, queue, ..Self::default() }
     }
@@ -132,7 +132,7 @@ pub(super) struct Ring {
     rings: Mapping,
     entries: Mapping,
     params: Params,
-    /// Pushed, and not submitted.
+    /// The number of submissions that were pushed and not submitted.
     pushed: u32,
     _stays_on_its_thread: PhantomData<*mut ()>,
 }
@@ -157,7 +157,7 @@ impl Mapping {
 }
 
 impl Ring {
-    /// A new one, of the calling thread.
+    /// A new ring, of the calling thread.
     ///
     /// # Errors
     /// When the kernel has none, or does not let this process have one (`kernel.io_uring_disabled`).
@@ -354,7 +354,7 @@ mod tests {
             assert_eq!(ring.completion(), None);
             event.read().expect("read");
         }
-        // A command that its file does not know.
+        // An eventfd knows no commands.
         let command = FuseCommand::new(0, 0);
         ring.command(event.as_fd(), 1, command, None, 9).expect("pushed");
         ring.submit_and_wait().expect("submitted");

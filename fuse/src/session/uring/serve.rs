@@ -29,7 +29,8 @@ use crate::session::{Answer, Exchange, Filesystem};
 /// The user data of polls. Entries have smaller numbers.
 const THREAD_ENDS: u64 = u64::MAX;
 const ANSWERS: u64 = u64::MAX - 1;
-/// The number of entries of a queue that must be able to take requests while one waits: one that wakes the queue, and another.
+/// The number of entries of a queue that must be able to take requests while one waits: for the request that wakes the queue, and
+/// for another one.
 const ENOUGH: usize = 2;
 
 /// State that the threads of a volume share.
@@ -56,19 +57,19 @@ impl RingVolume {
     }
 }
 
-/// The duty of a thread.
+/// The CPU and the queues of a thread.
 pub(super) struct ThreadAssignment {
     /// The CPU that it runs on, if it is one of those that this process may use.
     pub(super) cpu: Option<usize>,
-    /// Its queues: that of its CPU, and some of CPUs that this process does not use.
+    /// The queue of its CPU, and queues of CPUs that this process does not use.
     pub(super) queues: Vec<usize>,
 }
 
 /// A request that is being executed.
 pub(super) struct ExecutingRequest {
     reply: RingReply,
-    /// A predecessor had it.
-    is_left: bool,
+    /// Whether a dead server left it unanswered.
+    is_inherited: bool,
     earlier: Option<BegunRequest>,
     may_wait: bool,
 }
@@ -76,14 +77,14 @@ pub(super) struct ExecutingRequest {
 /// The first work of a thread.
 struct InitialWork {
     /// Entries in which a dead server has left a request.
-    left: Vec<EntryId>,
+    inherited: Vec<EntryId>,
     /// The completions that the kernel has sent already.
     completions: Vec<Completion>,
 }
 
 /// A thread with a ring that no volume uses yet.
 pub(super) struct IdleRing {
-    duty: ThreadAssignment,
+    assignment: ThreadAssignment,
     ring: Ring,
     inbox: Arc<AnsweredEntries>,
 }
@@ -93,25 +94,25 @@ impl IdleRing {
     ///
     /// # Errors
     /// When this process may not create a ring.
-    pub(super) fn new(duty: ThreadAssignment) -> io::Result<Self> {
-        if let Some(cpu) = duty.cpu {
+    pub(super) fn new(assignment: ThreadAssignment) -> io::Result<Self> {
+        if let Some(cpu) = assignment.cpu {
             let mut own = CpuSet::new();
             own.set(cpu);
-            // On another CPU it is slower, not wrong.
+            // On another CPU the thread is slower, not wrong.
             let _elsewhere = sched_setaffinity(None, &own);
         }
         let mut ring = Ring::new()?;
         ring.end_with_thread(THREAD_ENDS)?;
         let inbox = AnsweredEntries::new()?;
         ring.poll(inbox.event(), ANSWERS)?;
-        Ok(Self { duty, ring, inbox })
+        Ok(Self { assignment, ring, inbox })
     }
 
     /// Waits for a volume, registers its entries, and serves it. Sends to `begun` whether the kernel accepts the entries.
     pub(super) fn serve(self, volume: &Receiver<Arc<RingVolume>>, begun: &Sender<io::Result<()>>) {
         let Ok(served) = volume.recv() else { return };
         served.service.begin_thread();
-        let Self { duty, ring, inbox } = self;
+        let Self { assignment, ring, inbox } = self;
         let mut thread = RingThread {
             thread: rustix::thread::gettid().as_raw_nonzero().get(),
             armed: vec![0; served.memory.queues()],
@@ -121,7 +122,7 @@ impl IdleRing {
             buffer: Vec::new(),
             answered: Vec::new(),
         };
-        let first = thread.begin(&duty);
+        let first = thread.begin(&assignment);
         let (first, outcome) = match first {
             Ok(first) => (Some(first), Ok(())),
             Err(error) => (None, Err(error)),
@@ -148,12 +149,12 @@ struct RingThread {
 
 impl RingThread {
     /// Gives the kernel the entries of the thread's queues, except where a dead server has left a request.
-    fn begin(&mut self, duty: &ThreadAssignment) -> io::Result<InitialWork> {
+    fn begin(&mut self, assignment: &ThreadAssignment) -> io::Result<InitialWork> {
         let memory = Arc::clone(&self.served.memory);
-        let mut left = Vec::new();
-        for queue in &duty.queues {
-            // Callers on a CPU that this process does not use may come later, and then the memory.
-            let mut whole = duty.cpu == Some(*queue);
+        let mut inherited = Vec::new();
+        for queue in &assignment.queues {
+            // An entry for a CPU that this process may not use gets the rest of its memory when a caller runs there.
+            let mut whole = assignment.cpu == Some(*queue);
             let mut entries: Vec<_> = memory.in_use().filter(|(_, of)| of == queue).map(|(entry, _)| entry).collect();
             if entries.is_empty() {
                 entries.push(memory.add(*queue, whole)?);
@@ -164,16 +165,16 @@ impl RingThread {
             }
             for entry in entries {
                 memory.back(entry, std::mem::take(&mut whole))?;
-                match memory.left(entry) {
+                match memory.entry_state(entry) {
                     EntryState::Nothing => self.register(entry)?,
                     EntryState::Answer => self.commit(entry)?,
-                    EntryState::Request(_) => left.push(entry),
+                    EntryState::Request(_) => inherited.push(entry),
                 }
             }
         }
         self.ring.submit()?;
-        // The kernel refuses an entry at once. What a dead server had committed is registered before a request comes to wake
-        // the queue: that would wait, too.
+        // If the kernel refuses an entry, its completion is here now. An entry whose answer a dead server had committed is
+        // registered now, too, before the request that wakes the queue: without an entry, that request would also wait.
         let mut completions = Vec::new();
         while let Some(completion) = self.ring.completion() {
             match completion.result {
@@ -184,16 +185,16 @@ impl RingThread {
                 _ => completions.push(completion),
             }
         }
-        Ok(InitialWork { left, completions })
+        Ok(InitialWork { inherited, completions })
     }
 
     /// Serves until the volume is unmounted.
-    fn run(&mut self, InitialWork { left, completions }: InitialWork) {
+    fn run(&mut self, InitialWork { inherited, completions }: InitialWork) {
         let ended = completions
             .into_iter()
             .try_for_each(|completion| self.completed(completion).and_then(|()| self.ring.submit()))
             .and_then(|()| {
-                left.into_iter().try_for_each(|entry| self.arrived(entry, true).and_then(|()| self.ring.submit()))
+                inherited.into_iter().try_for_each(|entry| self.arrived(entry, true).and_then(|()| self.ring.submit()))
             })
             .and_then(|()| self.serve());
         match ended.map_err(|error| error.raw_os_error().unwrap_or(0)) {
@@ -215,7 +216,8 @@ impl RingThread {
             self.ring.submit_and_wait()?;
             while let Some(completion) = self.ring.completion() {
                 self.completed(completion)?;
-                // The next request must not keep this one's caller waiting. Without another one, nothing is pushed twice.
+                // The next request must not keep the caller of this one waiting. Without a next request, the loop submits the
+                // answer when it waits.
                 self.submit_if_more()?;
             }
         }
@@ -248,16 +250,16 @@ impl RingThread {
         }
     }
 
-    /// A request is in the entry.
-    fn arrived(&mut self, entry: EntryId, is_left: bool) -> io::Result<()> {
+    /// Answers the request in `entry`, or hands it over. `is_inherited` says whether a dead server left it unanswered.
+    fn arrived(&mut self, entry: EntryId, is_inherited: bool) -> io::Result<()> {
         let reply = RingReply { memory: Arc::clone(&self.served.memory), inbox: Arc::clone(&self.inbox), entry };
         let memory = &reply.memory;
-        let earlier = match memory.left(entry) {
-            EntryState::Request(earlier) if is_left => earlier,
+        let earlier = match memory.entry_state(entry) {
+            EntryState::Request(earlier) if is_inherited => earlier,
             _ => None,
         };
         if !memory.take(entry) {
-            // The kernel broke its own protocol. Its caller must not wait for ever.
+            // The kernel broke its own protocol. The caller must not wait for ever.
             reply.write(-libc::EIO, &[], &[])?;
             return self.commit_answered();
         }
@@ -276,7 +278,7 @@ impl RingThread {
             reply.write(-libc::ENOLCK, &[], &[])?;
             return self.commit_answered();
         }
-        let mut job = ExecutingRequest { reply, is_left, earlier, may_wait };
+        let mut job = ExecutingRequest { reply, is_inherited, earlier, may_wait };
         if hands_over {
             match Workers::take(&self.served, job) {
                 Ok(()) => return Ok(()),
@@ -298,8 +300,8 @@ impl RingThread {
             let Ok(other) = self.served.memory.add(queue, false) else { break };
             self.register(other)?;
         }
-        // Requests may have come while no entry could take them. The kernel looks for them when it gets an answer. It gets none
-        // for this request soon, and perhaps the answer is what one of those leads to.
+        // Requests may have come while no entry could take them. The kernel looks for them when it gets an answer in this queue.
+        // The answer to this request comes late, and may even depend on one of those requests.
         self.served.wake(&[queue]);
         Ok(self.armed[queue] > 0)
     }
@@ -322,14 +324,14 @@ impl RingThread {
         Ok(())
     }
 
-    /// Gives the kernel room for a request.
+    /// Gives the kernel an entry for a request.
     fn register(&mut self, entry: EntryId) -> io::Result<()> {
         let memory = &self.served.memory;
         let fuse = FuseCommand::new(memory.queue(entry) as u16, 0);
         let buffers = memory.buffers(entry);
         self.ring.command(self.served.device.as_fd(), URING_REGISTER, fuse, Some(&buffers), entry.into())?;
         self.count(entry, |armed| armed + 1);
-        // The buffers are needed until then.
+        // The kernel reads `buffers` until the entry is submitted.
         self.ring.submit()
     }
 
@@ -342,13 +344,13 @@ impl RingThread {
 impl ExecutingRequest {
     /// Has the service answer the request.
     pub(super) fn execute(self, served: &RingVolume, buffer: &mut Vec<u8>) {
-        let Self { reply, is_left, earlier, .. } = self;
+        let Self { reply, is_inherited, earlier, .. } = self;
         let (memory, entry) = (&served.memory, reply.entry);
         let number = memory.commit_id(entry);
         let slot = memory.slot(entry);
-        let mark = if is_left { UNIQUE_RESEND } else { 0 };
+        let mark = if is_inherited { UNIQUE_RESEND } else { 0 };
         let responder = Responder::of_ring(reply.clone(), number | mark);
-        // SAFETY: what is borrowed is used by the service only, before it answers.
+        // SAFETY: only the service uses the borrowed bytes, before it answers.
         let Some(request) = Request::parse(unsafe { memory.request(entry) }) else {
             let _short = responder.send(Err(Errno::IO));
             return;
@@ -369,7 +371,7 @@ impl ExecutingRequest {
             outcome => outcome,
         };
         if responder.send_with(outcome, buffer).is_err() {
-            // It was too long.
+            // The answer was too long.
             let _short = responder.send(Err(Errno::IO));
         }
     }

@@ -5,7 +5,7 @@
 //! `fstatfs(2)` on the private mount.
 //!
 //! The child has the mount and a pipe as its only descriptors. If the server dies meanwhile, the child waits for the next one like
-//! any caller, and neither the server's end nor the connection's depends on the child. It ends with the pipe.
+//! any caller, and neither the server's end nor the connection's depends on the child. The child ends when the pipe is closed.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
@@ -14,26 +14,36 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use nix::fcntl::OFlag;
 use nix::unistd::pipe2;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous};
 
 use crate::child;
 
-/// Most children. As each waits at most for answers to others, so many are needed only when as many callers wait for locks.
+/// Most children. A child waits only for answers to other requests, so there are so many only when as many callers wait for locks.
 const MOST: usize = 1024;
 
 /// Makes requests on chosen CPUs. The lock is held while a child is started.
 pub(super) struct Waker {
     mount: OwnedFd,
     /// The number of requests that each child has finished. The children share the page, which is never unmapped.
-    answered: &'static [AtomicU32; MOST],
+    finished: &'static [AtomicU32; MOST],
     children: Mutex<Vec<WakeProcess>>,
 }
 
 struct WakeProcess {
-    /// The CPU numbers for the child go in here.
+    /// The write end of the pipe, from which the child reads CPU numbers.
     pipe: OwnedFd,
     /// The number of requests that the child has been ordered to make.
-    asked: u32,
+    ordered: u32,
+}
+
+impl WakeProcess {
+    /// Whether it was killed, perhaps while it made a request.
+    fn is_dead(&self) -> bool {
+        let mut state = [PollFd::new(&self.pipe, PollFlags::empty())];
+        let polled = poll(&mut state, Some(&Timespec { tv_sec: 0, tv_nsec: 0 }));
+        polled.is_ok() && state[0].revents().contains(PollFlags::ERR)
+    }
 }
 
 impl Waker {
@@ -46,8 +56,8 @@ impl Waker {
         // SAFETY: the kernel chooses addresses where nothing is.
         let page = unsafe { mmap_anonymous(std::ptr::null_mut(), length, prot, MapFlags::SHARED) }?;
         // SAFETY: it has this length, is aligned and zeroed, and is never unmapped; all that use it see atomics.
-        let answered = unsafe { &*page.cast() };
-        Ok(Self { mount, answered, children: Mutex::default() })
+        let finished = unsafe { &*page.cast() };
+        Ok(Self { mount, finished, children: Mutex::default() })
     }
 
     /// Makes a request on each of `cpus` soon, also if requests that were made before wait.
@@ -59,26 +69,27 @@ impl Waker {
         for cpu in cpus {
             let cpu = u32::try_from(*cpu).map_err(io::Error::other)?.to_ne_bytes();
             let is_idle =
-                |(child, answered): (&WakeProcess, &AtomicU32)| child.asked == answered.load(Ordering::Relaxed);
-            let place = children.iter().zip(self.answered).position(is_idle).unwrap_or(children.len());
+                |(child, finished): (&WakeProcess, &AtomicU32)| child.ordered == finished.load(Ordering::Relaxed);
+            let idle = children.iter().zip(self.finished).position(is_idle);
+            let place = idle.or_else(|| children.iter().position(WakeProcess::is_dead)).unwrap_or(children.len());
             if place == MOST {
                 return Err(io::ErrorKind::QuotaExceeded.into());
             }
             if place == children.len() {
-                children.push(WakeProcess { pipe: self.start(place)?, asked: 0 });
+                children.push(WakeProcess { pipe: self.start(place)?, ordered: 0 });
             }
-            children[place].asked += 1;
+            children[place].ordered += 1;
             if nix::unistd::write(&children[place].pipe, &cpu).is_err() {
-                // It was killed.
-                self.answered[place].store(0, Ordering::Relaxed);
-                children[place] = WakeProcess { pipe: self.start(place)?, asked: 1 };
+                // The child was killed.
+                self.finished[place].store(0, Ordering::Relaxed);
+                children[place] = WakeProcess { pipe: self.start(place)?, ordered: 1 };
                 nix::unistd::write(&children[place].pipe, &cpu)?;
             }
         }
         Ok(())
     }
 
-    /// Starts a child; gives the pipe to it.
+    /// Starts a child; returns the write end of its pipe.
     fn start(&self, place: usize) -> io::Result<OwnedFd> {
         const PIPE: libc::c_int = 0;
         const MOUNT: libc::c_int = 1;
@@ -105,12 +116,35 @@ impl Waker {
                         let mut found: libc::statfs = std::mem::zeroed();
                         libc::fstatfs(MOUNT, &raw mut found);
                     }
-                    self.answered[place].fetch_add(1, Ordering::Relaxed);
+                    self.finished[place].fetch_add(1, Ordering::Relaxed);
                 }
             }
         };
         // SAFETY: the child makes system calls only.
         unsafe { child::start_alone(life) }?;
         Ok(ours)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::File;
+
+    use super::*;
+
+    #[test]
+    fn a_child_that_was_killed_while_it_worked_is_replaced() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let waker = Waker::new(File::open(directory.path()).expect("a directory").into()).expect("memory");
+        {
+            let (reader, pipe) = pipe2(OFlag::O_CLOEXEC).expect("a pipe");
+            drop(reader);
+            waker.children.lock().expect("no panic").push(WakeProcess { pipe, ordered: 1 });
+        }
+        waker.wake(&[0]).expect("a child");
+        assert_eq!(waker.children.lock().expect("no panic").len(), 1);
+        while waker.finished[0].load(Ordering::Relaxed) == 0 {
+            std::thread::yield_now();
+        }
     }
 }

@@ -43,7 +43,7 @@ impl Workers {
         self.caution.load(Ordering::Relaxed) > 0
     }
 
-    /// Records the time that a request took which may wait.
+    /// Records how long a request took that may wait.
     pub(super) fn note(&self, since: Instant) {
         if since.elapsed() >= SLOW {
             self.caution.store(CAUTION, Ordering::Relaxed);
@@ -71,7 +71,7 @@ impl Workers {
         Ok(())
     }
 
-    /// No request comes any more.
+    /// Ends the threads: no request comes any more.
     pub(super) fn end(&self) {
         self.lock().over = true;
         self.changed.notify_all();

@@ -1,4 +1,4 @@
-//! Connections that are opened while requests go on. The program for credentials is a real one, which the test lets go.
+//! Connections that are opened while requests go on. A shell script issues the credentials, when the test lets it.
 
 use std::fs;
 use std::path::PathBuf;
@@ -11,7 +11,7 @@ use tokio::time::{sleep, timeout};
 use super::*;
 use crate::kube::settings::SettingsSource;
 
-/// How long a test waits for what comes at once.
+/// How long a test waits for a result that should come at once.
 const LIMIT: Duration = Duration::from_secs(20);
 
 /// A kubeconfig with a program that waits while there is a file `slow`, and fails while there is a file `fails`.
@@ -122,9 +122,9 @@ async fn a_slow_renewal_delays_no_request_whose_credentials_are_good() {
 async fn requests_whose_credentials_were_rejected_or_have_expired_wait_for_one_renewal() {
     let program = Program::new();
     let client = program.client().await;
-    for (runs, spoil) in [(2, true), (3, false)] {
+    for (runs, is_rejected) in [(2, true), (3, false)] {
         program.set("slow");
-        if spoil {
+        if is_rejected {
             let connection = client.connection().await;
             client.request_reread(&connection, RereadReason::Identity);
         } else {
@@ -142,7 +142,7 @@ async fn requests_whose_credentials_were_rejected_or_have_expired_wait_for_one_r
 }
 
 #[tokio::test]
-async fn a_doubt_during_a_renewal_waits_for_it_and_is_over_with_other_credentials() {
+async fn a_rejection_during_a_renewal_waits_for_it_and_is_over_with_other_credentials() {
     let program = Program::new();
     let client = program.client().await;
     program.set("slow");
@@ -156,11 +156,11 @@ async fn a_doubt_during_a_renewal_waits_for_it_and_is_over_with_other_credential
     for request in requests {
         assert_eq!(within(request).await.expect("a token"), "t2");
     }
-    assert_eq!((program.runs(), client.current().doubt), (2, RereadReason::No));
+    assert_eq!((program.runs(), client.current().reread_reason), (2, RereadReason::No));
 }
 
 #[tokio::test]
-async fn a_doubt_that_an_opening_did_not_consider_stays_with_the_same_credentials() {
+async fn a_rejection_that_an_opening_did_not_consider_stays_with_the_same_credentials() {
     let program = Program::new();
     let client = program.client().await;
     let before = client.connection().await;

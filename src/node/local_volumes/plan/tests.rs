@@ -82,7 +82,7 @@ impl Cluster {
                 assert!(!self.kept.contains(&entry), "data that is to be kept would be erased");
                 self.records.insert(record.volume.clone(), Some(record.clone()));
                 if effects > 1 {
-                    // Half of it would still be the user's: only the whole counts.
+                    // A part of the data would still be the user's: the model knows only whole erasures.
                     self.data[entry] = None;
                 }
                 if effects > 2 {

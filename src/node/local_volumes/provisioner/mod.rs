@@ -1,4 +1,4 @@
-//! The task of the local volumes: it takes in changes, plans, and performs one step (a request or an inspection) at a
+//! The task of the local volumes: it takes changes, plans, and performs one step (a request or an inspection) at a
 //! time; then it plans again with the new state. Erasures run beside it, each on a thread of its own.
 
 mod steps;
@@ -17,7 +17,7 @@ use tracing::{info, warn};
 
 use super::clean::{ErasureOutcome, ErasureProgress};
 use super::entries::DirectoryScan;
-use super::error::InspectionError;
+use super::error::{ErasureError, InspectionError};
 use super::inspection::UsableEntry;
 use super::metrics::LocalVolumeCounts;
 use super::plan::{DiskStep, OfferedClass, World, plan, remarks};
@@ -68,7 +68,7 @@ struct Provisioner {
     cleanings: BTreeMap<String, Arc<ErasureProgress>>,
     /// Entries that an inspection has found unfit since the last scan.
     unfit: BTreeSet<PathBuf>,
-    /// Inspections that do not end.
+    /// Inspections that have not ended in time.
     hanging: BTreeMap<PathBuf, JoinHandle<Result<UsableEntry, InspectionError>>>,
     /// When podfs may try the next step for a PersistentVolume, after failures.
     pauses: BTreeMap<String, (Instant, Backoff)>,
@@ -92,8 +92,8 @@ pub(in crate::node) async fn serve(settings: ProvisionerSettings) {
     };
     let (input, inputs) = unbounded_channel();
     let scans = input.clone();
-    let tell = move |scan| scans.send(ProvisionerEvent::Scan(scan)).is_ok();
-    if let Err(error) = wake::start(settings.directories.clone(), tell) {
+    let report = move |scan| scans.send(ProvisionerEvent::Scan(scan)).is_ok();
+    if let Err(error) = wake::start(settings.directories.clone(), report) {
         warn!("podfs offers no local volume, because it cannot watch the directories: {error}");
         return;
     }
@@ -177,7 +177,7 @@ impl Provisioner {
             self.stop_cleanings(&steps);
             self.settings.metrics.set(self.counts());
             let now = Instant::now();
-            match steps.into_iter().find(|step| self.may_do(step, now)) {
+            match steps.into_iter().find(|step| self.is_possible_now(step, now)) {
                 Some(step) => self.perform(step).await,
                 None => self.wait().await,
             }
@@ -234,7 +234,7 @@ impl Provisioner {
         }
     }
 
-    fn may_do(&self, step: &DiskStep, now: Instant) -> bool {
+    fn is_possible_now(&self, step: &DiskStep, now: Instant) -> bool {
         let volume = step.volume();
         let is_paused = self.pauses.get(volume).is_some_and(|(until, _)| *until > now);
         let is_possible = match step {
@@ -278,6 +278,11 @@ impl Provisioner {
                         self.pauses.remove(&name);
                         info!("podfs has erased {path} of PersistentVolume {name}");
                     }
+                    // The plan decides what comes next.
+                    Err(reason @ ErasureError::Stopped) => {
+                        self.delay(&name);
+                        self.log_once(&format!("step {name}"), &format!("{path} of PersistentVolume {name} {reason}"));
+                    }
                     Err(reason) => self.pause(&name, &format!("{path} of PersistentVolume {name} {reason}")),
                 }
             }
@@ -307,7 +312,7 @@ impl Provisioner {
                 }
             }
             FollowerEvent::Alive => {}
-            FollowerEvent::Failure(error) => self.say("persistentvolumes", &format!("local volumes: {error}")),
+            FollowerEvent::Failure(error) => self.log_once("persistentvolumes", &format!("local volumes: {error}")),
         }
     }
 
@@ -323,7 +328,7 @@ impl Provisioner {
             FollowerEvent::Put(object) => Some(object),
             FollowerEvent::Deleted(_) => None,
             FollowerEvent::Alive => return,
-            FollowerEvent::Failure(error) => return self.say(&name, &format!("StorageClass {name}: {error}")),
+            FollowerEvent::Failure(error) => return self.log_once(&name, &format!("StorageClass {name}: {error}")),
         };
         let class = object.map(|object| OfferedClass {
             reclaim: match object["reclaimPolicy"].as_str() {
@@ -339,16 +344,21 @@ impl Provisioner {
         }
     }
 
-    /// Delays the next step for this PersistentVolume, after a failure.
+    /// Delays the next step for this PersistentVolume, after a failure, and logs the failure.
     fn pause(&mut self, name: &str, sentence: &str) {
+        self.delay(name);
+        self.log_once(&format!("step {name}"), &format!("{sentence}; podfs tries again"));
+    }
+
+    /// Delays the next step for this PersistentVolume.
+    fn delay(&mut self, name: &str) {
         let mut backoff = self.pauses.get(name).map_or(PAUSE.backoff(), |(_, backoff)| *backoff);
         let until = Instant::now() + backoff.fail();
         self.pauses.insert(name.to_owned(), (until, backoff));
-        self.say(&format!("step {name}"), &format!("{sentence}; podfs tries again"));
     }
 
     /// Logs a sentence, unless it was the last one about the same step, entry or object.
-    fn say(&mut self, about: &str, sentence: &str) {
+    fn log_once(&mut self, about: &str, sentence: &str) {
         if self.last_logged.get(about).is_none_or(|last| last != sentence) {
             warn!("{sentence}");
             self.last_logged.insert(about.to_owned(), sentence.to_owned());

@@ -21,13 +21,13 @@ use crate::kube::error::ApiError;
 use crate::manifest::objects::VolumeMode;
 use crate::node::service::in_use;
 
-/// How long the task waits for an inspection before it goes on without that.
+/// How long the task waits for an inspection before it continues without the result.
 const INSPECTION: Duration = Duration::from_secs(10);
 
 impl Provisioner {
     pub(super) async fn perform(&mut self, step: DiskStep) {
         let name = step.volume().to_owned();
-        let done = match step {
+        let result = match step {
             DiskStep::Forget(name) => {
                 if let Err(cause) = self.records.remove(&name) {
                     let file = self.records.file(&name);
@@ -46,10 +46,10 @@ impl Provisioner {
             DiskStep::Clean(record) => self.clean(record).await,
             DiskStep::Offer { volume, class, path, mode } => self.offer(&volume, &class, &path, mode).await,
         };
-        match done {
+        match result {
             Ok(()) => self.retry.reset(),
             Err(error) if error.class.passes() => {
-                self.say(&name, &format!("PersistentVolume {name}: {error}; podfs tries again"));
+                self.log_once(&name, &format!("PersistentVolume {name}: {error}; podfs tries again"));
                 self.wait_for_server(&error).await;
             }
             Err(error) => self.pause(&name, &format!("PersistentVolume {name}: {error}")),
@@ -85,10 +85,10 @@ impl Provisioner {
 
     async fn offer(&mut self, name: &str, class: &str, path: &Path, mode: VolumeMode) -> Result<(), ApiError> {
         let Some(OfferedClass { reclaim, mount_options }) = self.classes.get(class).cloned() else { return Ok(()) };
-        let fit = match self.inspect(path, mode).await {
-            Ok(fit) => fit,
+        let usable = match self.inspect(path, mode).await {
+            Ok(usable) => usable,
             Err(reason) => {
-                self.say(&format!("fit {name}"), &format!("{} is not offered: it {reason}", path.display()));
+                self.log_once(&format!("fit {name}"), &format!("{} is not offered: it {reason}", path.display()));
                 self.unfit.insert(path.to_owned());
                 return Ok(());
             }
@@ -97,8 +97,8 @@ impl Provisioner {
             class,
             path,
             mode,
-            capacity: fit.capacity,
-            identity: &fit.identity,
+            capacity: usable.capacity,
+            identity: &usable.identity,
             reclaim,
             mount_options: &mount_options,
         };

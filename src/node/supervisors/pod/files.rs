@@ -14,7 +14,7 @@ impl PodTask {
     /// Makes files again that another process has deleted. A supervisor that is starting, changing or ending makes and
     /// removes its files itself.
     pub(super) async fn restore(&mut self) {
-        if !matches!(self.life, SupervisorLife::Up(RunningSupervisor { change: None, has_spoken: true, .. })) {
+        if !matches!(self.life, SupervisorLife::Up(RunningSupervisor { change: None, has_sent_status: true, .. })) {
             return;
         }
         let (checkpoints, uid, directory) = (self.shared.checkpoints.clone(), self.uid.clone(), self.directory.clone());
@@ -32,7 +32,7 @@ impl PodTask {
                 self.uid,
                 self.directory.display()
             );
-            // The supervisor looks for its files when the connection is closed.
+            // The supervisor checks its files when a connection to it is closed.
             self.life = SupervisorLife::Calling(ConnectingSupervisor::new(Some(up.process), false, None));
         }
     }

@@ -1,10 +1,10 @@
 //! Publications to the supervisor of a pod that is served: its volumes come and go while it runs.
 //!
-//! 1. The answer to a publication and the statuses come on two connections. A status that arrives during a publication may be
-//!    from before it, and show a mount that is gone meanwhile; or from after it, and be the last one for a long time. So the task
-//!    follows the pod anew after each publication with new volumes: on that connection, every status is from after it.
+//! 1. The answer to a publication and the statuses come on two connections. A status that arrives during a publication may be older
+//!    than the publication, and show a mount that is gone meanwhile; or it may be newer, and be the last status for a long time. So
+//!    the task opens a new connection for statuses after each publication with new volumes: every status on it is newer.
 //! 2. Until that connection's first status, the task answers only mounts of volumes that the publication left as they were.
-//! 3. A publication that failed may have been taken or not. The next operation on the pod publishes again.
+//! 3. The supervisor may have taken a publication that failed, or not. The next operation on the pod publishes again.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -20,7 +20,7 @@ use super::PodTask;
 use crate::supervisor::control::AskError;
 
 impl PodTask {
-    /// Publishes the wanted volumes to the supervisor, and unpublishes the others.
+    /// Publishes the wanted volumes to the supervisor, and unpublishes those that are no longer wanted.
     pub(super) async fn publish(&mut self) {
         let Some(wanted) = self.wanted.clone() else { return };
         if let Err(reason) = self.write_checkpoint().await {
@@ -33,7 +33,7 @@ impl PodTask {
             true => wanted.volumes.difference(&published.volumes).cloned().collect(),
             false => wanted.volumes.clone(),
         };
-        // Whatever the outcome is, the supervisor may serve these.
+        // Whatever the outcome is, the supervisor may serve these volumes.
         published.volumes.extend(wanted.volumes.iter().cloned());
         (self.published, self.is_taken) = (Some(published), false);
         let directory = self.directory.clone();
@@ -79,7 +79,7 @@ impl PodTask {
         }
     }
 
-    /// Follows the pod on this connection from now on, or calls the supervisor again if there is none.
+    /// Follows the pod on this connection from now on. If there is no connection, calls the supervisor again.
     fn follow_with(&mut self, new: Result<StatusWatch, AskError>) {
         match (std::mem::replace(&mut self.life, SupervisorLife::Absent), new) {
             (SupervisorLife::Up(up), Ok(watch)) => self.life = SupervisorLife::Up(RunningSupervisor { watch, ..up }),

@@ -39,10 +39,20 @@ fn vm_08_a_failed_remount_leaves_the_volume_mounted_and_the_remount_required() {
     world.mounted(&id(), OperationOutcome::Final, Some("configmap \"x\" not found".to_owned()));
     let volume = world.volume(&id()).expect("it is known");
     assert!(volume.mount == MountState::Mounted && volume.remount_required);
-    assert_eq!(volume.reason.as_deref(), Some("configmap \"x\" not found"));
+    assert_eq!(volume.reason(), Some("configmap \"x\" not found"));
     world.mounted(&id(), OperationOutcome::Done, None);
     let volume = world.volume(&id()).expect("it is known");
-    assert!(!volume.remount_required && volume.reason.is_none());
+    assert!(!volume.remount_required && volume.reason().is_none());
+}
+
+#[test]
+fn a_report_that_comes_before_the_end_of_the_mount_stays() {
+    let mut world = ActualWorld::default();
+    world.mounted(&id(), OperationOutcome::Transient, Some("its supervisor does not answer yet".to_owned()));
+    let reported = "no token: it comes with the next NodePublishVolume";
+    world.report(&id(), true, ObservedVolume::default(), Some(reported.to_owned()));
+    world.mounted(&id(), OperationOutcome::Done, None);
+    assert_eq!(world.volume(&id()).and_then(ActualVolume::reason), Some(reported));
 }
 
 #[test]

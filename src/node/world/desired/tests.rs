@@ -1,3 +1,5 @@
+use serde_json::json;
+
 use super::*;
 use crate::node::sample::{pod, uid};
 
@@ -44,4 +46,31 @@ fn a_volume_whose_definition_changes_while_its_pod_runs_stays_as_it_is() {
     assert_eq!(after.volumes["a"], before);
     let errors: Vec<_> = after.errors.iter().collect();
     assert!(errors.len() == 1 && errors[0].starts_with("volume \"a\" is described otherwise"), "{errors:?}");
+}
+
+#[test]
+fn vm_10_a_redefined_volume_stays_in_the_manifest_and_holds_back_no_new_volume() {
+    let (mut desired, plugins) = (DesiredWorld::default(), PluginRegistry::built_in());
+    let annotated = |volumes: &[&str], used: &[&str], annotation: &str| {
+        let mut pod = pod("u", volumes, used);
+        Arc::make_mut(&mut pod.manifest)["metadata"]["annotations"] = json!({annotation: "none", "x": "y"});
+        pod
+    };
+    let first = ["{name: a, configMap: {name: x}}"];
+    desired.put(annotated(&first, &["a"], "podfs.io/sub-path.a"), &plugins);
+    let redefined = ["{name: a, hostPath: {path: /srv}}", "{name: b, emptyDir: {}}"];
+    for _ in 0..2 {
+        desired.put(annotated(&redefined, &["a", "b"], "podfs.io/cache.a"), &plugins);
+        let DesiredPod { pod, volumes, .. } = desired.pod(&uid("u")).expect("the pod");
+        assert_eq!(volumes.keys().collect::<Vec<_>>(), ["a", "b"]);
+        assert_eq!(
+            pod.manifest["spec"]["volumes"],
+            json!([{"name": "a", "configMap": {"name": "x"}}, {"name": "b", "emptyDir": {}}]),
+        );
+        assert_eq!(pod.manifest["metadata"]["annotations"], json!({"podfs.io/sub-path.a": "none", "x": "y"}));
+        assert_eq!(pod.pod.volumes.iter().collect::<Vec<_>>(), [&volumes["a"].volume, &volumes["b"].volume]);
+    }
+    desired.put(annotated(&redefined, &["b"], "podfs.io/cache.a"), &plugins);
+    let DesiredPod { pod, .. } = desired.pod(&uid("u")).expect("the pod");
+    assert_eq!(pod.manifest["spec"]["volumes"][0]["hostPath"]["path"], "/srv", "no container uses it any more");
 }

@@ -96,7 +96,7 @@ async fn a_busy_directory_does_not_starve_updates() {
     let home = ManifestHome::with_objects(&[("app", "0"), ("busy", "0")]);
     let mut watched = home.watch();
     home.replace("objects/app.yaml", &config_map("app", "1"));
-    // The test and the watching thread run side by side: busy until the news is there.
+    // The test and the watching thread run side by side: the test writes until it receives the change.
     let mut round = 0;
     while watched.value("app") != Some("1") {
         round += 1;

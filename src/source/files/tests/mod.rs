@@ -67,7 +67,7 @@ impl ManifestHome {
         FileSource::open(pod, &objects).map(|(source, now)| Watched { source, now })
     }
 
-    /// What the user reads when podfs does not start. The home is left out of it.
+    /// The error with which podfs does not start, without the path of the home.
     fn complaint(&self, pod: Option<&str>, objects: &[&str]) -> String {
         let error = self.open(pod, objects).err().expect("podfs does not start").to_string();
         error.replace(&format!("{}/", self.0.path().display()), "")
@@ -99,7 +99,7 @@ impl Watched {
         self.now = tokio::time::timeout(Duration::from_secs(20), self.source.changed()).await.expect("a snapshot");
     }
 
-    /// Waits until the ConfigMap has the value, and returns the number of snapshots that took.
+    /// Waits until the ConfigMap has the value, and returns how many snapshots came until then.
     async fn until(&mut self, name: &str, value: Option<&str>) -> usize {
         let mut snapshots = 0;
         while self.value(name) != value {

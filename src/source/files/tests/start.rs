@@ -78,12 +78,17 @@ fn a_path_that_cannot_be_read_is_named() {
     for (path, sentence) in [
         ("missing", "missing: there is no such file or directory"),
         ("missing/deep.yaml", "missing/deep.yaml: there is no such file or directory"),
-        ("pipe", "pipe: is a pipe; give a regular file"),
     ] {
         assert_eq!(home.complaint(None, &[path]), sentence);
         assert_eq!(home.complaint(Some(path), &[]), sentence);
     }
-    assert_eq!(home.complaint(Some("objects"), &[]), "objects: is a directory; give a regular file");
+    assert_eq!(home.complaint(None, &["pipe"]), "pipe: is a pipe; give a regular file");
+    for (path, sentence) in [
+        ("pipe", "pipe: is a pipe; give a regular file, or - for standard input"),
+        ("objects", "objects: is a directory; give a regular file, or - for standard input"),
+    ] {
+        assert_eq!(home.complaint(Some(path), &[]), sentence);
+    }
     home.link("nowhere", "objects/app.yaml");
     assert_eq!(home.complaint(None, &["objects"]), "objects/app.yaml: the symbolic link leads to nothing");
     home.link("loop", "loop");

@@ -23,9 +23,9 @@ fn a_problem_is_reported_once_and_again_when_it_comes_back() {
     let mut steps = home.step_by_step(&["objects"]);
     home.write("objects/app.yaml", "a: [hunter2\n");
     assert!(steps.scan().is_none());
-    let told: Vec<_> = steps.store.problems().collect();
+    let problems: Vec<_> = steps.store.problems().collect();
     let sentence = "objects/app.yaml:1:4: unclosed bracket '['; until then, podfs uses the earlier content";
-    assert!(matches!(told[..], [only] if only.ends_with(sentence)), "{told:?}");
+    assert!(matches!(problems[..], [only] if only.ends_with(sentence)), "{problems:?}");
 
     home.write("objects/db.yaml", &config_map("db", "2"));
     assert!(steps.scan().is_some());
@@ -75,10 +75,10 @@ fn a_duplicate_is_reported_with_both_places() {
     let mut steps = home.step_by_step(&["objects"]);
     home.write("objects/again.yaml", &config_map("app", "2"));
     assert!(steps.scan().is_none());
-    let told: Vec<_> = steps.store.problems().collect();
+    let problems: Vec<_> = steps.store.problems().collect();
     assert!(
-        matches!(told[..], [only] if only.contains("objects/again.yaml") && only.contains("objects/app.yaml")),
-        "{told:?}"
+        matches!(problems[..], [only] if only.contains("objects/again.yaml") && only.contains("objects/app.yaml")),
+        "{problems:?}"
     );
 }
 

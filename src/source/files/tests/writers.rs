@@ -41,6 +41,28 @@ async fn a_new_file_is_read_when_its_writer_closes_it() {
     assert_eq!(watched.value("app"), Some("half"));
 }
 
+#[test]
+fn a_half_written_file_is_not_used_when_events_are_late() {
+    let home = ManifestHome::with_objects(&[]);
+    let (mut watcher, _stop) = Watcher::new().expect("a watcher");
+    let roots = vec![ConfiguredPath::objects(home.path("objects"))];
+    let mut store = DocumentStore::new(PodAndObjects::new(AcceptedDocuments::Pods), None, roots).expect("a store");
+    let half = |name: &str| {
+        let path = home.path(&format!("objects/{name}.yaml"));
+        let mut writer = File::create(&path).expect("a file");
+        writer.write_all(config_map(name, "half").as_bytes()).expect("a write");
+        (path, writer)
+    };
+    let (first, _writer) = half("first");
+    let in_time = std::mem::replace(&mut watcher.marker_timeout, Duration::ZERO);
+    assert!(store.next_scan(&mut watcher).unread.contains(&first), "the events may be late");
+    // The event of the first marker comes before those of the second file.
+    watcher.marker_timeout = in_time;
+    let (second, _writer) = half("second");
+    let unread = store.next_scan(&mut watcher).unread;
+    assert!(unread.contains(&first) && unread.contains(&second), "{unread:?}");
+}
+
 #[tokio::test]
 async fn a_file_that_is_never_closed_is_read_after_a_second_without_a_write() {
     let home = ManifestHome::with_objects(&[("app", "old")]);

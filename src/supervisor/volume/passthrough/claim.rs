@@ -1,4 +1,4 @@
-//! The PersistentVolume that a claim is bound to: a volume of another kind, with the rules of PersistentVolumes.
+//! The PersistentVolume to which a claim is bound. Its source is of another kind, and the rules of PersistentVolumes apply.
 
 use std::path::Path;
 use std::time::Duration;
@@ -19,17 +19,20 @@ use crate::supervisor::volume::growth::{Expansion, ExpansionState};
 use crate::supervisor::volume::local;
 use crate::volume::{Claim, Volume};
 
-/// The kubelet's text for the pod that has to wait.
-const IN_USE: &str = "volume uses the ReadWriteOncePod access mode and is already in use by another pod";
+/// The kubelet's text for a pod that has to wait, because another pod uses the volume.
+pub(in crate::supervisor::volume) const IN_USE: &str =
+    "volume uses the ReadWriteOncePod access mode and is already in use by another pod";
 /// The file in the run directory that podfs locks while it mounts a volume that one pod alone may use.
 const EXCLUSIVE: &str = "exclusive.lock";
 
 /// A volume with a claim, `persistentVolumeClaim` or `ephemeral`.
 pub(in crate::supervisor::volume) struct ClaimSource {
     claim: Claim,
+    /// The last warnings about the PersistentVolume.
     warned: Vec<String>,
     growth: ExpansionState,
-    /// The disk that the volume shows, if a hostPath names one. While it is open, the kernel gives its number to no other disk.
+    /// The disk that the volume shows, if the path of a hostPath leads to one. While it is open, the kernel gives its number to no
+    /// other disk.
     device: Option<BlockDevice>,
     republication: Republication,
 }
@@ -57,8 +60,9 @@ impl ClaimSource {
         Ok(())
     }
 
+    /// Calls the CSI driver again, if it has `requiresRepublish`.
     fn publish_again(&mut self, setting: &VolumeContext, spec: &Volume, pod: &PodView) -> Result<(), RefreshFailure> {
-        // The mounted volume stays as it is.
+        // If the claim is no longer bound, the mounted volume stays as it is.
         let Ok(bound) = resolve(spec, &self.claim, pod) else { return Ok(()) };
         let BoundSource::Csi(csi) = &bound.source else { return Ok(()) };
         self.republication.publish_again(setting, spec, csi, Some(&bound), pod)
@@ -99,7 +103,7 @@ impl PassthroughSource for ClaimSource {
                 return Ok(MountPlan { turn, ..plan });
             }
             BoundSource::Flex(flex) => {
-                let plan = driver::mount_flex(setting, spec, path, flex, &bound.name, bound.read_only, pod)?;
+                let plan = driver::mount_flex(setting, spec, path, flex, Some(&bound), pod)?;
                 return Ok(MountPlan { turn, ..plan });
             }
             BoundSource::Local(local) => {
@@ -127,9 +131,9 @@ impl PassthroughSource for ClaimSource {
     }
 
     fn follow(&mut self, volume: &PassthroughParts, spec: &Volume, pod: &PodView) -> Result<(), RefreshFailure> {
-        let grown = self.follow_capacity(&volume.setting, spec, pod);
+        let growth = self.follow_capacity(&volume.setting, spec, pod);
         self.publish_again(&volume.setting, spec, pod)?;
-        grown
+        growth
     }
 
     fn expansion(&self) -> Option<&Expansion> {
@@ -141,15 +145,15 @@ impl PassthroughSource for ClaimSource {
     }
 
     fn take_down(self: Box<Self>, volume: &PassthroughParts, name: &str, end: PodEnd) {
-        let left = volume.path.as_deref().map_or(Ok(()), |path| local::leave(&volume.setting, path));
-        left.unwrap_or_else(|error| warn!("volume {name:?}: {error}"));
+        let released = volume.path.as_deref().map_or(Ok(()), |path| local::leave(&volume.setting, path));
+        released.unwrap_or_else(|error| warn!("volume {name:?}: {error}"));
         if self.device.is_some() && end == PodEnd::Clean {
             host_path::forget_disk(&volume.setting, name);
         }
     }
 }
 
-/// The PersistentVolume that a volume's claim is bound to.
+/// The PersistentVolume to which a volume's claim is bound.
 pub(in crate::supervisor::volume) fn resolve(
     spec: &Volume,
     claim: &Claim,
@@ -159,10 +163,15 @@ pub(in crate::supervisor::volume) fn resolve(
     bound.map_err(|error| RefreshFailure::Manifests(error.to_string()))
 }
 
-/// The lock for mounting a volume that one pod alone may use.
-fn turn(setting: &VolumeContext, path: &Path, is_exclusive: bool) -> Result<Option<NeighbourLock>, RefreshFailure> {
+/// The lock for a volume that one pod alone may use, while podfs mounts it at `path`, or makes a link to its device there; `None`
+/// for other volumes.
+pub(in crate::supervisor::volume) fn turn(
+    setting: &VolumeContext,
+    path: &Path,
+    is_exclusive: bool,
+) -> Result<Option<NeighbourLock>, RefreshFailure> {
     let run_directory = setting.mount_points().run_directory().and_then(Path::parent).map(Path::to_owned);
-    // A volume that is mounted without a pod has no neighbours.
+    // A volume without a pod (`podfs mount`) needs no lock.
     let Some(run_directory) = run_directory.filter(|_| is_exclusive) else { return Ok(None) };
     let file = run_directory.join(EXCLUSIVE);
     match NeighbourLock::take(&file, path) {
@@ -172,8 +181,8 @@ fn turn(setting: &VolumeContext, path: &Path, is_exclusive: bool) -> Result<Opti
     }
 }
 
-/// Gives a PersistentVolume to the group of the first pod on the node that uses it; for the others it stays as it is
-/// (LP-03).
+/// Gives a PersistentVolume to the fsGroup of the first pod on the node that uses it. For pods that use it at the same time
+/// (`shared`), it stays as it is (LP-03).
 fn give(source: &HostSource, group: u32, shared: bool, bound: &BoundVolume, pod: &PodView) -> Result<(), HostError> {
     let name = &bound.name;
     if !shared {

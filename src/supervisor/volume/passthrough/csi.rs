@@ -1,4 +1,4 @@
-//! Volumes that CSI drivers mount for the pod itself, or for a volume that was translated for a CSI driver.
+//! csi volumes of the pod, and volumes of other kinds that podfs has translated to csi volumes.
 
 use std::time::Duration;
 

@@ -1,4 +1,4 @@
-//! emptyDir volumes: podfs makes and mounts their content, and deletes it with the pod.
+//! emptyDir volumes: podfs makes and mounts their content, and deletes it at the end of the pod.
 
 use tracing::warn;
 
@@ -32,9 +32,9 @@ impl PassthroughSource for EmptyDirSource {
         self.content = Some(content);
         let (served_by, limit) = match plan.backing {
             EmptyDirBacking::Disk => (ServedBy::Fuse, self.limit(spec)),
-            // The tmpfs has its own limit.
+            // The tmpfs enforces the limit itself.
             EmptyDirBacking::Memory { .. } => (ServedBy::Fuse, None),
-            // Huge pages cannot be mapped through another file system.
+            // A program cannot map huge pages of a file through FUSE.
             EmptyDirBacking::HugePages { .. } => (ServedBy::Bind, None),
         };
         let selinux_context = selinux_context(pod);
@@ -42,7 +42,8 @@ impl PassthroughSource for EmptyDirSource {
         Ok(MountPlan { path, content, access: ContainerAccess::ReadWrite, selinux_context, turn: None })
     }
 
-    /// Adopts content that another supervisor has made, for this one to delete. If it was deleted, makes it anew.
+    /// Finds the content that an earlier supervisor has made, so that this one deletes it later. If the content was
+    /// deleted, makes it anew.
     fn is_current(&mut self, volume: &PassthroughParts, spec: &Volume, pod: &PodView) -> Result<bool, RefreshFailure> {
         if self.content.is_some() {
             return Ok(true);
@@ -53,7 +54,7 @@ impl PassthroughSource for EmptyDirSource {
         Ok(is_current)
     }
 
-    /// Changes the limit of a tmpfs, too.
+    /// Changes the size of a tmpfs to that of the plan.
     fn follow(&mut self, _: &PassthroughParts, spec: &Volume, pod: &PodView) -> Result<(), RefreshFailure> {
         let Some(content) = &self.content else { return Ok(()) };
         Ok(content.resize(&plan(spec, pod)?)?)
@@ -73,12 +74,12 @@ impl PassthroughSource for EmptyDirSource {
 
     fn take_down(self: Box<Self>, volume: &PassthroughParts, name: &str, end: PodEnd) {
         let setting = &volume.setting;
-        // Without a pod, no later podfs would find the content again.
-        let goes = end == PodEnd::Clean && !setting.keep_empty_dirs || matches!(setting.site, Site::Exactly(_));
-        if let Some(content) = self.content.filter(|_| goes) {
+        // Without a pod (`podfs mount`), no later podfs would find the content again.
+        let must_delete = end == PodEnd::Clean && !setting.keep_empty_dirs || matches!(setting.site, Site::Exactly(_));
+        if let Some(content) = self.content.filter(|_| must_delete) {
             match content.delete() {
-                Ok(left) if left.is_empty() => {}
-                Ok(left) => warn!("volume {name:?}: podfs leaves of its content {left}"),
+                Ok(undeleted) if undeleted.is_empty() => {}
+                Ok(undeleted) => warn!("volume {name:?}: podfs leaves of its content {undeleted}"),
                 Err(error) => warn!("volume {name:?}: {error}"),
             }
         }
@@ -98,6 +99,7 @@ fn plan(spec: &Volume, pod: &PodView) -> Result<EmptyDirPlan, RefreshFailure> {
     plan.map_err(|error| RefreshFailure::Manifests(error.to_string()))
 }
 
+/// Makes the content of an emptyDir, or finds it.
 fn set_up(volume: &PassthroughParts, spec: &Volume, plan: &EmptyDirPlan) -> Result<EmptyDirContent, RefreshFailure> {
     let setting = &volume.setting;
     let home = setting.mount_points().make_home(setting.site.home(spec.name.as_str()));

@@ -16,8 +16,7 @@ impl PassthroughSource for FlexSource {
         pod: &PodView,
     ) -> Result<MountPlan, RefreshFailure> {
         let Self(flex) = self;
-        let name = spec.name.as_str();
-        let path = volume.place(&flex.directory(), name);
-        driver::mount_flex(&volume.setting, spec, path, flex, name, flex.read_only, pod)
+        let path = volume.place(&flex.directory(), spec.name.as_str());
+        driver::mount_flex(&volume.setting, spec, path, flex, None, pod)
     }
 }

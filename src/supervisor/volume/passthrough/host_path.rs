@@ -1,4 +1,5 @@
-//! Paths of the node, from hostPath volumes. A path to a disk is the pod's only as long as it leads to the same disk.
+//! hostPath volumes: paths of the node. If the path leads to a disk, the pod gets this disk only, and no other disk that later has
+//! the same path.
 
 use std::path::Path;
 
@@ -16,7 +17,7 @@ use crate::volume::{HostPath, Volume};
 /// A hostPath volume.
 pub(in crate::supervisor::volume) struct HostPathSource {
     source: HostPath,
-    /// The device that the volume shows, if it shows one. While it is open, the kernel gives its number to no other device.
+    /// The block device that the volume shows, if it shows one. While it is open, the kernel gives its number to no other device.
     device: Option<BlockDevice>,
 }
 
@@ -41,13 +42,13 @@ impl PassthroughSource for HostPathSource {
     }
 }
 
-/// An open path of the node, and the disk that it leads to.
+/// An open path of the node, and the disk to which it leads, if it leads to one.
 pub(super) struct OpenedPath {
     pub(super) source: HostSource,
     pub(super) device: Option<BlockDevice>,
 }
 
-/// Opens a path of the node for a mount at `path`. Refuses a disk in the place of the pod's disk.
+/// Opens a path of the node for a mount at `path`. If the path leads to another disk than before, refuses that disk.
 pub(super) fn open(
     setting: &VolumeContext,
     spec: &Volume,
@@ -58,10 +59,10 @@ pub(super) fn open(
     if source.kind() != FileKind::BlockDevice {
         return Ok(OpenedPath { source, device: None });
     }
-    // podfs shows a drive without a medium, but cannot open it.
+    // podfs cannot open a drive without a medium, but shows it all the same.
     let Ok(device) = BlockDevice::open(&source) else { return Ok(OpenedPath { source, device: None }) };
     if let Some(Err(error)) = disks(setting).map(|disks| disks.pin(spec.name.as_str(), &device)) {
-        // The mount of an earlier supervisor leads to the other disk by now.
+        // The bind mount of an earlier supervisor leads to the refused disk, too.
         if let Ok(Some((_, visible))) = setting.mount_points().keep(path) {
             visible.unmount().unwrap_or_else(|error| warn!("{error}"));
         }
@@ -70,14 +71,14 @@ pub(super) fn open(
     Ok(OpenedPath { source, device: Some(device) })
 }
 
-/// Forgets the disk of a volume that the pod no longer has: a later volume of that name may have another one.
+/// Forgets the disk of a volume that the pod no longer has. A later volume of this name may have another disk.
 pub(super) fn forget_disk(setting: &VolumeContext, volume: &str) {
     if let Some(Err(error)) = disks(setting).map(|disks| disks.forget(volume)) {
         warn!("volume {volume:?}: {error}");
     }
 }
 
-/// The disks of the pod; `None` without a pod.
+/// The record of the pod's disks; `None` without a pod.
 fn disks(setting: &VolumeContext) -> Option<PodDisks> {
     setting.mount_points().run_directory().map(|directory| PodDisks::of(directory.join(DISKS)))
 }

@@ -1,15 +1,15 @@
-//! A volume that shows a source as it is, of the host or of an NFS server. podfs finds and opens the source, then
-//! mounts it once.
+//! A volume that shows a source of the node or of an NFS server as it is. podfs finds and opens the source, then mounts it once.
 //!
-//! The mount stays as it is. A later change of the manifests or of the source's path concerns the next pod.
+//! The mount stays as it is. A later change of the manifests, or of the file at the source's path, has an effect only on pods that
+//! start later.
 //!
 //! | module | owns |
 //! |---|---|
-//! | `host_path` | files and directories of the node |
+//! | `host_path` | hostPath volumes: files and directories of the node |
 //! | `empty_dir` | emptyDirs, which belong to the pod |
 //! | `claim` | PersistentVolumes |
-//! | `nfs` | exports of NFS servers |
-//! | `flex`, `csi` | mounts of another vendor's driver |
+//! | `nfs` | nfs volumes: exports of NFS servers |
+//! | `flex`, `csi` | volumes that a driver of another vendor mounts |
 
 pub(super) mod claim;
 pub(super) mod csi;
@@ -38,6 +38,7 @@ use super::{PodEnd, RefreshFailure, ShownContent, VolumeContext};
 use crate::host::neighbours::NeighbourLock;
 use crate::host::{HostError, HostSource, serve};
 use crate::manifest::PodView;
+use crate::manifest::pod::PodIdentity;
 use crate::supervisor::volume::adopted::KeptVolume;
 use crate::volume::nfs_options::Backend;
 use crate::volume::{ServedBy, Volume};
@@ -52,7 +53,7 @@ pub(super) trait PassthroughSource: Send {
         pod: &PodView,
     ) -> Result<MountPlan, RefreshFailure>;
 
-    /// Whether the mount still shows the source. If not, podfs finds and mounts the source anew.
+    /// Whether the mount still shows the source. If it does not, podfs finds and mounts the source anew.
     fn is_current(
         &mut self,
         _volume: &PassthroughParts,
@@ -62,17 +63,17 @@ pub(super) trait PassthroughSource: Send {
         Ok(true)
     }
 
-    /// Called right after the volume was mounted.
+    /// A hook that podfs calls right after it has mounted the volume.
     fn complete(&mut self, _volume: &PassthroughParts, _spec: &Volume, _pod: &PodView) -> Result<(), RefreshFailure> {
         Ok(())
     }
 
-    /// Called at each refresh of a mounted volume, after a change of the pod's objects.
+    /// A hook that podfs calls at each refresh of a mounted volume, for example after a change of the pod's objects.
     fn follow(&mut self, _volume: &PassthroughParts, _spec: &Volume, _pod: &PodView) -> Result<(), RefreshFailure> {
         Ok(())
     }
 
-    /// The most bytes that a volume which was mounted with a limit may take now.
+    /// Most bytes that the volume may take now, for a volume that was mounted with a limit.
     fn limit(&self, _spec: &Volume) -> Option<u64> {
         None
     }
@@ -97,21 +98,21 @@ pub(super) trait PassthroughSource: Send {
         false
     }
 
-    /// Called after the volume was unmounted. Releases what ends with the pod.
+    /// Releases what ends with the pod. podfs calls it after it has unmounted the volume.
     fn take_down(self: Box<Self>, _volume: &PassthroughParts, _name: &str, _end: PodEnd) {}
 }
 
-/// What passthrough volumes of all kinds have in common.
+/// The data that passthrough volumes of all kinds have in common.
 pub(super) struct PassthroughParts {
     pub(super) setting: VolumeContext,
-    /// Where the volume is, once podfs has looked for its source.
+    /// The path at which the volume is, or will be, mounted; known once podfs has looked for the source.
     pub(super) path: Option<PathBuf>,
     /// A group that containers need to use the volume.
     pub(super) group: Option<u32>,
 }
 
 impl PassthroughParts {
-    /// Notes and returns the path of the volume, by its kind and name.
+    /// Sets and returns the path of the volume. `directory` is the kubelet's directory for the volume's plugin.
     fn place(&mut self, directory: &str, name: &str) -> PathBuf {
         let path = self.setting.site.volume(directory, name);
         self.path = Some(path.clone());
@@ -124,7 +125,7 @@ pub(super) struct PassthroughVolume {
     common: PassthroughParts,
     source: Box<dyn PassthroughSource>,
     mounted: Option<VisibleVolume>,
-    /// A mount whose source or server is gone, until a new one covers it.
+    /// The last mount, if it no longer shows the source or was given up, until a new mount covers it.
     outdated: Option<VisibleVolume>,
 }
 
@@ -147,7 +148,7 @@ impl VisibleVolume {
         }
     }
 
-    /// Whether podfs gave it up, because no successor of its dead server could take it over.
+    /// Whether a takeover has given the volume up: the successor of its dead server could not continue it.
     fn is_given_up(&self) -> bool {
         self.served.as_ref().is_some_and(MountedVolume::is_given_up)
     }
@@ -159,12 +160,12 @@ pub(super) struct MountPlan {
     pub(super) content: PlannedContent,
     pub(super) access: ContainerAccess,
     pub(super) selinux_context: Option<String>,
-    /// The lock of a volume that one pod alone may use. Held until the mount is in the mount table.
+    /// The lock of a volume that one pod alone may use. podfs holds it until the mount is in the mount table.
     pub(super) turn: Option<NeighbourLock>,
 }
 
 impl MountPlan {
-    /// A plan for a source of the host, which FUSE or the kernel alone serves.
+    /// A plan for a source of the node. Chooses whether the server serves it, or a bind mount shows it.
     fn of_host(
         spec: &Volume,
         path: PathBuf,
@@ -179,10 +180,10 @@ impl MountPlan {
 
 /// The content of a planned mount.
 pub(super) enum PlannedContent {
-    /// A source on this node, or an export that the kernel has mounted; `remote` is the identity of calls to its
-    /// server.
+    /// A source on this node, or an export that the kernel's NFS client has mounted. `remote` is for an export: the identity with
+    /// which the server accesses it.
     Source { source: HostSource, served_by: ServedBy, limit: Option<u64>, remote: Option<ActAs> },
-    /// An export, by podfs's own client.
+    /// An export that podfs's own NFS client serves.
     Export(Box<ReachedExport>),
 }
 
@@ -205,7 +206,7 @@ impl Mounter for PassthroughVolume {
         self.common.group
     }
 
-    /// False until it is mounted.
+    /// Whether containers can only read the volume; false until it is mounted.
     fn is_read_only(&self) -> bool {
         self.mounted.as_ref().is_some_and(|mounted| mounted.access == ContainerAccess::ReadOnly)
     }
@@ -223,12 +224,12 @@ impl Mounter for PassthroughVolume {
     }
 
     fn adopt(&mut self, kept: KeptVolume) {
-        let KeptVolume { about, served, visible, .. } = kept;
+        let KeptVolume { record, served, visible, .. } = kept;
         let Err(volume) = served.into_projection() else { return };
-        let access = access(visible.is_read_only().or(about.read_only).unwrap_or_default());
+        let access = access(visible.is_read_only().or(record.read_only).unwrap_or_default());
         self.mounted = Some(VisibleVolume { visible, access, served: Some(volume) });
-        self.common.path = Some(about.path);
-        self.common.group = about.group;
+        self.common.path = Some(record.path);
+        self.common.group = record.group;
     }
 
     fn show(&mut self, spec: &Volume, pod: &PodView, _: Option<Instant>) -> Result<ShownContent, RefreshFailure> {
@@ -247,7 +248,7 @@ impl Mounter for PassthroughVolume {
             return Ok(mounted.shown());
         }
         let mount_plan = source.find(common, spec, pod)?;
-        let mut mounted = self.mount(spec, mount_plan)?;
+        let mut mounted = self.mount(spec, &pod.identity, mount_plan)?;
         let shown = mounted.shown();
         if let Some(outdated) = self.outdated.take() {
             mounted.visible.cover(outdated.visible);
@@ -257,7 +258,8 @@ impl Mounter for PassthroughVolume {
         Ok(shown)
     }
 
-    /// A bind mount has no private mount to clone: this drops it, and [`show`](Self::show) mounts it anew.
+    /// Replaces the mount by another clone of the volume's private mount. A bind mount has no private mount: this drops it, and
+    /// [`show`](Self::show) mounts it anew.
     fn show_again(&mut self) -> Result<(), RefreshFailure> {
         if let Some(bind) = self.mounted.take_if(|mounted| mounted.served.is_none()) {
             drop(bind);
@@ -281,8 +283,7 @@ impl Mounter for PassthroughVolume {
         let Self { common, source, mounted, outdated } = *self;
         let unmounted = mounted.or(outdated).map_or(Ok(()), |mounted| {
             let is_remote = mounted.served.as_ref().is_some_and(MountedVolume::is_remote);
-            // The NFS server that it waits for may be unreachable, and after the pod's end no supervisor goes on with the
-            // unmount.
+            // The unmount may wait for an NFS server that cannot be reached. After the pod's end, no supervisor tries it again.
             match is_remote && end == PodEnd::Clean {
                 true => mounted.visible.unmount_and_abort(),
                 false => mounted.visible.unmount(),
@@ -299,14 +300,15 @@ impl PassthroughVolume {
         Self { common, source, mounted: None, outdated: None }
     }
 
-    fn mount(&self, spec: &Volume, mount_plan: MountPlan) -> Result<VisibleVolume, RefreshFailure> {
+    /// Mounts the volume as planned. Adopts a bind mount of an earlier supervisor instead, if there is one.
+    fn mount(&self, spec: &Volume, pod: &PodIdentity, mount_plan: MountPlan) -> Result<VisibleVolume, RefreshFailure> {
         let MountPlan { path, content, access, selinux_context, turn: _until_it_is_mounted } = mount_plan;
-        let passing = |error: &dyn std::fmt::Display| RefreshFailure::Temporary(error.to_string());
+        let temporary = |error: &dyn std::fmt::Display| RefreshFailure::Temporary(error.to_string());
         if let PlannedContent::Source { served_by: ServedBy::Bind, .. } = &content
             && let Some((_, visible)) =
-                self.common.setting.mount_points().keep(&path).map_err(|error| passing(&error))?
+                self.common.setting.mount_points().keep(&path).map_err(|error| temporary(&error))?
         {
-            // A supervisor before this one mounted it, and it needs no server.
+            // An earlier supervisor has made the bind mount, which needs no server.
             return Ok(VisibleVolume { visible, access, served: None });
         }
         let shape = match &content {
@@ -317,22 +319,22 @@ impl PassthroughVolume {
             Some(outdated) if !outdated.visible.is_lost() => MountPoint::of_mount(outdated.visible.path()),
             _ => {
                 let mut mount_points = self.common.setting.mount_points();
-                mount_points.expect(&path, shape).map_err(|error| passing(&error))?;
+                mount_points.expect(&path, shape).map_err(|error| temporary(&error))?;
                 let point = mount_points.prepare(&path, shape);
-                mount_points.record().map_err(|error| passing(&error))?;
+                mount_points.record().map_err(|error| temporary(&error))?;
                 point
             }
         };
-        let point = point.map_err(|error| passing(&error))?;
+        let point = point.map_err(|error| temporary(&error))?;
         let mount = MountOptions { selinux_context, shape };
         match content {
             PlannedContent::Source { source, served_by: ServedBy::Bind, .. } => {
                 let attached = bind(source.as_fd(), access).and_then(|clone| point.attach_bind(&clone));
-                Ok(VisibleVolume { visible: attached.map_err(|error| passing(&error))?, access, served: None })
+                Ok(VisibleVolume { visible: attached.map_err(|error| temporary(&error))?, access, served: None })
             }
             PlannedContent::Source { source, served_by: ServedBy::Fuse, limit, remote } => {
                 let options = self.passthrough_options(spec, limit, remote);
-                let (server, identity) = (&self.common.setting.server, self.identity(spec, &point, access));
+                let (server, identity) = (&self.common.setting.server, self.identity(spec, pod, &point, access));
                 let volume = MountedVolume::of_source(server, source.as_fd(), &options, &mount, &identity);
                 let volume = volume.map_err(RefreshFailure::of_mount)?;
                 let visible = volume.show(&point, access).map_err(RefreshFailure::of_mount)?;
@@ -340,7 +342,7 @@ impl PassthroughVolume {
             }
             PlannedContent::Export(export) => {
                 let ReachedExport { options, sockets, attributes, .. } = *export;
-                let (server, identity) = (&self.common.setting.server, self.identity(spec, &point, access));
+                let (server, identity) = (&self.common.setting.server, self.identity(spec, pod, &point, access));
                 let volume = MountedVolume::of_export(server, sockets, &options, attributes, &mount, &identity);
                 let volume = volume.map_err(RefreshFailure::of_mount)?;
                 let visible = volume.show(&point, access).map_err(RefreshFailure::of_mount)?;
@@ -349,20 +351,28 @@ impl PassthroughVolume {
         }
     }
 
-    fn identity(&self, spec: &Volume, point: &MountPoint, access: ContainerAccess) -> VolumeIdentity {
-        VolumeContext::identity(spec, point.path(), self.common.group, access)
+    fn identity(
+        &self,
+        spec: &Volume,
+        pod: &PodIdentity,
+        point: &MountPoint,
+        access: ContainerAccess,
+    ) -> VolumeIdentity {
+        VolumeContext::identity(spec, pod, point.path(), self.common.group, access)
     }
 
     fn passthrough_options(&self, spec: &Volume, limit: Option<u64>, remote: Option<ActAs>) -> PassthroughOptions {
-        // Sockets in a source of the pod were made through it, and the listeners at sockets of an export are on other machines.
+        // A socket in a source that only the pod uses was made through the volume, so it works. The process that listens on a
+        // socket of an export is on another machine, so a bind mount would not help.
         let advice = (!self.source.is_of_pod() && remote.is_none()).then(|| {
             format!("to reach it, give the pod the annotation podfs.io/host-path.{}: bind", spec.name.as_str())
         });
-        // Containers may still have files of older content open through an earlier mount.
-        let nothing_else_changes = self.source.is_of_pod() && self.source.is_new() && self.outdated.is_none();
+        // The kernel may cache the files for ever if all changes go through this volume. With an earlier mount, containers may
+        // still have files open that they change without this volume.
+        let has_all_changes = self.source.is_of_pod() && self.source.is_new() && self.outdated.is_none();
         PassthroughOptions {
             cache: match spec.preferences.cache {
-                CacheMode::Auto if nothing_else_changes && limit.is_none() => CacheMode::Always,
+                CacheMode::Auto if has_all_changes && limit.is_none() => CacheMode::Always,
                 chosen => chosen,
             },
             exclusive: self.source.is_of_pod(),
@@ -376,6 +386,7 @@ impl PassthroughVolume {
     }
 }
 
+/// The access of containers to a volume.
 pub(super) fn access(read_only: bool) -> ContainerAccess {
     if read_only { ContainerAccess::ReadOnly } else { ContainerAccess::ReadWrite }
 }

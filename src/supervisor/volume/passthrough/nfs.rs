@@ -1,4 +1,4 @@
-//! Exports of NFS servers, by the client of the kernel or that of podfs.
+//! Exports of NFS servers. The kernel's NFS client mounts them, or podfs's own client serves them.
 
 use std::path::PathBuf;
 

@@ -1,7 +1,7 @@
 //! Mount options of NFS volumes, in the words of nfs(5) and mount(8).
 //!
-//! An option is honoured, has no effect for a stated reason, or is refused by its name. None makes a volume less secure
-//! or less durable than it asks for.
+//! podfs honours an option, ignores it for a stated reason, or refuses it by its name. It ignores none that would make the
+//! volume more secure or more durable.
 
 mod error;
 mod parse;
@@ -41,7 +41,7 @@ pub struct NfsOptions {
     pub wsize: Option<u32>,
     /// The number of connections to the server, 1 to 16.
     pub connections: u8,
-    /// Whether they come from a port below 1024.
+    /// Whether the connections come from a port below 1024.
     pub reserved_port: bool,
     /// Locks that hold on this node only.
     pub local_locks: LocalLocks,
@@ -53,7 +53,7 @@ pub struct NfsOptions {
     pub close_to_open: bool,
     /// Whether each write is on the server's disk before it is answered.
     pub sync: bool,
-    /// Whether a listing brings attributes along.
+    /// Whether a listing also fetches the attributes of the entries (READDIRPLUS).
     pub readdirplus: bool,
     /// Whether containers can only read the volume.
     pub read_only: bool,
@@ -65,7 +65,7 @@ pub struct NfsOptions {
     pub no_exec: bool,
     /// The SELinux label of all its files.
     pub selinux_context: Option<String>,
-    /// The options for the kernel's client, in order, without those for mount(8), and those that podfs handles itself.
+    /// The options for the kernel's client, in order: without those of mount(8), and without those that podfs handles itself.
     pub words: Vec<String>,
 }
 
@@ -112,13 +112,13 @@ pub enum TransportSecurity {
 /// The shortest and longest time for which attributes are cached (`nfs(5)`, `acregmin` and others).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AttributeCache {
-    /// Of files, at least.
+    /// Shortest time for files.
     pub file_min: Duration,
-    /// Of files, at most.
+    /// Longest time for files.
     pub file_max: Duration,
-    /// Of directories, at least.
+    /// Shortest time for directories.
     pub directory_min: Duration,
-    /// Of directories, at most.
+    /// Longest time for directories.
     pub directory_max: Duration,
 }
 
@@ -200,10 +200,10 @@ impl NfsOptions {
 }
 
 impl Backend {
-    /// The word for it, in mount options and annotations; none for any other word but `auto`.
+    /// The client that a mount option or an annotation names; none for `auto`.
     ///
     /// # Errors
-    /// For another word.
+    /// For any other word.
     pub fn parse(word: &str) -> Result<Option<Backend>, &'static str> {
         match word {
             "auto" => Ok(None),

@@ -1,4 +1,4 @@
-//! Words into options: which are known, what each means, and which contradict each other.
+//! The parser of mount options: the known options, their meanings, and the contradictions among them.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -8,8 +8,8 @@ use super::{
     RetryPolicy, Security, TransportSecurity,
 };
 
-/// Options of mount(8), and of no NFS client, that change nothing here: what they ask for is so anyway, or there is
-/// nothing that they could change.
+/// Options of mount(8) that no NFS client has, and that have no effect here: podfs always does what they say, or a pod's
+/// volume has nothing that they could change.
 const OF_MOUNT: [&str; 18] = [
     "defaults",
     "rw",
@@ -58,10 +58,9 @@ const OF_KERNEL: [&str; 22] = [
 ];
 
 /// Options with a value that only the kernel's client knows.
-const VALUES_OF_KERNEL: [&str; 8] =
-    ["namlen", "bsize", "fsc", "max_connect", "retry", "clientaddr", "mountvers", "minorversion"];
+const VALUES_OF_KERNEL: [&str; 7] = ["namlen", "bsize", "fsc", "max_connect", "retry", "clientaddr", "mountvers"];
 
-/// The topic that several options are about; those that set one topic differently contradict each other.
+/// The topic of an option. Options that set one topic differently contradict each other.
 fn topic(name: &str) -> &str {
     match name {
         "nfsvers" | "vers" | "v3" | "v4" | "v4.0" | "v4.1" | "v4.2" => "vers",
@@ -81,7 +80,7 @@ fn topic(name: &str) -> &str {
     }
 }
 
-/// An option in one of the ways in which it can be said.
+/// The meaning of an option. Options of one topic with equal meanings do not contradict each other.
 fn meaning(word: &str) -> &str {
     match word {
         "tcp" => "proto=tcp",
@@ -104,28 +103,30 @@ pub(super) fn parse<'a>(options: impl IntoIterator<Item = &'a str>) -> Result<Nf
 #[derive(Default)]
 struct Parser {
     options: NfsOptions,
-    /// The word that set each topic.
-    said: BTreeMap<String, String>,
-    minor: Option<u8>,
-    no_attributes: bool,
+    /// The option that set each topic.
+    word_by_topic: BTreeMap<String, String>,
+    /// `minorversion`.
+    minor_version: Option<u8>,
+    /// `noac`: the kernel caches no attributes.
+    no_attribute_cache: bool,
 }
 
 impl Parser {
     fn take(&mut self, word: &str) -> Result<(), NfsOptionsError> {
         let (name, value) = word.split_once('=').map_or((word, None), |(name, value)| (name, Some(value)));
-        match self.said.get(topic(name)) {
+        match self.word_by_topic.get(topic(name)) {
             Some(earlier) if meaning(earlier) == meaning(word) => return Ok(()),
             Some(earlier) => {
                 let (one, other) = (earlier.clone(), word.to_owned());
                 return Err(NfsOptionsError::Contradiction { one, other });
             }
-            None => drop(self.said.insert(topic(name).to_owned(), word.to_owned())),
+            None => drop(self.word_by_topic.insert(topic(name).to_owned(), word.to_owned())),
         }
-        let told = match value {
+        let result = match value {
             None => self.flag(name),
             Some(value) => self.value(name, value),
         };
-        told.map_err(|problem| NfsOptionsError::Option { word: word.to_owned(), problem })?;
+        result.map_err(|problem| NfsOptionsError::Option { word: word.to_owned(), problem })?;
         let is_podfs = name.starts_with("podfs.") || ["ro", "nosuid", "nodev", "noexec", "context"].contains(&name);
         if !is_podfs && !is_of_mount(name) {
             self.options.words.push(word.to_owned());
@@ -148,7 +149,7 @@ impl Parser {
             "noresvport" => options.reserved_port = false,
             "nolock" => options.local_locks = LocalLocks { flock: true, posix: true },
             "ac" => {}
-            "noac" => (self.no_attributes, options.sync) = (true, true),
+            "noac" => (self.no_attribute_cache, options.sync) = (true, true),
             "cto" => {}
             "nocto" => options.close_to_open = false,
             "rdirplus" => {}
@@ -166,7 +167,7 @@ impl Parser {
         let cache = &mut options.attributes;
         match name {
             "nfsvers" | "vers" => options.version = Some(version(value)?),
-            "minorversion" => self.minor = Some(number(value, 0, 2)? as u8),
+            "minorversion" => self.minor_version = Some(number(value, 0, 2)? as u8),
             "proto" | "mountproto" => match value {
                 "tcp" | "tcp6" => {}
                 _ => return Err(OptionProblem::Transport),
@@ -241,17 +242,17 @@ impl Parser {
     }
 
     fn finish(self) -> Result<NfsOptions, NfsOptionsError> {
-        let Parser { mut options, minor, no_attributes, said } = self;
-        match (options.version, minor) {
+        let Parser { mut options, minor_version, no_attribute_cache, word_by_topic } = self;
+        match (options.version, minor_version) {
             (Some(NfsVersion::V4(None)) | None, Some(minor)) => options.version = Some(NfsVersion::V4(Some(minor))),
             (Some(version), Some(minor)) if version != NfsVersion::V4(Some(minor)) => {
-                let of = |topic: &str| said.get(topic).cloned().unwrap_or_default();
-                let (one, other) = (of("vers"), of("minorversion"));
+                let word = |topic: &str| word_by_topic.get(topic).cloned().unwrap_or_default();
+                let (one, other) = (word("vers"), word("minorversion"));
                 return Err(NfsOptionsError::Contradiction { one, other });
             }
             _ => {}
         }
-        if no_attributes {
+        if no_attribute_cache {
             let none = Duration::ZERO;
             options.attributes =
                 AttributeCache { file_min: none, file_max: none, directory_min: none, directory_max: none };

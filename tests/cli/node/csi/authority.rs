@@ -1,5 +1,5 @@
-//! What a kubelet sends to a registration socket, byte for byte: the encoded path as `:authority`, which the HTTP library of
-//! these tests refuses to send. A real kubelet's gRPC library leaves `@` as it is and encodes `/`.
+//! The bytes that a kubelet sends to a registration socket: the encoded path as `:authority`, which the HTTP library of these
+//! tests refuses to send. A real kubelet's gRPC library leaves `@` as it is and encodes `/`.
 
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
@@ -41,12 +41,12 @@ fn text(text: &str) -> Vec<u8> {
     let mut coded = match text.len() {
         length if length < PREFIX => vec![u8::try_from(length).expect("small")],
         length => {
-            let (mut rest, mut coded) = (length - PREFIX, vec![127]);
-            while rest >= 128 {
-                coded.push(u8::try_from(rest % 128).expect("small") | 128);
-                rest /= 128;
+            let (mut remaining, mut coded) = (length - PREFIX, vec![127]);
+            while remaining >= 128 {
+                coded.push(u8::try_from(remaining % 128).expect("small") | 128);
+                remaining /= 128;
             }
-            coded.push(u8::try_from(rest).expect("small"));
+            coded.push(u8::try_from(remaining).expect("small"));
             coded
         }
     };
@@ -57,7 +57,7 @@ fn text(text: &str) -> Vec<u8> {
 /// Calls GetInfo with this authority.
 fn get_info(socket: &Path, authority: &str) -> Outcome {
     let mut stream = UnixStream::connect(socket).expect("podfs listens");
-    // POST and http have numbers of their own; the names of :authority, :path and content-type have some.
+    // HPACK has numbers for `:method: POST` and `:scheme: http`, and for the names :authority, :path and content-type.
     let headers = [
         vec![0x83, 0x86],
         [vec![0x01], text(authority)].concat(),
@@ -101,5 +101,9 @@ fn a_malformed_authority_reaches_podfs_thanks_to_the_name_of_its_socket() {
     let info = PluginInfo::decode(&answer[5..]).expect("a message");
     assert_eq!((info.name.as_str(), info.r#type.as_str()), ("podfs.io", "CSIPlugin"));
     let without = authority.replace('@', "-");
-    assert_eq!(get_info(&socket, &without), Outcome::Reset(PROTOCOL_ERROR), "that is the trap");
+    assert_eq!(
+        get_info(&socket, &without),
+        Outcome::Reset(PROTOCOL_ERROR),
+        "without the `@`, podfs never sees the call"
+    );
 }

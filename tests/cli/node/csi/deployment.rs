@@ -1,5 +1,5 @@
-//! The manifests of packaging/kubernetes and the chart packaging/helm/podfs: each object is one that the API takes, the chart
-//! gives the plain manifests with its default values, and the CSIDriver fits the driver.
+//! The manifests of packaging/kubernetes and the chart packaging/helm/podfs: each object is valid for the API, the chart
+//! renders the plain manifests with its default values, and the CSIDriver fits the driver.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -11,7 +11,7 @@ use k8s_openapi::api::rbac::v1::{ClusterRole, ClusterRoleBinding, RoleBinding};
 use k8s_openapi::api::storage::v1::CSIDriver;
 use serde_json::{Value, json};
 
-use crate::common::chart::{chart, rendered, told_with, values, yaml};
+use crate::common::chart::{chart, rendered, stdout_with_input, values, yaml};
 use crate::common::packages::top;
 
 /// The plain manifests.
@@ -19,7 +19,7 @@ fn plain() -> Vec<Value> {
     yaml(&fs::read_to_string(top().join("packaging/kubernetes/podfs.yaml")).expect("manifests"))
 }
 
-/// A document as the API has it; unknown fields are refused.
+/// A document as an object of the API. Fails the test if the API does not know a field.
 #[track_caller]
 fn typed<T: serde::de::DeserializeOwned + serde::Serialize>(value: &Value) -> T {
     let typed: T = serde_json::from_value(value.clone()).unwrap_or_else(|error| panic!("{error}: {value}"));
@@ -29,7 +29,7 @@ fn typed<T: serde::de::DeserializeOwned + serde::Serialize>(value: &Value) -> T 
     typed
 }
 
-/// The fields of a value that are not in what the API made of it.
+/// The fields of `value` that are not in `known`, the same object after it was parsed as an object of the API.
 fn unknown(value: &Value, known: &Value, at: &str) -> Vec<String> {
     match (value, known) {
         (Value::Object(fields), Value::Object(known)) => fields
@@ -79,7 +79,7 @@ fn check(objects: &[Value]) {
                 bindings.push((role_ref, subjects));
             }
             "DaemonSet" => pods.push(typed::<DaemonSet>(object)),
-            other => panic!("a {other} has no check here"),
+            kind => panic!("{kind} has no check here"),
         }
     }
     for (role_ref, subjects) in bindings {
@@ -141,7 +141,7 @@ fn each_value_of_the_chart_arrives_in_valid_objects() {
         (json!({"log": "debug"}), "\"--log=debug\""),
     ];
     for (values, expected) in values {
-        assert_eq!(schema_says(&values), "", "{values}");
+        assert_eq!(schema_errors(&values), "", "{values}");
         let rendered = rendered(&values);
         check(&rendered);
         assert!(Value::from(rendered).to_string().contains(expected), "{values}: {expected}");
@@ -150,7 +150,7 @@ fn each_value_of_the_chart_arrives_in_valid_objects() {
 
 #[test]
 fn the_schema_of_the_values_refuses_mistakes() {
-    assert_eq!(schema_says(&json!({})), "", "the defaults are valid");
+    assert_eq!(schema_errors(&json!({})), "", "the defaults are valid");
     for mistake in [
         json!({"kubeletroot": "/x"}),
         json!({"kubeletRoot": "var/lib/kubelet"}),
@@ -161,15 +161,15 @@ fn the_schema_of_the_values_refuses_mistakes() {
         json!({"nri": {"on": true}}),
         json!({"csiDriver": {"readAs": "node"}}),
     ] {
-        assert_ne!(schema_says(&mistake), "", "{mistake}");
+        assert_ne!(schema_errors(&mistake), "", "{mistake}");
     }
 }
 
 /// The errors of the schema about values; empty if they are valid. Debian's python3-jsonschema checks them.
-fn schema_says(other: &Value) -> String {
+fn schema_errors(other: &Value) -> String {
     const CHECK: &str = "import json, sys, jsonschema\n\
         schema = json.load(open(sys.argv[1]))\n\
         jsonschema.Draft7Validator.check_schema(schema)\n\
         print(*(error.message for error in jsonschema.Draft7Validator(schema).iter_errors(json.load(sys.stdin))), sep='\\n', end='')";
-    told_with(Command::new("python3").args(["-c", CHECK]).arg(chart("values.schema.json")), &values(other))
+    stdout_with_input(Command::new("python3").args(["-c", CHECK]).arg(chart("values.schema.json")), &values(other))
 }

@@ -40,7 +40,7 @@ impl Kubelet {
         self.node.start_command(self.command())
     }
 
-    /// Publishes a volume, which must succeed.
+    /// Publishes a volume. Fails the test if that fails.
     #[track_caller]
     pub fn published(&self, volume: &Volume) {
         if let Err(status) = self.publish(volume) {
@@ -48,7 +48,7 @@ impl Kubelet {
         }
     }
 
-    /// Ends a pod; podfs leaves nothing of it.
+    /// Ends a pod, and waits until podfs has removed everything of it.
     #[track_caller]
     pub fn end_pod(&self, pod: &str, volumes: &[Volume]) {
         self.calls.end_pod(pod, volumes);

@@ -125,7 +125,7 @@ fn publications_are_written_down_again_when_another_process_has_deleted_them() {
     let files = || fs::read_dir(&written).map_or(0, |files| files.count());
     assert_eq!(files(), 1);
     fs::remove_dir_all(kubelet.node.fixture.path("run/node")).expect("removed");
-    // A file that is not whole yet has another name; the log says when it is whole.
+    // The log line says that the file is complete. Before that, podfs writes it under another name.
     daemon.wait_log("another process has deleted the record of a CSI volume; podfs writes it again");
     assert_eq!(files(), 1);
     daemon.signal(Signal::SIGKILL);
@@ -191,6 +191,36 @@ fn a_volume_of_a_node_directory_needs_the_nodes_allow_list() {
 }
 
 #[test]
+fn a_link_that_replaces_a_published_directory_is_not_followed_when_the_volume_is_mounted_again() {
+    let kubelet = kubelet();
+    // A bind mount has no server that keeps the source open.
+    let bound = WEB.replace("labels", "annotations: {podfs.io/host-path.x: bind}, labels");
+    kubelet.node.put("web.yaml", &format!("{bound}  volumes:\n  - {{name: x, csi: {{driver: podfs.io}}}}\n"));
+    let at = |name: &str| kubelet.node.fixture.path(name);
+    fs::create_dir_all(at("shared/x")).expect("a directory");
+    fs::create_dir(at("private")).expect("a directory");
+    fs::write(at("shared/x/file"), "of the volume").expect("written");
+    fs::write(at("private/file"), "of the node").expect("written");
+    let mut command = kubelet.command();
+    command.arg("--csi-allow").arg(at("shared"));
+    let _daemon = kubelet.node.start_command(command);
+    let x = at("shared/x");
+    let volume = kubelet.volume("web", "x", &[("kind", "hostPath"), ("path", x.to_str().expect("text"))]);
+    kubelet.published(&volume);
+    fs::rename(&x, at("shared/y")).expect("renamed");
+    std::os::unix::fs::symlink("../private", &x).expect("a link");
+    let own = at("root/pods/uid-web/volumes/kubernetes.io~host-path/x");
+    nix::mount::umount2(&own, nix::mount::MntFlags::MNT_DETACH).expect("another process unmounts it");
+    eventually("podfs refuses the link", || {
+        assert!(!own.join("file").exists() || read(own.join("file")) != "of the node", "podfs has followed the link");
+        let stats = kubelet.stats(&volume.id, &volume.target).expect("stats");
+        stats.volume_condition.is_some_and(|condition| condition.message.contains("podfs follows none below"))
+    });
+    assert_eq!(read(volume.target.join("file")), "of the volume");
+    kubelet.end_pod("web", &[volume]);
+}
+
+#[test]
 fn calls_are_counted_by_method_and_status() {
     let kubelet = kubelet();
     let mut command = kubelet.command();
@@ -199,7 +229,7 @@ fn calls_are_counted_by_method_and_status() {
     let volume = kubelet.volume("web", "config", &[("kind", "configMap"), ("name", "app")]);
     kubelet.published(&volume);
     let log = kubelet.node.log();
-    let address = log.split("metrics are served at http://").nth(1).and_then(|rest| rest.split('/').next());
+    let address = log.split("metrics are served at http://").nth(1).and_then(|url| url.split('/').next());
     let mut stream = std::net::TcpStream::connect(address.expect("an address")).expect("it listens");
     std::io::Write::write_all(&mut stream, b"GET /metrics HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
         .expect("sent");

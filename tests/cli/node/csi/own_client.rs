@@ -32,7 +32,7 @@ fn podfs_is_a_driver_that_podfs_can_call() {
     assert_eq!(fs::read_to_string(shown(&running)).expect("shown"), "1");
     kubelet.node.put("app.yaml", &config_map("app", &[("a", "2")]));
     wait_content(&shown(&running), "2");
-    // Neither end needs the other to go on.
+    // Neither the driver nor its client needs the other process to show the content.
     daemon.signal(Signal::SIGKILL);
     daemon.wait();
     client.kill_supervisor(&mut running);

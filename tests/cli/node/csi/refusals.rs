@@ -1,4 +1,4 @@
-//! Bad input of a kubelet, of users and of operators: the code, and one sentence.
+//! Bad input of a kubelet, of users and of operators: podfs refuses it with a status code and one sentence.
 
 use std::fs;
 use std::os::unix::fs::symlink;
@@ -90,7 +90,7 @@ fn one_call_for_a_volume_runs_at_a_time() {
     let target_path = late.request.target_path.clone();
     let unpublish = podfs::csi::v1::NodeUnpublishVolumeRequest { volume_id: late.id.clone(), target_path };
     let code = kubelet.call(async |node| {
-        // It waits for an object that is not there yet.
+        // The call waits for an object that does not exist yet.
         let (mut waits, request) = (node.clone(), late.request.clone());
         let publishing = tokio::spawn(async move { waits.node_publish_volume(request).await });
         let mut node = node;

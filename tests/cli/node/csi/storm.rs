@@ -1,4 +1,5 @@
-//! Daemon, supervisors and servers are killed while a kubelet publishes and unpublishes: no call in a published volume fails.
+//! Kills of the daemon, of supervisors and of servers while a kubelet publishes and unpublishes: no call in a published volume
+//! fails.
 
 use std::fs;
 use std::path::PathBuf;
@@ -11,7 +12,7 @@ use super::kubelet::Kubelet;
 use crate::common::{config_map, eventually, wait_content};
 use crate::node::storm::processes;
 
-/// Pods that stay while others come and go.
+/// The number of pods that stay while others are added and deleted.
 const STAYING: usize = 3;
 /// The number of kills.
 const STRIKES: usize = 18;
@@ -53,7 +54,7 @@ fn kills_of_daemon_supervisors_and_servers_fail_no_call_in_a_published_volume() 
                             before = processes(&kubelet.node, &target);
                             before.is_some()
                         });
-                        let (supervisor, server) = before.expect("it was seen");
+                        let (supervisor, server) = before.expect("the closure has set it");
                         kill(if kind == 1 { supervisor } else { server }, Signal::SIGKILL).expect("killed");
                         eventually("another process serves the pod", || {
                             processes(&kubelet.node, &target)

@@ -1,5 +1,5 @@
-//! A containerd of its own, with runc and without a network: it has one image, of busybox, and pods on the node's network.
-//! `tests/run` fetches containerd 1.7 from Debian 13; Debian 12's own is 1.6, whose NRI is another one.
+//! A containerd that a test starts, with runc: it has one image, of busybox, and its pods use the node's network. `tests/run`
+//! fetches containerd 1.7 from Debian 13; Debian 12 has 1.6, whose NRI is incompatible.
 
 use std::fs;
 use std::os::unix::fs::symlink;
@@ -24,7 +24,7 @@ const PROGRAMS: [&str; 6] = ["cat", "echo", "ls", "readlink", "sh", "sleep"];
 /// The paths of cgroup file systems, of both versions.
 const CGROUPS: [&str; 2] = ["/sys/fs/cgroup", "/sys/fs/cgroup/unified"];
 
-/// A containerd. It ends with its containers when this is dropped.
+/// A containerd. Dropping this ends it and its containers.
 pub struct Containerd<'a> {
     machine: &'a Machine,
     directory: PathBuf,
@@ -39,11 +39,11 @@ pub struct Container {
     pub id: String,
 }
 
-/// A mount as a kubelet asks for it: destination, and source below the directory of the pod.
+/// A mount as a kubelet requests it: destination, and source below the directory of the pod.
 pub type Wanted<'a> = (&'a str, &'a str);
 
 impl<'a> Containerd<'a> {
-    /// Starts it, or says that the test is skipped.
+    /// Starts containerd. If `tests/run` could not fetch it, prints that the test is skipped, and returns `None`.
     pub fn start_or_skip(machine: &'a Machine, test: &str) -> Option<Containerd<'a>> {
         let target = Path::new(env!("CARGO_TARGET_TMPDIR")).parent().expect("it is in the target directory");
         let programs = target.join("containerd/usr/bin");
@@ -72,7 +72,7 @@ impl<'a> Containerd<'a> {
         Some(containerd)
     }
 
-    /// Starts the daemon again, which was stopped.
+    /// Starts the daemon, for the first time or after a kill.
     pub fn boot(&mut self) {
         let mut command = Command::new(self.programs.join("containerd"));
         let path = format!("{}:/usr/sbin:/usr/bin:/sbin:/bin", self.programs.display());
@@ -113,9 +113,9 @@ impl<'a> Containerd<'a> {
     /// Creates a container with these mounts, all of them read-only.
     #[track_caller]
     pub fn create(&self, pod: &str, sandbox: &str, name: &str, mounts: &[Wanted<'_>]) -> Container {
-        let of_kubelet = |(destination, rest): &Wanted<'_>| Mount {
+        let of_kubelet = |(destination, source): &Wanted<'_>| Mount {
             container_path: (*destination).to_owned(),
-            host_path: self.machine.root().join(format!("pods/uid-{pod}/{rest}")).to_str().expect("text").to_owned(),
+            host_path: self.machine.root().join(format!("pods/uid-{pod}/{source}")).to_str().expect("text").to_owned(),
             readonly: true,
             propagation: 0,
         };
@@ -162,12 +162,12 @@ impl<'a> Containerd<'a> {
     pub fn says(&self, container: &Container, command: &str) -> String {
         let cmd = ["/bin/sh", "-c", command].map(str::to_owned).to_vec();
         let request = ExecSyncRequest { container_id: container.id.clone(), cmd, timeout: 30 };
-        let done: ExecSyncResponse = self.cri.call("ExecSync", request).unwrap_or_else(|error| self.failed(&error));
-        let text = [done.stdout, done.stderr].concat();
+        let response: ExecSyncResponse = self.cri.call("ExecSync", request).unwrap_or_else(|error| self.failed(&error));
+        let text = [response.stdout, response.stderr].concat();
         String::from_utf8_lossy(&text).trim_end().to_owned()
     }
 
-    /// The inotify events of a directory that a process in the container gets.
+    /// An inotify watch of a directory, with the path as a process in the container sees it.
     #[track_caller]
     pub fn watch(&self, container: &Container, label: &'static str, directory: &'static str) -> Watcher {
         let process = self.process(container);
@@ -229,7 +229,7 @@ impl<'a> Containerd<'a> {
         panic!("{error}\n{}", self.machine.node.log())
     }
 
-    /// Brings the image in: busybox alone, in an archive of the layout of OCI.
+    /// Imports the image, which has only busybox, from an archive in the layout of OCI.
     fn import(&self) {
         let archive = self.directory.join("image");
         let root = archive.join("root");
@@ -266,7 +266,7 @@ impl<'a> Containerd<'a> {
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     }
 
-    /// The processes of the pods, and the shims: their command lines name the socket.
+    /// Kills the processes of the pods, which are in the pods' cgroup, and the shims, whose command lines name the socket.
     fn kill_containers(&self) {
         let socket = self.directory.to_str().expect("text").to_owned();
         for pid in processes() {
@@ -279,7 +279,7 @@ impl<'a> Containerd<'a> {
         }
     }
 
-    /// Removes the cgroups, which are empty as soon as the kernel is done with the killed processes.
+    /// Removes the cgroups. That fails until the kernel has ended the killed processes.
     fn remove_cgroups(&self) {
         let deadline = Instant::now() + TIMEOUT;
         while !self.try_to_remove_cgroups() && Instant::now() < deadline {
@@ -287,7 +287,7 @@ impl<'a> Containerd<'a> {
         }
     }
 
-    /// Whether none is left.
+    /// Tries to remove the cgroups. Returns whether all are removed.
     fn try_to_remove_cgroups(&self) -> bool {
         let versions = CGROUPS.iter().flat_map(|top| fs::read_dir(top).into_iter().flatten().flatten());
         let tops = versions.map(|entry| entry.path()).chain(CGROUPS.map(PathBuf::from));
@@ -356,7 +356,7 @@ fn tar(directory: &Path, archive: &Path) {
     assert!(tar.status().expect("tar runs").success());
 }
 
-/// Adds a blob to a layout. Gives its descriptor.
+/// Adds a blob to a layout. Returns its descriptor.
 fn blob(layout: &Path, bytes: &[u8], media_type: &str) -> Value {
     let digest = ring::digest::digest(&ring::digest::SHA256, bytes);
     let digest: String = digest.as_ref().iter().map(|byte| format!("{byte:02x}")).collect();

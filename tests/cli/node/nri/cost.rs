@@ -1,5 +1,5 @@
-//! The cost of a plugin for each new container, measured with a real containerd: without a plugin, with one that changes nothing,
-//! and with podfs, in turns. `cargo test --test cli node::nri::cost -- --ignored --nocapture`
+//! The cost of a plugin for each new container, measured with a real containerd: without a plugin, with a plugin that changes
+//! nothing, and with podfs, in turns. `cargo test --test cli node::nri::cost -- --ignored --nocapture` runs it.
 
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
@@ -21,7 +21,7 @@ const ROUNDS: usize = 5;
 /// Containers in a turn.
 const CONTAINERS: usize = 10;
 
-/// A plugin that gets a call for each container and changes nothing. It ends when this is dropped.
+/// A plugin that gets a call for each container and changes nothing. Dropping this ends it.
 struct Empty {
     stream: UnixStream,
     thread: Option<JoinHandle<()>>,
@@ -40,8 +40,8 @@ impl Empty {
         send(&mut stream, TO_RUNTIME, 1, MessageType::Request, request.encode_to_vec());
         let mut reader = FrameReader::default();
         while !answer(&mut stream, &mut reader).expect("the runtime begins") {}
-        let mut mine = stream.try_clone().expect("a descriptor");
-        let thread = thread::spawn(move || while answer(&mut mine, &mut reader).is_some() {});
+        let mut answering = stream.try_clone().expect("a descriptor");
+        let thread = thread::spawn(move || while answer(&mut answering, &mut reader).is_some() {});
         Empty { stream, thread: Some(thread) }
     }
 }
@@ -55,7 +55,7 @@ impl Drop for Empty {
     }
 }
 
-/// Answers one message. Gives whether it was the runtime's list; nothing at the end of the connection.
+/// Answers one message. Returns whether it was the runtime's list (`Synchronize`); `None` at the end of the connection.
 fn answer(stream: &mut UnixStream, reader: &mut FrameReader) -> Option<bool> {
     let message = loop {
         if let Some(message) = reader.message().expect("NRI") {
@@ -102,12 +102,13 @@ impl Times {
         }
     }
 
-    fn tell(&mut self, who: &str) {
+    /// Prints the medians.
+    fn print(&mut self, plugin: &str) {
         let median = |times: &mut Vec<Duration>| {
             times.sort();
             times[times.len() / 2].as_secs_f64() * 1e3
         };
-        println!("{who:24} create {:6.2} ms, start {:6.2} ms", median(&mut self.0), median(&mut self.1));
+        println!("{plugin:24} create {:6.2} ms, start {:6.2} ms", median(&mut self.0), median(&mut self.1));
     }
 }
 
@@ -137,8 +138,8 @@ fn the_cost_of_a_plugin_for_a_container() {
             daemon.stop();
         }
         println!("{what}");
-        none.tell("no plugin");
-        empty.tell("a plugin without answers");
-        podfs.tell("podfs");
+        none.print("no plugin");
+        empty.print("a plugin without changes");
+        podfs.print("podfs");
     }
 }

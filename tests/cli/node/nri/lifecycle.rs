@@ -1,4 +1,4 @@
-//! Until when podfs serves the pods of a runtime's sandboxes: restarts of either side, and pods that go.
+//! How long podfs serves the pods of a runtime's sandboxes: restarts of podfs and of the runtime, and pods that end.
 
 use std::fs;
 
@@ -22,7 +22,7 @@ fn a_pod_is_released_when_its_sandbox_is_removed_and_not_before() {
     plugin.event(Event::RunPodSandbox, &pod, None);
     let one = container(&pod, "c", vec![machine.mount("web", CONFIG, "/config")]);
     let path = std::path::PathBuf::from(&create_with(&mut plugin, &pod, &one, 1)[0].source);
-    // The source forgets it while its containers run still.
+    // The source no longer has the pod, but its containers still run.
     machine.node.remove("web.yaml");
     machine.node.put("db.yaml", &super::replaced::WEB.replace("web", "db"));
     eventually("podfs has read the manifests", || machine.node.volume("db", "config").is_some());
@@ -47,7 +47,7 @@ fn another_daemon_continues_and_learns_from_the_runtime_which_containers_have_it
     let supervisor = machine.node.supervisor("web");
     daemon.signal(Signal::SIGKILL);
     daemon.wait();
-    // The pod goes while no daemon sees it; its containers run.
+    // The pod is deleted while no daemon runs; its containers still run.
     machine.node.remove("web.yaml");
     one.mounts = replaced.clone();
     let of_kubelet = container(&pod, "d", vec![machine.mount("web", CONFIG, "/config")]);
@@ -118,7 +118,7 @@ fn a_pod_with_csi_volumes_too_keeps_all_its_volumes_when_another_daemon_starts_w
     daemon.signal(Signal::SIGKILL);
     daemon.wait();
     drop(plugin);
-    // Its source has it no more; its containers run.
+    // The source no longer has the pod, but its containers still run.
     node.remove("web.yaml");
     node.put("db.yaml", &super::replaced::WEB.replace("web", "db"));
     let _daemon = start();

@@ -1,5 +1,5 @@
-//! Containers of a real containerd, created over CRI with the mounts of `podfs mounts prepare --output cri`: podfs is the volume
-//! manager, and no plugin.
+//! Containers of a real containerd, created over CRI with the mounts of `podfs mounts prepare --output cri`. Here, podfs is the
+//! volume manager, and not a plugin of containerd.
 
 use std::fs;
 
@@ -64,10 +64,10 @@ fn a_container_over_cri_shows_what_podfs_prepares_and_no_call_of_it_fails_when_p
     fixture.write("objects/app.json", &config_map("app", &[("setting", "2")]));
     wait_content(&running.volume("config").join("setting"), "2");
     eventually("the live part changes in the running container", || says("cat /etc/live.conf") == "2");
-    let mut heard = Vec::new();
-    eventually("a process inside hears of it", || {
-        heard.extend(watcher.heard());
-        ["live MODIFY", "live CLOSE_WRITE"].iter().all(|event| heard.iter().any(|one| one == event))
+    let mut events = Vec::new();
+    eventually("a process inside gets the events", || {
+        events.extend(watcher.events());
+        ["live MODIFY", "live CLOSE_WRITE"].iter().all(|expected| events.iter().any(|event| event == expected))
     });
     assert_eq!(says("cat /config/setting /etc/pinned.conf"), "21");
 
@@ -78,18 +78,18 @@ fn a_container_over_cri_shows_what_podfs_prepares_and_no_call_of_it_fails_when_p
     );
     let part = running.volume("scratch").join("some/part");
     let rounds = || fs::metadata(part.join("rounds")).map_or(0, |rounds| rounds.len());
-    let go_on = |what: &str| {
+    let wait_rounds = |what: &str| {
         let before = rounds();
         eventually(what, || rounds() > before + 10);
     };
-    go_on("the container reads");
+    wait_rounds("the container reads");
     kill(running.server(), Signal::SIGKILL).expect("there is a server");
-    go_on("it reads with another server");
+    wait_rounds("it reads with another server");
     fixture.kill_supervisor(&mut running);
-    go_on("it reads without a supervisor");
+    wait_rounds("it reads without a supervisor");
     let running = fixture.run();
     kill(running.server(), Signal::SIGKILL).expect("there is a server");
-    go_on("it reads with another supervisor and its next server");
+    wait_rounds("it reads with another supervisor and its next server");
     assert!(!part.join("failures").exists(), "a call failed\n{}", running.log());
     fs::write(part.join("stop"), "").expect("written");
     containerd.stop_pod(&sandbox);

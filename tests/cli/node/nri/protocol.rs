@@ -25,7 +25,7 @@ fn podfs_registers_itself_before_all_else_with_its_name_and_index() {
     let mut plugin = runtime.accept();
     plugin.take_registration();
     assert_eq!((plugin.registered.plugin_name.as_str(), plugin.registered.plugin_idx.as_str()), ("podfs", "07"));
-    // A runtime may ask before it answers.
+    // A runtime may send Configure before it answers RegisterPlugin.
     plugin.configure("containerd", "1.7.24", 0);
     plugin.confirm_registration();
     plugin.synchronize(SynchronizeRequest::default());

@@ -1,4 +1,5 @@
-//! Transparent volumes with a real containerd and runc: what containers show that a kubelet has created over CRI.
+//! Transparent volumes with a real containerd and runc: the content of volumes in containers that are created over CRI,
+//! as a kubelet does.
 
 use std::fs;
 
@@ -14,13 +15,13 @@ pub const CONFIG: Wanted<'static> = ("/config", "volumes/kubernetes.io~configmap
 pub const LOGIN: Wanted<'static> = ("/login", "volumes/kubernetes.io~secret/login");
 pub const PART: Wanted<'static> = ("/etc/app.conf", "volume-subpaths/config/c/5");
 
-/// The kubelet's own volumes of the pod `web`, which say that they are.
+/// Makes the kubelet's volumes of the pod `web`. Their files have the content `of the kubelet`.
 pub fn make_kubelets_volumes(machine: &Machine) {
     let pod = machine.root().join("pods/uid-web");
-    for (_, rest) in [CONFIG, LOGIN] {
-        fs::create_dir_all(pod.join(rest)).expect("a directory");
+    for (_, volume) in [CONFIG, LOGIN] {
+        fs::create_dir_all(pod.join(volume)).expect("a directory");
         for file in ["a.conf", "b", "password"] {
-            fs::write(pod.join(rest).join(file), "of the kubelet").expect("written");
+            fs::write(pod.join(volume).join(file), "of the kubelet").expect("written");
         }
     }
     let scratch = pod.join("volumes/kubernetes.io~empty-dir/scratch");
@@ -30,7 +31,8 @@ pub fn make_kubelets_volumes(machine: &Machine) {
     fs::write(pod.join(PART.1), "of the kubelet").expect("written");
 }
 
-/// A container that has podfs's volumes: podfs may not know the pod yet when the first is created.
+/// A container that has podfs's volumes. Creates containers until one has them, because podfs may not know the pod yet
+/// when the first one is created.
 pub fn run_with_podfs(containerd: &Containerd<'_>, sandbox: &str, mounts: &[Wanted<'_>]) -> Container {
     let (mut attempt, mut running) = (0, None);
     eventually("podfs has the volumes", || {
@@ -76,8 +78,11 @@ fn containers_show_podfs_volumes_and_follow_them() {
     machine.node.put("app.yaml", &config_map("app", &[("a.conf", "second"), ("b", "other")]));
     eventually("a running container shows the change", || says("cat /config/a.conf") == "second");
     assert_ne!(says("readlink /config/..data"), before, "another generation");
-    let heard = watcher.heard_until_removal("config");
-    assert!(heard.iter().any(|event| event == "config MOVED_TO ..data"), "a process inside hears of it: {heard:?}");
+    let events = watcher.events_until_removal("config");
+    assert!(
+        events.iter().any(|event| event == "config MOVED_TO ..data"),
+        "a process inside gets the event: {events:?}"
+    );
     machine.node.put("login.yaml", &secret("login", &[("password", "changed")]));
     eventually("of the other volume, too", || says("cat /login/password") == "changed");
     containerd.stop_pod(&sandbox);
@@ -113,7 +118,7 @@ fn containers_start_with_the_kubelets_volumes_when_podfs_is_dead_and_when_it_sta
     }
 }
 
-/// Another container with podfs's volumes, after podfs was away.
+/// Another container with podfs's volumes, after podfs was disconnected.
 fn run_again(containerd: &Containerd<'_>, sandbox: &str) -> Container {
     let (mut attempt, mut running) = (0, None);
     eventually("podfs is a plugin again", || {
@@ -141,7 +146,7 @@ fn restarts_of_podfs_and_of_containerd_leave_containers_as_they_are() {
     daemon.signal(Signal::SIGKILL);
     daemon.wait();
     let _daemon = start(&machine);
-    eventually("the runtime has told its containers", || counted("podfs") == before);
+    eventually("the runtime has listed its containers", || counted("podfs") == before);
     containerd.kill();
     eventually("podfs has seen it", || machine.metric("podfs_nri_connected").as_deref() == Some("0"));
     containerd.boot();

@@ -50,7 +50,7 @@ pub fn start(machine: &Machine) -> Running {
     machine.node.start_command(command)
 }
 
-/// The source that stands in the place of a mount, if there is one.
+/// The source of the mount at a destination, if podfs has replaced that mount.
 fn source(mounts: &[Mount], destination: &str) -> Option<String> {
     mounts.iter().find(|mount| mount.destination == destination).map(|mount| mount.source.clone())
 }
@@ -59,7 +59,8 @@ fn read(directory: Option<String>, file: &str) -> String {
     fs::read_to_string(Path::new(&directory.expect("it is replaced")).join(file)).expect("a file")
 }
 
-/// Creates containers until podfs's volumes are in them: the runtime may ask before podfs knows the pod.
+/// Creates a container, again and again until podfs replaces this many mounts: podfs may not know the pod yet at the
+/// first request.
 pub fn create_with(plugin: &mut Plugin, pod: &PodSandbox, container: &Container, count: usize) -> Vec<Mount> {
     let mut mounts = Vec::new();
     eventually("podfs has the volumes", || {
@@ -91,7 +92,7 @@ fn the_four_kinds_and_their_parts_are_replaced_and_nothing_else() {
             machine.mount("web", "volume-subpaths/config/c/6", "/etc/expanded"),
             machine.mount("web", "volume-subpaths/scratch/c/7", "/part"),
             machine.mount("web", "etc-hosts", "/etc/hosts"),
-            // Of another pod: no business of podfs.
+            // A directory of another pod, which podfs must not replace.
             machine.mount("db", "volumes/kubernetes.io~configmap/config", "/stolen"),
         ],
     );
@@ -110,7 +111,7 @@ fn the_four_kinds_and_their_parts_are_replaced_and_nothing_else() {
     }
     machine.node.put("app.yaml", &config_map("app", &[("a.conf", "second"), ("b", "other")]));
     wait_content(&Path::new(&at("/config").expect("replaced")).join("a.conf"), "second");
-    // Nothing of the other kinds is podfs's.
+    // podfs makes no volumes of the other kinds.
     let volumes = machine.node.pod("web").expect("the pod")["volumes"].as_array().expect("volumes").len();
     assert_eq!(volumes, 4);
     let made = machine.node.fixture.path("root/pods/uid-web");
@@ -131,8 +132,8 @@ fn sources_are_known_by_the_kubelets_literal_and_its_real_directory() {
     let _daemon = machine.node.start_command(command);
     let pod = machine.sandbox("web", Some("true"));
     let mut plugin = runtime.begin(Vec::new(), Vec::new());
-    let rest = "pods/uid-web/volumes/kubernetes.io~configmap/config";
-    let mounts = vec![mount(&literal.join(rest), "/literal"), mount(&machine.root().join(rest), "/real")];
+    let volume = "pods/uid-web/volumes/kubernetes.io~configmap/config";
+    let mounts = vec![mount(&literal.join(volume), "/literal"), mount(&machine.root().join(volume), "/real")];
     create_with(&mut plugin, &pod, &container(&pod, "c", mounts), 2);
 }
 
@@ -209,7 +210,7 @@ fn a_volume_that_is_late_is_the_kubelets_and_the_reason_is_counted_and_logged() 
     let config = machine.mount("stranger", "volumes/kubernetes.io~configmap/config", "/config");
     assert!(plugin.create(&stranger, &container(&stranger, "c", vec![config])).is_empty());
     assert_eq!(count("unknown_pod"), 1);
-    // It comes: the next container has it.
+    // When the Secret exists, the next container has its volume.
     machine.node.put("login.yaml", &secret("login", &[("password", "s3cr3t")]));
     create_with(&mut plugin, &pod, &one, 2);
 }

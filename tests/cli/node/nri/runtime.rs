@@ -1,7 +1,7 @@
 //! A container runtime as its NRI plugin sees it: it listens, waits for the plugin to register, and sends requests about pods
-//! and containers whose mounts come from a kubelet's directory. It stands for the adaptation of containerd 1.7 to 2.3 and of
-//! CRI-O, with what those were seen to do: their limits on frames, their reaction to unknown events and their order of
-//! requests. It does not show what a runtime does with the answers: `containerd.rs` does.
+//! and containers whose mounts come from a kubelet's directory. It stands for the NRI code of containerd 1.7 to 2.3 and of
+//! CRI-O, with the behaviour observed there: the limits on frames, the reaction to unknown events and the order of requests. It
+//! does not show what a runtime does with the answers; the tests with `containerd.rs` do.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -68,7 +68,7 @@ impl Machine {
         self.command_with(&["--kubelet-root", self.root().to_str().expect("text")])
     }
 
-    /// The same with these options instead of the kubelet's directory. An option can be given once.
+    /// As [`Self::command`], with these options instead of `--kubelet-root`: podfs refuses an option that is given twice.
     pub fn command_with(&self, options: &[&str]) -> Command {
         let mut command = self.node.bare_command();
         command
@@ -84,12 +84,12 @@ impl Machine {
         self.node.start_command(self.command())
     }
 
-    /// A runtime, which replaces the one before.
+    /// A runtime, which replaces an earlier one at the socket.
     pub fn listen(&self) -> Runtime {
         Runtime::at(&self.socket())
     }
 
-    /// The pod of a sandbox, whose labels say that it is chosen or not.
+    /// The pod of a sandbox, with the value `mark` of the label by which podfs chooses pods.
     pub fn sandbox(&self, pod: &str, mark: Option<&str>) -> PodSandbox {
         PodSandbox {
             id: format!("sandbox-{pod}"),
@@ -102,19 +102,19 @@ impl Machine {
     }
 
     /// A mount of the kubelet's volume of a pod.
-    pub fn mount(&self, pod: &str, rest: &str, destination: &str) -> Mount {
-        mount(&self.root().join(format!("pods/uid-{pod}/{rest}")), destination)
+    pub fn mount(&self, pod: &str, volume: &str, destination: &str) -> Mount {
+        mount(&self.root().join(format!("pods/uid-{pod}/{volume}")), destination)
     }
 
     /// The value of the metric `line`: a family with its labels.
     pub fn metric(&self, line: &str) -> Option<String> {
         let log = self.node.log();
-        let address = log.rsplit("metrics are served at http://").next().and_then(|rest| rest.split('/').next());
+        let address = log.rsplit("metrics are served at http://").next().and_then(|url| url.split('/').next());
         let mut stream = std::net::TcpStream::connect(address.expect("an address")).expect("it listens");
         stream.write_all(b"GET /metrics HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n").expect("sent");
         let mut text = String::new();
         stream.read_to_string(&mut text).expect("an answer");
-        text.lines().find_map(|one| one.strip_prefix(line)).map(|rest| rest.trim().to_owned())
+        text.lines().find_map(|metric| metric.strip_prefix(line)).map(|value| value.trim().to_owned())
     }
 }
 
@@ -139,7 +139,7 @@ pub fn container(sandbox: &PodSandbox, name: &str, mounts: Vec<Mount>) -> Contai
 }
 
 impl Runtime {
-    /// A runtime at this socket, which replaces the one before.
+    /// A runtime at this socket, which replaces an earlier one.
     pub fn at(socket: &Path) -> Runtime {
         let _ = fs::remove_file(socket);
         let listener = UnixListener::bind(socket).expect("a socket");
@@ -225,7 +225,7 @@ impl Plugin {
         let _: Empty = self.call("StateChange", &change).expect("an answer");
     }
 
-    /// The mounts that the plugin puts in the place of a new container's.
+    /// The mounts by which the plugin replaces mounts of a new container.
     #[track_caller]
     pub fn create(&mut self, pod: &PodSandbox, container: &Container) -> Vec<Mount> {
         let request = CreateContainerRequest { pod: Some(pod.clone()), container: Some(container.clone()) };
@@ -290,15 +290,14 @@ impl Plugin {
             assert!(length <= LONGEST, "a frame of {length} bytes breaks the connection");
             self.frames.push(length);
             let mut part = vec![0; length];
-            self.stream.read_exact(&mut part).expect("the rest");
+            self.stream.read_exact(&mut part).expect("the whole frame");
             self.received.entry(of).or_default().extend(part);
         }
     }
 
-    /// Whether the plugin has closed the connection, which it does soon.
+    /// Waits until the plugin closes the connection. Returns false if the plugin does not close it within [`TIMEOUT`].
     pub fn is_closed(&mut self) -> bool {
-        let mut rest = Vec::new();
-        match self.stream.read_to_end(&mut rest) {
+        match self.stream.read_to_end(&mut Vec::new()) {
             Ok(_) => true,
             Err(error) => error.kind() == ErrorKind::ConnectionReset,
         }

@@ -35,7 +35,7 @@ fn line(volume: &str, operation: &str, what: &str) -> String {
     format!("volume \"{volume}\" of pod uid-web: {operation} {what}")
 }
 
-/// The number of such lines in the daemon's log.
+/// How often [`line`] is in the daemon's log.
 fn count(node: &Node, volume: &str, operation: &str, what: &str) -> usize {
     node.log().matches(&line(volume, operation, what)).count()
 }

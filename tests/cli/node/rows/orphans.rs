@@ -8,7 +8,8 @@ use crate::common::namespace::mount_tmpfs;
 use crate::common::node::Node;
 use crate::common::{eventually, wait_content};
 
-/// Makes what an earlier node agent may have left of a pod: directories, and files, which do not end with a slash.
+/// Makes the directory of a pod with these directories and files, as an earlier node agent may have left them. The
+/// paths of directories end with a slash.
 fn leave(node: &Node, uid: &str, paths: &[&str]) -> PathBuf {
     let pod = node.fixture.path("root/pods").join(uid);
     fs::create_dir_all(&pod).expect("a directory");
@@ -59,7 +60,7 @@ fn or_01_or_03_empty_directories_of_unknown_pods_go_and_one_report_counts_those_
             && first[0].contains("orphaned pod \"full-subpath\" found, but failed to remove subpath at path "),
         "{first:?}"
     );
-    // Another pass has gone over the same directories when one more is gone.
+    // When this directory is removed, another pass is over.
     let later = leave(&node, "later", &[]);
     eventually("another pass is over", || is_gone(&later));
     assert_eq!(reports(&node), first, "the same is not reported again");

@@ -18,7 +18,7 @@ fn node_without_processes() -> Node {
     daemon.signal(Signal::SIGKILL);
     drop(daemon);
     kill(supervisor, Signal::SIGKILL).expect("killed");
-    eventually("it is gone", || !node.fixture.processes().contains(&supervisor));
+    eventually("the supervisor has ended", || !node.fixture.processes().contains(&supervisor));
     node
 }
 
@@ -26,7 +26,7 @@ fn node_without_processes() -> Node {
 fn rc_04_a_volume_of_an_earlier_daemon_that_cannot_be_set_up_is_uncertain_and_can_be_unmounted() {
     let node = node_without_processes();
     let config = node.fixture.path("root/pods/uid-web/volumes/kubernetes.io~configmap/config");
-    // The next supervisor cannot listen.
+    // With a directory in the place of its socket, the next supervisor cannot listen.
     let socket = node.fixture.path("run/uid-web/control.sock");
     fs::remove_file(&socket).expect("removed");
     fs::create_dir_all(socket.join("in the way")).expect("a directory");

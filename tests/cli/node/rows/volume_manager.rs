@@ -12,7 +12,7 @@ use crate::common::{PODFS, Running, eventually, wait_content};
 
 #[test]
 fn vm_01_in_a_pass_the_volumes_that_no_container_uses_any_more_are_unmounted_before_new_ones_are_mounted() {
-    // By their names, the new one would be first.
+    // In the order of their names, the new volume would be first.
     let node = node_with(&[CONFIG, SCRATCH], &["scratch"]);
     let _daemon = start_verbose(&node);
     node.expect(&["wait", "default/web"]);
@@ -36,13 +36,13 @@ fn vm_02_nothing_is_unmounted_while_a_source_has_not_listed_its_pods() {
     node.expect(&["wait", "default/web"]);
     let config = node.path("web", "config");
     drop(daemon);
-    // A directory that is not there yet says nothing of its pods.
+    // As long as the directory of manifests does not exist, the daemon does not know whether the pod still exists.
     let (manifests, away) = (node.fixture.path("manifests"), node.fixture.path("away"));
     fs::rename(&manifests, &away).expect("moved");
     fs::remove_file(away.join("web.yaml")).expect("removed");
     let _daemon = start_verbose(&node);
     eventually("the pod is adopted", || node.pod("web").is_some_and(|pod| pod["supervisor"].is_number()));
-    // Its volumes are not needed any more, as far as the daemon knows.
+    // A released pod needs no volumes.
     node.expect(&["release", "uid-web"]);
     assert!(is(&node, "config", "mounted"));
     assert_eq!(fs::read_to_string(config.join("key")).expect("it is mounted"), "one");
@@ -128,7 +128,7 @@ fn vm_06_a_volume_has_one_operation_at_a_time_and_those_of_other_volumes_run_bes
     let node = node_with(&[CONFIG, LATE], &["config", "late"]);
     let _daemon = start_verbose(&node);
     eventually("the other volume is mounted", || is(&node, "config", "mounted"));
-    // Each of these changes is a reason for a pass.
+    // Each of these changes causes a pass of the reconciler.
     for name in ["one", "two", "three"] {
         node.put(&format!("{name}.yaml"), &pod(name, &[SCRATCH], &["scratch"]));
         node.expect(&["wait", &format!("default/{name}")]);
@@ -141,6 +141,7 @@ fn vm_06_a_volume_has_one_operation_at_a_time_and_those_of_other_volumes_run_bes
         assert!((0..=1).contains(&running), "{log}");
     }
     let at = |text: &str| log.find(text).unwrap_or_else(|| panic!("{text} is not logged:\n{log}"));
-    let other = at(&line("config", "volume_mount", "ends"));
-    assert!(at(&begins) < other && log.find(&ends).is_none_or(|end| other < end), "they run at the same time: {log}");
+    let config_ends = at(&line("config", "volume_mount", "ends"));
+    let is_later = log.find(&ends).is_none_or(|end| config_ends < end);
+    assert!(at(&begins) < config_ends && is_later, "they run at the same time: {log}");
 }

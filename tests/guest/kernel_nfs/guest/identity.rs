@@ -1,9 +1,9 @@
-//! Identities: the NFS server decides what a caller may do, as it does for other clients.
+//! Identities: the NFS server decides about the permissions of a caller, as for every other client.
 
 use std::fs;
 use std::os::unix::fs::{MetadataExt, PermissionsExt, chown};
 
-use super::{DIRECTORY, Emptied, ExportedWith, assert_stops_clean, exported, fixture, shown, version_3};
+use super::{DIRECTORY, Emptied, ExportedWith, assert_stops_clean, exported, fixture, version_3, volume_path};
 use crate::common::caller::Caller;
 
 #[test]
@@ -23,7 +23,7 @@ fn root_squash_leaves_the_ids_of_other_users() {
 
         let fixture = fixture(path, &options);
         let running = fixture.run();
-        let volume = shown(&running);
+        let volume = volume_path(&running);
         let read = |name: &str| fs::read_to_string(name).map_err(|error| error.raw_os_error());
         let [owner, member] = [Caller::new(1000), Caller::with_groups(1000, &[3000])];
         assert_eq!(owner.run(&volume, || read("private")), Ok("secret".to_owned()), "{options}");
@@ -31,8 +31,8 @@ fn root_squash_leaves_the_ids_of_other_users() {
         assert_eq!(member.run(&volume, || read("of-group")), Ok("shared".to_owned()), "{options}");
         assert_eq!(owner.run(&volume, || read("of-group")), Err(Some(libc::EACCES)), "{options}");
         owner.run(&volume, || fs::write("new", "mine").expect("written"));
-        let made = fs::metadata(exported("new")).expect("there");
-        assert_eq!((made.uid(), made.gid()), (1000, 1000), "{options}");
+        let created = fs::metadata(exported("new")).expect("there");
+        assert_eq!((created.uid(), created.gid()), (1000, 1000), "{options}");
         assert_stops_clean(running, &fixture);
     }
 }

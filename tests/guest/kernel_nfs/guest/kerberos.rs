@@ -1,4 +1,5 @@
-//! Kerberos: each flavour at an export that takes no other one, the ticket that the kernel uses, and the errors without one.
+//! Kerberos: each security flavour at an export that accepts only this flavour, the ticket that the kernel uses for a caller,
+//! and the errors without a ticket.
 
 use std::fs::{self, Permissions};
 use std::net::TcpStream;
@@ -7,19 +8,19 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
 use super::refused::{wait_long, wait_ready_long};
-use super::{DIRECTORY, Emptied, ExportedWith, assert_stops_clean, backend, exported, fixture_at, shown};
+use super::{DIRECTORY, Emptied, ExportedWith, assert_stops_clean, backend, exported, fixture_at, volume_path};
 use crate::common::caller::{Caller, in_thread};
 use crate::common::eventually;
 use crate::common::outcome::finish;
 use crate::machine::kerberos::{PRIVATE, PRIVATE_PORT, SERVER, USER_KEYTAB};
 
 const ALICE: Caller = Caller::new(1000);
-/// Unknown to the realm.
+/// A user that the realm does not know.
 const BOB: Caller = Caller::new(1001);
-/// The user of unknown callers on the server, among them the node's root.
+/// The id that the server gives to unknown callers, such as the root user of the node.
 const NOBODY: u32 = 65_534;
 
-/// rpc.gssd, which gets tickets for the kernel, until this is dropped.
+/// A running rpc.gssd, which gets tickets for the kernel. Dropping it kills rpc.gssd.
 pub(super) struct Gssd(Child);
 
 impl Gssd {
@@ -27,7 +28,7 @@ impl Gssd {
         let mut gssd = Command::new("/usr/sbin/rpc.gssd");
         let gssd = Self(gssd.args(["-f", "-k", keytab]).stderr(Stdio::null()).spawn().expect("rpc.gssd"));
         let descriptors = PathBuf::from(format!("/proc/{}/fd", gssd.0.id()));
-        eventually("the kernel knows that rpc.gssd is there", || {
+        eventually("rpc.gssd waits for requests of the kernel", || {
             let open = fs::read_dir(&descriptors).into_iter().flatten().flatten();
             open.filter_map(|entry| fs::read_link(entry.path()).ok()).any(|file| file.ends_with("clntXX/gssd"))
         });
@@ -42,10 +43,10 @@ impl Drop for Gssd {
     }
 }
 
-/// The node's own key.
+/// The keytab with the key of the node.
 pub(super) const KEYTAB: &str = "/etc/krb5.keytab";
 
-/// A ticket of alice where rpc.gssd looks for one, until this is dropped.
+/// A ticket of alice in the directory in which rpc.gssd looks for tickets, until this is dropped.
 pub(super) struct Ticket;
 
 const TICKET: &str = "/tmp/krb5cc_1000";
@@ -66,11 +67,11 @@ impl Drop for Ticket {
     }
 }
 
-/// No export is mounted by the kernel any more.
+/// Waits until the kernel has no NFS mount.
 fn assert_nothing_mounted() {
     eventually("the kernel has no NFS mount", || {
         let volumes = fs::read_to_string("/proc/fs/nfsfs/volumes").expect("the kernel's client is there");
-        // A line of titles.
+        // The first line has the titles of the columns.
         volumes.lines().count() <= 1
     });
 }
@@ -87,7 +88,7 @@ fn a_claim_is_served_with_each_flavour() {
         ("krb5i", "nfsvers=4.2,sec=krb5i".to_owned()),
         ("krb5p", format!("nfsvers=4.1,sec=krb5p,port={PRIVATE_PORT}")),
     ] {
-        // The second server takes krb5p alone.
+        // The second server accepts krb5p only, without a further option.
         let _strict = (flavor != "krb5p").then(|| ExportedWith::options(&format!("sec={flavor}")));
         let (path, directory) = if flavor == "krb5p" { (PRIVATE, PRIVATE) } else { ("/", DIRECTORY) };
         let _emptied = Emptied(directory);
@@ -97,7 +98,7 @@ fn a_claim_is_served_with_each_flavour() {
         let fixture = fixture_at(SERVER, path, &options);
         let running = fixture.run();
         assert_eq!(backend(&fixture), "kernel", "{options}");
-        let volume = shown(&running);
+        let volume = volume_path(&running);
         let bytes: Vec<u8> = (0..300_000_u32).map(|index| (index % 251) as u8).collect();
         ALICE.run(&volume, || {
             assert_eq!(fs::read_to_string("of-server").expect("read"), options);
@@ -117,7 +118,7 @@ fn a_claim_is_served_with_each_flavour() {
 fn a_user_without_a_ticket_gets_eacces_and_root_uses_the_nodes_key() {
     let _gssd = Gssd::start(KEYTAB);
     let _ticket = Ticket::of_alice();
-    // Without Kerberos, bob could read and root could do all.
+    // Without Kerberos, bob could read the public file, and root could do everything.
     let _lenient = ExportedWith::options("sec=sys:krb5,no_root_squash");
     let _emptied = Emptied(DIRECTORY);
     for (name, mode) in [("public", 0o644), ("private", 0o600)] {
@@ -129,20 +130,20 @@ fn a_user_without_a_ticket_gets_eacces_and_root_uses_the_nodes_key() {
 
     let fixture = fixture_at(SERVER, "/", "nfsvers=4.1,sec=krb5");
     let running = fixture.run();
-    let volume = shown(&running);
+    let volume = volume_path(&running);
     let read = |name: &str| fs::read_to_string(name).map_err(|error| error.raw_os_error());
     let write = |name: &str| fs::write(name, "new").map_err(|error| error.raw_os_error());
-    let there = || Ok("of alice".to_owned());
+    let content = || Ok("of alice".to_owned());
     let denied = Some(libc::EACCES);
-    ALICE.run(&volume, || assert_eq!((read("public"), read("private")), (there(), there())));
-    // The kernel of the node caches what alice has read.
+    ALICE.run(&volume, || assert_eq!((read("public"), read("private")), (content(), content())));
+    // bob gets nothing, although the node's kernel has the data in its cache: alice has read it.
     BOB.run(&volume, || {
         assert_eq!((read("public"), read("private"), write("of-bob")), (Err(denied), Err(denied), Err(denied)));
         assert_eq!(fs::read_dir(".").map(drop).map_err(|error| error.raw_os_error()), Err(denied));
     });
     assert!(!exported("of-bob").exists());
     in_thread(&volume, || {
-        assert_eq!((read("public"), read("private"), write("of-root")), (there(), Err(denied), Ok(())));
+        assert_eq!((read("public"), read("private"), write("of-root")), (content(), Err(denied), Ok(())));
     });
     assert_eq!(fs::metadata(exported("of-root")).expect("there").uid(), NOBODY);
     assert_stops_clean(running, &fixture);
@@ -177,7 +178,7 @@ fn podfs_names_what_kerberos_lacks_and_waits_for_it() {
 fn an_export_is_never_mounted_with_less_than_it_asks_for() {
     let _gssd = Gssd::start(KEYTAB);
     let _strict = ExportedWith::options("sec=krb5i");
-    for (options, told) in [
+    for (options, sentence) in [
         ("nfsvers=4.1,sec=sys", "nfs.podfs.test:/: NFS server nfs.podfs.test does not let this node mount it; "),
         (
             "nfsvers=4.1,sec=krb5",
@@ -186,7 +187,7 @@ fn an_export_is_never_mounted_with_less_than_it_asks_for() {
     ] {
         let fixture = fixture_at(SERVER, "/", options);
         let mut running = fixture.start();
-        wait_long(&running, told);
+        wait_long(&running, sentence);
         assert_eq!(running.stop().code(), Some(0), "{}", running.log());
         fixture.assert_nothing_left();
     }

@@ -1,4 +1,5 @@
-//! podfs's own server is killed, also while the NFS server is unreachable: the next server executes the waiting requests.
+//! The server of the pod (the process of podfs) is killed, also while the NFS server is unreachable: the next server of the pod
+//! executes the waiting requests.
 
 use std::fs::{self, File};
 use std::io::Write;
@@ -11,18 +12,19 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use rustix::fs::statfs;
 
-use super::{Away, DIRECTORY, Emptied, How, assert_stops_clean, exported, fixture, shown, version_3};
+use super::{DIRECTORY, Emptied, Outage, OutageKind, assert_stops_clean, exported, fixture, version_3, volume_path};
 use crate::common::*;
 
-/// Fewer than a session has threads: nothing of this is parked.
+/// Fewer than a FUSE session of podfs has threads: each reader's request has a thread.
 const READERS: usize = 8;
-/// As many servers are killed, one after the other.
+/// The number of servers that are killed, one after the other.
 const KILLS: usize = 2;
 
 #[test]
 #[ignore = "runs in the guest"]
 fn a_kill_of_the_server_while_its_source_is_unreachable_fails_no_call() {
-    for (path, options, how) in [("/", "nfsvers=4.1".to_owned(), How::Refusing), ("/export", version_3(), How::Silent)]
+    for (path, options, kind) in
+        [("/", "nfsvers=4.1".to_owned(), OutageKind::Refusing), ("/export", version_3(), OutageKind::Silent)]
     {
         let _emptied = Emptied(DIRECTORY);
         let names: Vec<_> = (0..READERS).map(|number| format!("file-{number}")).collect();
@@ -31,9 +33,9 @@ fn a_kill_of_the_server_while_its_source_is_unreachable_fails_no_call() {
         fs::write(exported("gone"), "").expect("written");
         let fixture = fixture(path, &options);
         let running = fixture.run();
-        let volume = shown(&running);
-        statfs(&volume).expect("told");
-        let away = Away::go(how);
+        let volume = volume_path(&running);
+        statfs(&volume).expect("statistics");
+        let outage = Outage::begin(kind);
         let read = |name: &String| {
             let copy = File::create(fixture.path(name)).expect("a file");
             Command::new("cat").arg(volume.join(name)).stdout(copy).spawn().expect("cat")
@@ -48,21 +50,21 @@ fn a_kill_of_the_server_while_its_source_is_unreachable_fails_no_call() {
             eventually("there is another server", || running.servers().last().is_some_and(|pid| *pid != server));
             let start = Instant::now();
             fs::metadata(&volume).expect("attributes");
-            println!("{options}: the root was told after {:?}", start.elapsed());
-            // In this time, the next server handles the requests of its predecessor again.
+            println!("{options}: the next server showed the root after {:?}", start.elapsed());
+            // The next server has a second to handle the requests of the killed server again.
             thread::sleep(Duration::from_secs(1));
         }
-        drop(away);
+        drop(outage);
         for process in readers.iter_mut().chain(&mut changes) {
             let deadline = Instant::now() + 4 * TIMEOUT;
-            let ended = loop {
+            let status = loop {
                 match process.try_wait().expect("a child") {
-                    Some(ended) => break ended,
+                    Some(status) => break status,
                     None => assert!(Instant::now() < deadline, "{options}: a caller still waits:\n{}", running.log()),
                 }
                 thread::sleep(Duration::from_millis(20));
             };
-            assert!(ended.success(), "{options}: {ended}");
+            assert!(status.success(), "{options}: {status}");
         }
         for name in &names {
             let copy = fs::read_to_string(fixture.path(name)).expect("a copy");
@@ -80,40 +82,42 @@ fn a_kill_of_the_server_while_its_source_is_unreachable_fails_no_call() {
 #[test]
 #[ignore = "runs in the guest"]
 fn a_successor_starts_although_a_close_keeps_the_killed_server_from_ending() {
-    // Closing brings what was written to the server, and that wait ends by no signal. Any other redirection would close a copy.
+    // The close sends the written data to the NFS server, and no signal interrupts its wait. The shell writes to the file
+    // itself (`exec >`): with a redirection of a single command, it would close only a copy of the descriptor.
     const CLOSE: &str = r#"exec >"$0"; echo written; read -r line; exec >&-"#;
-    for (path, options, how) in [("/", "nfsvers=4.1".to_owned(), How::Refusing), ("/export", version_3(), How::Silent)]
+    for (path, options, kind) in
+        [("/", "nfsvers=4.1".to_owned(), OutageKind::Refusing), ("/export", version_3(), OutageKind::Silent)]
     {
         let _emptied = Emptied(DIRECTORY);
         let fixture = fixture(path, &options);
         let running = fixture.run();
-        let (volume, config) = (shown(&running), running.volume("config"));
+        let (volume, config) = (volume_path(&running), running.volume("config"));
         let mut closer = Command::new("sh");
         closer.args(["-c", CLOSE]).arg(volume.join("file")).stdin(Stdio::piped());
         let mut closer = closer.spawn().expect("sh");
-        let waits_for = format!("/proc/{}/wchan", closer.id());
-        let waits_for = || fs::read_to_string(&waits_for).expect("it lives");
-        eventually("it has written, and reads", || ["poll", "pipe"].iter().any(|name| waits_for().contains(name)));
-        let away = Away::go(how);
-        closer.stdin.take().expect("a pipe").write_all(b"\n").expect("it reads");
+        let wchan = format!("/proc/{}/wchan", closer.id());
+        let wchan = || fs::read_to_string(&wchan).expect("the shell runs");
+        eventually("the shell has written, and reads", || ["poll", "pipe"].iter().any(|name| wchan().contains(name)));
+        let outage = Outage::begin(kind);
+        closer.stdin.take().expect("a pipe").write_all(b"\n").expect("the shell reads");
         let server = running.server();
         let closes = || calls(server).any(|call| call == libc::SYS_close);
         eventually("the server closes the file", closes);
-        // This is not one of those that take no time.
+        // The close still runs after a second: it is not one that ends at once.
         thread::sleep(Duration::from_secs(1));
         kill(server, Signal::SIGKILL).expect("killed");
         eventually("there is another server", || running.servers().last().is_some_and(|pid| *pid != server));
-        assert!(closes(), "{options}: nothing has kept it from ending");
+        assert!(closes(), "{options}: the killed server has already ended");
         fs::metadata(&volume).expect("attributes");
         assert_eq!(fs::read_to_string(config.join("a")).expect("read"), "1");
-        drop(away);
+        drop(outage);
         assert!(closer.wait().expect("a child").success(), "{options}:\n{}", running.log());
         assert_eq!(fs::read_to_string(exported("file")).expect("there"), "written\n", "{options}");
         assert_stops_clean(running, &fixture);
     }
 }
 
-/// The system calls that the threads of a process are in.
+/// The system calls in which the threads of a process are.
 fn calls(process: Pid) -> impl Iterator<Item = libc::c_long> {
     let threads = fs::read_dir(format!("/proc/{process}/task")).into_iter().flatten().flatten();
     let calls = threads.filter_map(|thread| fs::read_to_string(thread.path().join("syscall")).ok());
@@ -123,7 +127,7 @@ fn calls(process: Pid) -> impl Iterator<Item = libc::c_long> {
 #[test]
 #[ignore = "runs in the guest"]
 fn servers_that_are_killed_under_load_fail_lose_and_double_nothing() {
-    // Each step fails if the one before was not done, or if it is done twice.
+    // Each step fails if the step before was not executed, or if the step itself is executed twice.
     const ROUNDS: &str = r#"set -e
         for round in 1 2 3 4 5 6 7 8; do
             mkdir "$0-$round"; echo "$round" >"$0-$round/file"; mv "$0-$round/file" "$0-$round/moved"
@@ -131,23 +135,24 @@ fn servers_that_are_killed_under_load_fail_lose_and_double_nothing() {
             [ "$(cat "$0-$round/linked")" = "$round" ]; echo more >>"$0-$round/linked"
             rm "$0-$round/linked"; rmdir "$0-$round"; echo "$round" >>"$0"
         done"#;
-    for (path, options, how) in [("/", "nfsvers=4.1".to_owned(), How::Refusing), ("/export", version_3(), How::Silent)]
+    for (path, options, kind) in
+        [("/", "nfsvers=4.1".to_owned(), OutageKind::Refusing), ("/export", version_3(), OutageKind::Silent)]
     {
         let _emptied = Emptied(DIRECTORY);
         let fixture = fixture(path, &options);
         let running = fixture.run();
-        let volume = shown(&running);
+        let volume = volume_path(&running);
         let work = |name| Command::new("sh").args(["-c", ROUNDS, name]).current_dir(&volume).spawn().expect("sh");
         let mut workers = ["first", "second", "third"].map(work);
         let mut kills = 0;
         while workers.iter_mut().any(|worker| worker.try_wait().expect("a child").is_none()) {
             let server = running.server();
             thread::sleep(Duration::from_millis(300));
-            // Every other one while the NFS server is away, which may have to be back before that server has ended.
-            let away = (kills % 2 == 1).then(|| Away::go(how));
+            // Every second kill happens during an outage of the NFS server. The killed server may need the NFS server to end.
+            let outage = (kills % 2 == 1).then(|| Outage::begin(kind));
             kill(server, Signal::SIGKILL).expect("killed");
-            thread::sleep(Duration::from_secs(if away.is_some() { 2 } else { 0 }));
-            drop(away);
+            thread::sleep(Duration::from_secs(if outage.is_some() { 2 } else { 0 }));
+            drop(outage);
             eventually("there is another server", || running.servers().last().is_some_and(|pid| *pid != server));
             kills += 1;
             thread::sleep(Duration::from_millis(700));
@@ -168,7 +173,7 @@ fn servers_that_are_killed_under_load_fail_lose_and_double_nothing() {
     }
 }
 
-/// A process that changes something of the volume with a command of the shell.
+/// A shell that changes the volume with a command.
 fn changer(volume: &Path, change: &str) -> Child {
     Command::new("sh").args(["-c", change]).current_dir(volume).spawn().expect("sh")
 }

@@ -1,4 +1,4 @@
-//! The tests in the guest, where Linux' own server exports `/export`. Each test leaves the server as it was.
+//! The tests in the guest, where the kernel's NFS server exports `/export`. Each test restores the state of the server.
 
 mod away;
 mod identity;
@@ -17,13 +17,12 @@ use crate::common::outcome::finish;
 use crate::common::{Fixture, Running, config_map, pod};
 use crate::machine::nfs::MOUNT_PORT;
 
-/// A pod whose claim leads to `path` of the guest's own server, mounted with these options, and which has a configMap
-/// besides.
+/// A pod with a claim for `path` of the guest's NFS server, mounted with these options, and with a configMap.
 fn fixture(path: &str, options: &str) -> Fixture {
     fixture_at("127.0.0.1", path, options)
 }
 
-/// Likewise, with another name for the server.
+/// A pod as that of [`fixture`], with another name or address of the server.
 fn fixture_at(server: &str, path: &str, options: &str) -> Fixture {
     let volumes = "[{name: data, persistentVolumeClaim: {claimName: data}}, {name: config, configMap: {name: app}}]";
     let fixture = Fixture::new(&pod(volumes));
@@ -44,14 +43,14 @@ fn fixture_at(server: &str, path: &str, options: &str) -> Fixture {
     fixture
 }
 
-/// The mount options of version 3, whose mount service is on a port of its own.
+/// The mount options for version 3, which needs the port of the server's MOUNT service.
 fn version_3() -> String {
     format!("nfsvers=3,nolock,mountport={MOUNT_PORT},podfs.backend=kernel")
 }
 
 /// The path of the volume with the export.
 #[track_caller]
-fn shown(running: &Running) -> PathBuf {
+fn volume_path(running: &Running) -> PathBuf {
     let path = running.volume("data");
     assert!(path.ends_with("volumes/kubernetes.io~nfs/pv-1"), "{}", path.display());
     path
@@ -66,49 +65,49 @@ fn backend(fixture: &Fixture) -> String {
     volume["backend"].as_str().expect("a backend").to_owned()
 }
 
-/// Stops podfs, which leaves nothing behind.
+/// Stops podfs, and asserts that it leaves nothing behind.
 #[track_caller]
 fn assert_stops_clean(mut running: Running, fixture: &Fixture) {
     assert_eq!(running.stop().code(), Some(0), "{}", running.log());
     fixture.assert_nothing_left();
 }
 
-/// The way in which a server is absent.
+/// The way in which the NFS server is unreachable.
 #[derive(Clone, Copy, Debug)]
-enum How {
-    /// The server does not run, and its machine refuses connections.
+enum OutageKind {
+    /// The server does not run, and the kernel of its machine refuses connections.
     Refusing,
-    /// No packet reaches the server, and none comes back.
+    /// No packet reaches the server, and no packet comes back.
     Silent,
 }
 
-/// The server, away until this is dropped.
-struct Away(How);
+/// An outage of the NFS server, which ends when this is dropped.
+struct Outage(OutageKind);
 
-impl Away {
-    fn go(how: How) -> Self {
-        match how {
-            How::Refusing => server_threads("0"),
-            How::Silent => loopback("down"),
+impl Outage {
+    fn begin(kind: OutageKind) -> Self {
+        match kind {
+            OutageKind::Refusing => server_threads("0"),
+            OutageKind::Silent => loopback("down"),
         }
-        Self(how)
+        Self(kind)
     }
 }
 
-impl Drop for Away {
+impl Drop for Outage {
     fn drop(&mut self) {
         match self.0 {
-            How::Refusing => {
+            OutageKind::Refusing => {
                 server_threads("2");
-                // Earlier clients have nothing to reclaim.
+                // The server need not wait for clients: they have nothing to reclaim.
                 let _ = fs::write("/proc/fs/nfsd/v4_end_grace", "Y");
             }
-            How::Silent => loopback("up"),
+            OutageKind::Silent => loopback("up"),
         }
     }
 }
 
-/// A directory that is exported, emptied when this is dropped: what a test leaves there is not for the next one.
+/// An exported directory. Dropping this removes the entries of the directory, so that the next test does not see them.
 struct Emptied(&'static str);
 
 impl Drop for Emptied {
@@ -120,11 +119,11 @@ impl Drop for Emptied {
     }
 }
 
-/// `/export` as it is exported with other options, until this is dropped.
+/// The export of `/export` with other options, until this is dropped.
 struct ExportedWith;
 
 impl ExportedWith {
-    /// These options hold besides those that all have.
+    /// Adds these options to those that every test uses.
     #[track_caller]
     fn options(options: &str) -> Self {
         let guard = Self;
@@ -161,10 +160,10 @@ fn server_threads(count: &str) {
     assert_eq!(outcome.code, Some(0), "{}", outcome.stderr);
 }
 
-/// Something of the export, as the server's machine sees it.
+/// The path of an entry of the export on the machine of the NFS server.
 fn exported(name: &str) -> PathBuf {
     Path::new(DIRECTORY).join(name)
 }
 
-/// The export of Linux' server.
+/// The directory that the kernel's NFS server exports.
 const DIRECTORY: &str = "/export";

@@ -5,7 +5,7 @@ use std::net::TcpListener;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use super::{Away, How, assert_stops_clean, fixture, shown};
+use super::{Outage, OutageKind, assert_stops_clean, fixture, volume_path};
 use crate::common::*;
 
 #[test]
@@ -15,7 +15,7 @@ fn the_error_names_the_fault_of_an_export() {
         ("/nowhere", "nfsvers=4.1", "127.0.0.1:/nowhere: NFS server 127.0.0.1 has no such export; correct the path"),
         ("/", "nfsvers=4.1,port=1", "NFS server 127.0.0.1 refuses the connection; start it, or correct the port"),
     ] {
-        assert_told(path, options, sentence);
+        assert_reported(path, options, sentence);
     }
 }
 
@@ -23,13 +23,13 @@ fn the_error_names_the_fault_of_an_export() {
 #[ignore = "runs in the guest"]
 fn tls_is_refused_by_a_kernel_that_has_none() {
     for options in ["nfsvers=4.1,xprtsec=tls", "xprtsec=mtls"] {
-        let told = "127.0.0.1:/: the mount option xprtsec needs Linux 6.5, and this node has 6.1.";
-        assert_told("/", options, told);
+        let sentence = "127.0.0.1:/: the mount option xprtsec needs Linux 6.5, and this node has 6.1.";
+        assert_reported("/", options, sentence);
     }
 }
 
-/// Why the export is not mounted; the pod's other volume is there.
-fn assert_told(path: &str, options: &str, sentence: &str) {
+/// Asserts that podfs logs why it cannot mount the export, and that it mounts the pod's other volume.
+fn assert_reported(path: &str, options: &str, sentence: &str) {
     let fixture = fixture(path, options);
     let mut running = fixture.start();
     running.wait_log("MountVolume.SetUp failed for volume \"data\" : ");
@@ -40,21 +40,21 @@ fn assert_told(path: &str, options: &str, sentence: &str) {
     fixture.assert_nothing_left();
 }
 
-/// The pod's uid: podfs makes one where the manifest has none.
+/// The pod's uid, which podfs generates because the manifest has none.
 fn uid(fixture: &Fixture) -> String {
-    let mut found = None;
+    let mut uid = None;
     eventually("there is a directory of the pod", || {
         let pods = std::fs::read_dir(fixture.path("root/pods")).into_iter().flatten().flatten();
-        found = pods.map(|entry| entry.file_name().to_string_lossy().into_owned()).next();
-        found.is_some()
+        uid = pods.map(|entry| entry.file_name().to_string_lossy().into_owned()).next();
+        uid.is_some()
     });
-    found.expect("it was seen")
+    uid.expect("the loop has set it")
 }
 
-/// Longer than podfs tries to mount an export.
+/// Longer than the time limit of podfs for one attempt to mount an export.
 const LONG: Duration = Duration::from_secs(60);
 
-/// Waits until this is in the log.
+/// Waits until the log contains `text`.
 #[track_caller]
 pub(super) fn wait_long(running: &Running, text: &str) {
     let deadline = Instant::now() + LONG;
@@ -64,7 +64,7 @@ pub(super) fn wait_long(running: &Running, text: &str) {
     }
 }
 
-/// Waits until podfs has mounted all.
+/// Waits until podfs has mounted all volumes.
 #[track_caller]
 pub(super) fn wait_ready_long(running: &mut Running) {
     let deadline = Instant::now() + LONG;
@@ -79,32 +79,32 @@ pub(super) fn wait_ready_long(running: &mut Running) {
 #[ignore = "runs in the guest"]
 fn a_server_that_is_away_is_tried_again() {
     let fixture = fixture("/", "nfsvers=4.1");
-    let away = Away::go(How::Refusing);
+    let outage = Outage::begin(OutageKind::Refusing);
     let mut running = fixture.start();
     wait_long(&running, "MountVolume.SetUp failed for volume \"data\" : 127.0.0.1:/: ");
-    drop(away);
+    drop(outage);
     wait_ready_long(&mut running);
-    assert!(shown(&running).is_dir());
+    assert!(volume_path(&running).is_dir());
     assert_stops_clean(running, &fixture);
 }
 
 #[test]
 #[ignore = "runs in the guest"]
 fn a_server_that_listens_and_says_nothing_is_given_up_after_30_s_and_spoils_nothing() {
-    // The kernel accepts connections for a listening socket.
-    let deaf = TcpListener::bind("127.0.0.1:0").expect("a port");
-    let port = deaf.local_addr().expect("an address").port();
-    let deaf_fixture = fixture("/", &format!("nfsvers=4.1,port={port}"));
-    let mut to_deaf = deaf_fixture.start();
-    wait_long(&to_deaf, "127.0.0.1:/: the NFS server has not answered for 30 s; see that it runs and can be reached");
+    // The kernel accepts the connections of a listening socket, but nothing reads from them.
+    let silent = TcpListener::bind("127.0.0.1:0").expect("a port");
+    let port = silent.local_addr().expect("an address").port();
+    let waiting_fixture = fixture("/", &format!("nfsvers=4.1,port={port}"));
+    let mut waiting = waiting_fixture.start();
+    wait_long(&waiting, "127.0.0.1:/: the NFS server has not answered for 30 s; see that it runs and can be reached");
     let other = fixture("/", "nfsvers=4.1");
     other.write(
         "pod.yaml",
         &fs::read_to_string(other.pod()).expect("a pod").replace("name: web,", "name: web, uid: other,"),
     );
     let running = other.run();
-    assert!(shown(&running).is_dir());
+    assert!(volume_path(&running).is_dir());
     assert_stops_clean(running, &other);
-    assert_eq!(to_deaf.stop().code(), Some(0), "{}", to_deaf.log());
-    eventually("no process is left", || deaf_fixture.processes().is_empty());
+    assert_eq!(waiting.stop().code(), Some(0), "{}", waiting.log());
+    eventually("no process is left", || waiting_fixture.processes().is_empty());
 }

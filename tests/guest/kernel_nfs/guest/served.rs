@@ -1,14 +1,14 @@
-//! Volumes of a pod.
+//! NFS volumes of a pod, with the kernel's client.
 
 use std::fs::{self, File};
 use std::io::{Read, Seek, Write};
 use std::os::unix::fs::MetadataExt;
 
-use super::{DIRECTORY, Emptied, assert_stops_clean, backend, exported, fixture, shown, version_3};
+use super::{DIRECTORY, Emptied, assert_stops_clean, backend, exported, fixture, version_3, volume_path};
 use crate::common::*;
 
-/// Ways to mount, each with the path of the export in its version.
-fn ways() -> [(&'static str, String); 6] {
+/// The mount options of each version, with the path of the export in this version.
+fn versions() -> [(&'static str, String); 6] {
     [
         ("/", "nfsvers=4.1".to_owned()),
         ("/", "nfsvers=4.2".to_owned()),
@@ -22,20 +22,20 @@ fn ways() -> [(&'static str, String); 6] {
 #[test]
 #[ignore = "runs in the guest"]
 fn a_claim_is_served_in_every_version() {
-    for (path, options) in ways() {
+    for (path, options) in versions() {
         let _emptied = Emptied(DIRECTORY);
         let fixture = fixture(path, &options);
         fs::write(exported("there"), &options).expect("written");
         let running = fixture.run();
         assert_eq!(backend(&fixture), "kernel", "{options}");
-        let volume = shown(&running);
+        let volume = volume_path(&running);
         assert_eq!(fs::read_to_string(volume.join("there")).expect("read"), options);
 
         let bytes: Vec<u8> = (0..3_000_000_u32).map(|index| (index % 251) as u8).collect();
         let mut file = File::options().read(true).write(true).create_new(true).open(volume.join("a")).expect("created");
         file.write_all(&bytes).expect("written");
         drop(file);
-        // Closing has brought it there.
+        // The close has sent the data to the NFS server.
         assert!(fs::read(exported("a")).expect("there") == bytes, "{options}");
         fs::rename(volume.join("a"), volume.join("b")).expect("renamed");
         fs::create_dir(volume.join("d")).expect("made");
@@ -46,7 +46,7 @@ fn a_claim_is_served_in_every_version() {
         names.sort();
         assert_eq!(names, ["b", "d", "there"], "{options}");
 
-        // It has no name any more while it is open.
+        // An open file can be read after its names are removed.
         let mut open = File::open(volume.join("b")).expect("opened");
         for name in ["b", "d/c"] {
             fs::remove_file(volume.join(name)).expect("removed");
@@ -56,7 +56,8 @@ fn a_claim_is_served_in_every_version() {
         open.read_to_end(&mut read).expect("read");
         assert!(read == bytes, "{options}");
         drop(open);
-        // The other name of `d/c` is removed once podfs gets the release, which is later.
+        // podfs gets the release of `d/c` only after the close. Until then, the NFS client keeps the file in `d`, under
+        // a name that begins with `.nfs`; podfs waits for the end of this file before it removes `d`.
         fs::remove_dir(volume.join("d")).expect("removed");
         assert_stops_clean(running, &fixture);
     }
@@ -83,14 +84,14 @@ fn an_inline_volume_uses_the_client_that_its_pod_asks_for() {
 #[test]
 #[ignore = "runs in the guest"]
 fn podfs_chooses_the_kernels_client_for_version_4_and_its_own_for_others() {
-    let running = |options: &str| {
+    let backend_of = |options: &str| {
         let fixture = fixture("/export", options);
         let running = fixture.run();
         let chosen = backend(&fixture);
         assert_stops_clean(running, &fixture);
         chosen
     };
-    assert_eq!(running(&version_3().replace(",podfs.backend=kernel", "")), "user");
+    assert_eq!(backend_of(&version_3().replace(",podfs.backend=kernel", "")), "user");
     let fixture = fixture("/", "nfsvers=4.1");
     let running = fixture.run();
     assert_eq!(backend(&fixture), "kernel");
@@ -103,7 +104,7 @@ fn open_files_stay_open_when_the_server_is_killed() {
     let _emptied = Emptied(DIRECTORY);
     let fixture = fixture("/", "nfsvers=4.1");
     let running = fixture.run();
-    let path = shown(&running).join("kept");
+    let path = volume_path(&running).join("kept");
     let mut file = File::options().read(true).write(true).create_new(true).open(&path).expect("created");
     file.write_all(b"before").expect("written");
     let server = running.server();

@@ -1,14 +1,14 @@
-//! TLS: traffic is encrypted, and podfs mounts nothing where that is impossible.
+//! TLS: the kernel encrypts the traffic, and podfs does not mount an export without TLS when the options demand TLS.
 
 use std::fs;
 use std::process::{Child, Command, Stdio};
 
 use super::refused::{wait_long, wait_ready_long};
-use super::{DIRECTORY, Emptied, assert_stops_clean, backend, exported, fixture_at, shown, version_3};
+use super::{DIRECTORY, Emptied, assert_stops_clean, backend, exported, fixture_at, version_3, volume_path};
 use crate::machine::kerberos::{PRIVATE, PRIVATE_PORT};
 use crate::machine::tls::{SERVER, TLSHD};
 
-/// tlshd, until this is dropped.
+/// A running tlshd. Dropping it kills tlshd.
 struct Tlshd(Child);
 
 impl Tlshd {
@@ -27,9 +27,9 @@ impl Drop for Tlshd {
 }
 
 /// A counter of the kernel in `/proc/net/tls_stat`.
-fn counted(name: &str) -> u64 {
-    let all = fs::read_to_string("/proc/net/tls_stat").expect("the kernel counts");
-    let line = all.lines().find_map(|line| line.strip_prefix(name)).expect("such a count");
+fn counter(name: &str) -> u64 {
+    let all = fs::read_to_string("/proc/net/tls_stat").expect("the kernel has TLS");
+    let line = all.lines().find_map(|line| line.strip_prefix(name)).expect("the kernel has this counter");
     line.trim().parse().expect("a number")
 }
 
@@ -44,17 +44,17 @@ fn a_claim_is_served_through_tls() {
     ] {
         let _emptied = Emptied(DIRECTORY);
         fs::write(exported("there"), &options).expect("written");
-        let before = counted("TlsTxSw");
+        let before = counter("TlsTxSw");
         let fixture = fixture_at(SERVER, path, &options);
         let mut running = fixture.start();
         wait_ready_long(&mut running);
         assert_eq!(backend(&fixture), "kernel", "{options}");
-        let volume = shown(&running);
+        let volume = volume_path(&running);
         assert_eq!(fs::read_to_string(volume.join("there")).expect("read"), options);
         fs::write(volume.join("new"), &options).expect("written");
         assert_eq!(fs::read_to_string(exported("new")).expect("there"), options);
-        // The client's end of the connection and the server's.
-        assert!(counted("TlsTxSw") >= before + 2, "{options}");
+        // Both ends of the connection encrypt: the client's and the server's.
+        assert!(counter("TlsTxSw") >= before + 2, "{options}");
         assert_stops_clean(running, &fixture);
     }
 }
@@ -80,9 +80,9 @@ fn a_server_that_is_another_or_has_no_tls_is_not_mounted() {
     ] {
         let fixture = fixture_at(server, path, &options);
         let mut running = fixture.start();
-        let told =
+        let sentence =
             format!("{server}:{path}: NFS server {server} has no TLS, is not the one that its certificate names, or ");
-        wait_long(&running, &told);
+        wait_long(&running, &sentence);
         assert_eq!(running.stop().code(), Some(0), "{}", running.log());
         fixture.assert_nothing_left();
     }

@@ -1,4 +1,5 @@
-//! Mounts of containers: a live part is cloned by way of a mount namespace (before Linux 6.15); subPaths of every volume.
+//! Mounts of containers: podfs clones a live part through a mount namespace (before Linux 6.15); subPaths of every kind of
+//! volume.
 
 use std::fs::{self, File};
 use std::os::unix::fs::{FileExt, MetadataExt, symlink};
@@ -15,7 +16,8 @@ use crate::common::*;
 
 const UID: &str = "3f0c2b51-6f0c-4f7e-8b59-0d5a3c1e7a61";
 
-/// A pod with a container that mounts these parts of the volumes `config`, `host` and `scratch`; and the directory of `host`.
+/// A pod with a container that has these `mounts` of the volumes `config`, `host` and `scratch`; and the source directory of
+/// the volume `host`.
 fn fixture(annotations: &str, mounts: &str) -> (Fixture, PathBuf) {
     let fixture = Fixture::new("");
     let source = fixture.path("source");
@@ -46,7 +48,7 @@ fn prepare(fixture: &Fixture) -> Outcome {
     finish(fixture.operator("mounts").args(["prepare", "--pod", UID, "--container", "web"]))
 }
 
-/// The sources of the container's mounts, in the order of their paths in it.
+/// The sources of the container's mounts, in the order of their paths in the container.
 #[track_caller]
 fn prepared(fixture: &Fixture) -> Vec<PathBuf> {
     let outcome = prepare(fixture);
@@ -73,13 +75,13 @@ fn live_parts_change_in_place_and_their_watchers_get_events() {
     let (open, inode) = (File::open(file).expect("a file"), fs::metadata(file).expect("a file").ino());
     let watcher = Watcher::on("file", file);
     write(&fixture, &[("a", "22"), ("b", "1")]);
-    let mut heard = Vec::new();
-    eventually("the watcher hears all of it", || {
-        heard.extend(watcher.heard());
-        heard.contains(&"file ATTRIB".to_owned())
+    let mut events = Vec::new();
+    eventually("the watcher has got the last event of the change", || {
+        events.extend(watcher.events());
+        events.contains(&"file ATTRIB".to_owned())
     });
     for event in ["file MODIFY", "file CLOSE_WRITE"] {
-        assert!(heard.iter().any(|one| one == event), "{event}: {heard:?}");
+        assert!(events.iter().any(|received| received == event), "{event}: {events:?}");
     }
     assert_eq!((read(file), fs::metadata(file).expect("a file").ino()), ("22".to_owned(), inode));
     let mut bytes = [0; 4];
@@ -89,7 +91,7 @@ fn live_parts_change_in_place_and_their_watchers_get_events() {
     let refused = fs::write(file, "x").expect_err("a part is read-only");
     assert_eq!(refused.raw_os_error(), Some(Errno::EROFS as i32));
 
-    // The successor of a server goes on with them. A request that the killed one had read fails before Linux 6.9.
+    // The successor of the server serves the live parts. (Before Linux 6.9, a request that the killed server had read fails.)
     let first = running.server();
     kill(first, Signal::SIGKILL).expect("there is a server");
     eventually("there is a successor", || matches!(running.servers()[..], [server] if server != first));
@@ -126,7 +128,7 @@ fn parts_of_volumes_are_mounted_until_they_are_released() {
     assert_eq!(refused.raw_os_error(), Some(Errno::EROFS as i32));
     write(&fixture, &[("a", "2"), ("b", "2")]);
     wait_content(&running.volume("config").join("app.conf"), "2");
-    assert_eq!(read(file), "1", "a container that runs keeps the file it has");
+    assert_eq!(read(file), "1", "a running container keeps its version of the file");
     prepared(&fixture);
     assert_eq!(read(file), "2");
     let released = finish(fixture.operator("mounts").args(["release", "--pod", UID]));

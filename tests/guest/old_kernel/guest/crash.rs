@@ -29,17 +29,18 @@ fn a_request_in_flight_ends_with_an_error_when_the_server_is_killed() {
     let mut running = fixture.run();
     let volume = running.volume("host");
 
-    // Nothing of the file is cached, so each turn is a request. Three callers leave the server no time between requests.
+    // The kernel caches nothing of the file, so each read is a request. With three callers, the server nearly always has a
+    // request.
     let file = Arc::new(File::open(volume.join("file")).expect("opened"));
     let connection = minor(fs::metadata(&volume).expect("a volume").dev());
-    let (tell, told) = channel();
-    let enough = Arc::new(AtomicBool::new(false));
+    let (error_sender, errors) = channel();
+    let stop = Arc::new(AtomicBool::new(false));
     for _ in 0..3 {
-        let (file, tell, enough) = (Arc::clone(&file), tell.clone(), Arc::clone(&enough));
+        let (file, error_sender, stop) = (Arc::clone(&file), error_sender.clone(), Arc::clone(&stop));
         thread::spawn(move || {
-            while !enough.load(Ordering::Relaxed) {
+            while !stop.load(Ordering::Relaxed) {
                 if let Err(error) = file.read_at(&mut [0], 0) {
-                    return tell.send(error.raw_os_error().map(Errno::from_raw));
+                    return error_sender.send(error.raw_os_error().map(Errno::from_raw));
                 }
             }
             Ok(())
@@ -50,14 +51,14 @@ fn a_request_in_flight_ends_with_an_error_when_the_server_is_killed() {
         kill(server, Signal::SIGSTOP).expect("the server is there");
         eventually("a request waits", || all_stopped(server) && waiting(connection) > 0);
         kill(server, Signal::SIGKILL).expect("the server is there");
-        let mine = Arc::clone(&file);
-        within_timeout("its successor answers", move || mine.read_at(&mut [0], 0)).expect("read");
-        // A server that had just answered had no request in hand; its successor is the next one to be killed.
-        if let Ok(error) = told.try_recv() {
+        let file = Arc::clone(&file);
+        within_timeout("the successor of the server answers", move || file.read_at(&mut [0], 0)).expect("read");
+        // The killed server may have had no request that it had read and not answered. Then the loop kills its successor.
+        if let Ok(error) = errors.try_recv() {
             break error;
         }
     };
-    enough.store(true, Ordering::Relaxed);
+    stop.store(true, Ordering::Relaxed);
     assert!(matches!(error, Some(Errno::EIO | Errno::ECONNABORTED)), "{error:?}");
 
     assert_eq!(fs::read_to_string(volume.join("file")).expect("read"), "x");
@@ -65,7 +66,7 @@ fn a_request_in_flight_ends_with_an_error_when_the_server_is_killed() {
     fixture.assert_nothing_left();
 }
 
-/// Requests of a connection that have no answer yet.
+/// The number of requests of a FUSE connection that have no answer yet.
 fn waiting(connection: u64) -> u64 {
     let waiting = Path::new("/sys/fs/fuse/connections").join(connection.to_string()).join("waiting");
     fs::read_to_string(waiting).expect("a connection").trim().parse().expect("a number")

@@ -1,4 +1,4 @@
-//! The tests that run in the guest. Each leaves nothing behind, on a machine without other users.
+//! The tests that run in the guest. Each test asserts that podfs leaves no mount and no process behind.
 
 mod containers;
 mod crash;
@@ -34,7 +34,7 @@ fn mode(running: &Running, name: &str) -> String {
     volume["mode"].as_str().expect("a mode").to_owned()
 }
 
-/// Stops podfs, which leaves nothing behind.
+/// Stops podfs, and asserts that it leaves nothing behind.
 #[track_caller]
 fn assert_stops_clean(mut running: Running, fixture: &Fixture) {
     assert_eq!(running.stop().code(), Some(0), "{}", running.log());

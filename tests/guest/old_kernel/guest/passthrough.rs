@@ -1,4 +1,5 @@
-//! Volumes of the node: the server reads and writes (before Linux 6.9 the kernel cannot).
+//! hostPath and emptyDir volumes: the server reads and writes (before Linux 6.9, the kernel cannot do this for the
+//! server).
 
 use std::fs::{self, File};
 use std::io::{Read, Seek, Write};
@@ -15,7 +16,8 @@ use crate::common::namespace::{mount_tmpfs, on_a_host_that_shares_mounts, way_ou
 use crate::common::passthrough::disk_directory;
 use crate::common::*;
 
-/// A pod with the hostPath volumes `host`, a directory, and `file`, and the emptyDir `scratch`; and the directory.
+/// A pod with the hostPath volumes `host` (a directory) and `file`, and with the emptyDir `scratch`; and the source
+/// directory of the volume `host`.
 fn fixture() -> (Fixture, PathBuf) {
     let fixture = Fixture::new("");
     let (source, file) = (fixture.path("source"), fixture.path("single"));
@@ -65,7 +67,7 @@ fn a_source_on_a_shared_mount_is_cut_off_from_the_host_and_shows_later_mounts() 
         for _ in 0..2 {
             eventually("the later mount is shown", || fs::read_to_string(&shown).is_ok_and(|text| text == "later"));
             assert_eq!(way_out(running.server(), "outside"), None);
-            // This kernel ends a call with EIO that the dead server had read.
+            // This kernel ends a request with EIO that the killed server had read; so try until one succeeds.
             running.kill_server_and_keeper(|| eventually("a server answers", || fs::metadata(&shown).is_ok()));
         }
         assert_eq!(running.stop().code(), Some(0), "{}", running.log());
@@ -89,7 +91,7 @@ fn files_are_created_written_renamed_and_removed() {
     for name in ["b", "d/c"] {
         fs::remove_file(volume.join(name)).expect("removed");
     }
-    // It has no name any more.
+    // An open file can be read after its names are removed.
     file.rewind().expect("rewound");
     let mut read = Vec::new();
     file.read_to_end(&mut read).expect("read");
@@ -107,15 +109,17 @@ fn locks_meet_those_of_the_host_and_a_wait_ends_with_them() {
     fs::write(source.join("file"), "x").expect("written");
     let running = fixture.run();
     let (of_host, of_pod) = (source.join("file"), running.volume("host").join("file"));
-    let lock = |path: &PathBuf, how| Flock::lock(File::open(path).expect("opened"), how).map_err(|(_, errno)| errno);
+    let lock = |path: &PathBuf, kind| Flock::lock(File::open(path).expect("opened"), kind).map_err(|(_, errno)| errno);
     let held = lock(&of_host, FlockArg::LockExclusive).expect("locked");
     assert_eq!(lock(&of_pod, FlockArg::LockExclusiveNonblock).err(), Some(Errno::EWOULDBLOCK));
     let waiting = thread::spawn(move || lock(&of_pod, FlockArg::LockExclusive));
     drop(held);
-    let held = waiting.join().expect("it does not panic").expect("locked");
+    let held = waiting.join().expect("the thread does not panic").expect("locked");
     assert_eq!(lock(&of_host, FlockArg::LockExclusiveNonblock).err(), Some(Errno::EWOULDBLOCK));
     drop(held);
-    eventually("the lock goes with its file", || lock(&of_host, FlockArg::LockExclusiveNonblock).is_ok());
+    eventually("the lock ends with the last descriptor of its file", || {
+        lock(&of_host, FlockArg::LockExclusiveNonblock).is_ok()
+    });
     assert_stops_clean(running, &fixture);
 }
 
@@ -138,7 +142,7 @@ fn shared_mappings_work_in_an_empty_dir_and_are_refused_where_others_write() {
         std::io::Result::Ok(fs::read_to_string(&path).expect("read"))
     };
     assert_eq!(store("scratch").expect("a mapping"), "b");
-    let refused = store("host").expect_err("a mapping would have pages of its own");
+    let refused = store("host").expect_err("the mapping would not see writes of the host");
     assert_eq!(refused.raw_os_error(), Some(Errno::ENODEV as i32));
     assert_stops_clean(running, &fixture);
 }

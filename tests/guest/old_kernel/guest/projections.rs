@@ -1,5 +1,5 @@
 //! Projections: podfs clones the private mount through a mount namespace (before Linux 6.15), and keeps generations in memory
-//! files without a seal against execution (before 6.3).
+//! files (memfds) without a seal against execution (before Linux 6.3).
 
 use std::fs;
 use std::path::Path;
@@ -11,7 +11,7 @@ use super::{assert_stops_clean, mode};
 use crate::common::watch::Watcher;
 use crate::common::*;
 
-/// A pod with a volume of each kind; `all` is the three together.
+/// A volume of each kind; `all` has the sources of the three others.
 const VOLUMES: &str = "[{name: config, configMap: {name: app}},
     {name: keys, secret: {secretName: app, defaultMode: 0400}},
     {name: about, downwardAPI: {items: [{path: labels, fieldRef: {fieldPath: metadata.labels}}]}},
@@ -44,7 +44,7 @@ fn every_kind_of_projection_comes_up_with_its_content() {
     for name in ["config", "keys", "about", "all"] {
         assert_eq!(mode(&running, name), "zero-message", "{name}");
     }
-    assert_eq!(fixture.mounts().len(), 4, "the private mounts are nowhere to be seen");
+    assert_eq!(fixture.mounts().len(), 4, "the private mounts are attached nowhere");
     assert_stops_clean(running, &fixture);
 }
 
@@ -55,14 +55,14 @@ fn a_change_is_switched_to_and_raises_the_events_of_a_switch() {
     let running = fixture.run();
     let volume = running.volume("config");
     let (before, watcher) = (generation(&volume), Watcher::on("config", &volume));
-    // The kernel caches read files, and absent names.
+    // These accesses put the files, and the absence of `new`, into the kernel's caches.
     assert_files(&volume, &[("a", "1"), ("gone", "x")]);
     assert!(!volume.join("new").exists());
     fixture.write("objects/config.json", &config_map("app", &[("a", "2"), ("new", "y")]));
     wait_content(&volume.join("a"), "2");
     assert_ne!(generation(&volume), before);
     wait_content(&volume.join("new"), "y");
-    eventually("what is gone is absent", || !volume.join("gone").exists());
+    eventually("the removed key is absent", || !volume.join("gone").exists());
     assert_eq!(watcher.switches(), 1);
     wait_content(&running.volume("all").join("a"), "2");
     assert_stops_clean(running, &fixture);
@@ -74,14 +74,14 @@ fn no_process_writes_to_a_projection_even_through_a_mount_made_writable() {
     let fixture = fixture();
     let running = fixture.run();
     let volume = running.volume("config");
-    let read_only = |what: &str| {
-        let refused = fs::write(volume.join("stolen"), "x").expect_err(what);
-        assert_eq!(refused.raw_os_error(), Some(Errno::EROFS as i32), "{what}");
+    let assert_read_only = |reason: &str| {
+        let refused = fs::write(volume.join("stolen"), "x").expect_err(reason);
+        assert_eq!(refused.raw_os_error(), Some(Errno::EROFS as i32), "{reason}");
     };
-    read_only("the mount is read-only");
+    assert_read_only("the mount is read-only");
     let writable = MsFlags::MS_BIND | MsFlags::MS_REMOUNT;
     mount(None::<&str>, &volume, None::<&str>, writable, None::<&str>).expect("root may");
-    read_only("the server knows of no such step");
+    assert_read_only("the server refuses to create files");
     fixture.write("objects/config.json", &config_map("app", &[("a", "2")]));
     wait_content(&volume.join("a"), "2");
     assert_stops_clean(running, &fixture);

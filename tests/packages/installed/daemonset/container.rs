@@ -1,7 +1,7 @@
-//! The container of the DaemonSet, as a container runtime starts it on a node: from the image that `packaging/image/build` makes,
-//! with what the manifest says of namespaces, mounts, arguments and environment. runc is real; this module stands for the kubelet
-//! and for containerd, which make runc's configuration. Another source of objects is added to the arguments: the machine has a
-//! network of its own, in which the API server that the container's service account names does not answer.
+//! The container of the DaemonSet, as a container runtime starts it on a node: from the image that `packaging/image/build`
+//! makes, with the namespaces, mounts, arguments and environment of the manifest. The tests use the real runc; this module
+//! replaces the kubelet and containerd, which make runc's configuration. It adds a directory of manifests to the arguments: the
+//! machine has its own network, in which the API server of the container's service account does not answer.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -12,8 +12,8 @@ use podfs::manifest::parse_documents;
 use serde_json::{Value, json};
 
 use super::image::Image;
-use crate::common::packages::{told_by, top};
-use crate::installed::machine::{Machine, Said};
+use crate::common::packages::{stdout_of, top};
+use crate::installed::machine::{Machine, ScriptOutcome};
 
 const RUNC: &str = "/usr/sbin/runc";
 /// The directory of the service account in a pod.
@@ -44,13 +44,13 @@ const CAPABILITIES: [&str; 22] = [
     "CAP_SYSLOG",
 ];
 
-/// A container that runs. It ends with its machine at the latest.
+/// A running container. It ends with its machine at the latest.
 pub struct DaemonContainer<'a> {
     machine: &'a Machine,
     name: String,
 }
 
-/// Gives a machine runc, and the directories of a node with a kubelet.
+/// Adds runc and the directories of a node with a kubelet to a machine.
 pub fn prepare(machine: &Machine) {
     machine.copy(Path::new(RUNC), RUNC);
     for library in ["/lib/x86_64-linux-gnu/libseccomp.so.2", "/lib/aarch64-linux-gnu/libseccomp.so.2"] {
@@ -58,7 +58,7 @@ pub fn prepare(machine: &Machine) {
             machine.copy(Path::new(library), library);
         }
     }
-    machine.does("mkdir -p -m 0700 /etc/podfs/manifests && mkdir -p -m 0755 /run/podfs /var/lib/podfs /account");
+    machine.output_of("mkdir -p -m 0700 /etc/podfs/manifests && mkdir -p -m 0755 /run/podfs /var/lib/podfs /account");
     machine.write("/account/token", "the-token-of-podfs");
     let authority = rcgen::generate_simple_self_signed(["kubernetes".to_owned()]).expect("a certificate");
     machine.write("/account/ca.crt", authority.cert.pem());
@@ -68,8 +68,8 @@ pub fn prepare(machine: &Machine) {
 fn daemon_set() -> DaemonSet {
     let path = top().join("packaging/kubernetes/podfs.yaml");
     let documents = parse_documents(&path, &fs::read(&path).expect("the manifest")).expect("YAML");
-    let found = documents.into_iter().find(|document| document.kind == "DaemonSet").expect("there is one");
-    found.into_typed().expect("typed")
+    let document = documents.into_iter().find(|document| document.kind == "DaemonSet").expect("a DaemonSet");
+    document.into_typed().expect("typed")
 }
 
 impl<'a> DaemonContainer<'a> {
@@ -77,12 +77,12 @@ impl<'a> DaemonContainer<'a> {
     #[track_caller]
     pub fn start(machine: &'a Machine, name: &str, image: &Image) -> DaemonContainer<'a> {
         let bundle = format!("/images/{name}");
-        machine.does(&format!("mkdir -p {bundle}/rootfs"));
+        machine.output_of(&format!("mkdir -p {bundle}/rootfs"));
         unpack(image, &machine.path(&format!("{bundle}/rootfs")));
-        let above = machine.does("sed -n 's,^0::,,p' /proc/1/cgroup").replace("/init.scope", "/");
-        let cgroup = format!("{}/kubepods/burstable/pod-podfs/{name}", above.trim_end_matches('/'));
+        let parent = machine.output_of("sed -n 's,^0::,,p' /proc/1/cgroup").replace("/init.scope", "/");
+        let cgroup = format!("{}/kubepods/burstable/pod-podfs/{name}", parent.trim_end_matches('/'));
         machine.write(&format!("{bundle}/config.json"), config(image, &cgroup).to_string());
-        machine.does(&format!(
+        machine.output_of(&format!(
             "runc run --detach --bundle {bundle} {name} >{bundle}/log 2>&1 || {{ cat {bundle}/log; exit 1; }}"
         ));
         let container = DaemonContainer { machine, name: name.to_owned() };
@@ -95,7 +95,7 @@ impl<'a> DaemonContainer<'a> {
     }
 
     /// Runs a command in the container, as `kubectl exec` does.
-    pub fn exec(&self, command: &str) -> Said {
+    pub fn exec(&self, command: &str) -> ScriptOutcome {
         self.machine.run(&format!("runc exec {} {command}", self.name))
     }
 
@@ -104,21 +104,22 @@ impl<'a> DaemonContainer<'a> {
     }
 
     pub fn log(&self) -> String {
-        self.machine.does(&format!("cat /images/{}/log", self.name))
+        self.machine.output_of(&format!("cat /images/{}/log", self.name))
     }
 
-    /// Ends it as a runtime does when a pod is deleted: asked first, and then removed with all that is in its cgroup.
+    /// Ends the container as a runtime does when a pod is deleted: sends SIGTERM, waits for the end of the container, and
+    /// removes it with all processes in its cgroup.
     pub fn delete(self) {
-        self.machine.does(&format!(
+        self.machine.output_of(&format!(
             "runc kill {0} TERM; for i in $(seq 200); do runc state {0} | grep -q stopped && break; sleep 0.02; done; \
              runc state {0} | grep -q stopped; runc delete {0}",
             self.name
         ));
     }
 
-    /// Kills all that is in its cgroup, and removes it.
+    /// Kills all processes in the container's cgroup, and removes the container.
     pub fn kill(self) {
-        self.machine.does(&format!("runc kill --all {0} KILL; runc delete --force {0}", self.name));
+        self.machine.output_of(&format!("runc kill --all {0} KILL; runc delete --force {0}", self.name));
     }
 }
 
@@ -126,7 +127,7 @@ fn unpack(image: &Image, root: &Path) {
     for layer in image.layers() {
         let mut unpack = Command::new("tar");
         unpack.args(["--extract", "--gzip", "--numeric-owner", "--file"]).arg(layer).arg("--directory").arg(root);
-        told_by(&mut unpack);
+        stdout_of(&mut unpack);
     }
 }
 
@@ -137,10 +138,10 @@ fn config(image: &Image, cgroup: &str) -> Value {
     assert_eq!(pod.host_pid, Some(true));
     assert_eq!(container.security_context.as_ref().and_then(|context| context.privileged), Some(true));
     let words = container.args.iter().flatten().map(|word| word.replace("$(NODE_NAME)", "n1"));
-    let more = ["--manifests=/etc/podfs/manifests".to_owned()];
-    let args: Vec<String> = image.entry_point().into_iter().chain(words).chain(more).collect();
-    let given = ["NODE_NAME=n1", "KUBERNETES_SERVICE_HOST=127.0.0.1", "KUBERNETES_SERVICE_PORT=6443"];
-    let env: Vec<String> = image.environment().into_iter().chain(given.map(str::to_owned)).collect();
+    let added = ["--manifests=/etc/podfs/manifests".to_owned()];
+    let args: Vec<String> = image.entry_point().into_iter().chain(words).chain(added).collect();
+    let from_kubelet = ["NODE_NAME=n1", "KUBERNETES_SERVICE_HOST=127.0.0.1", "KUBERNETES_SERVICE_PORT=6443"];
+    let env: Vec<String> = image.environment().into_iter().chain(from_kubelet.map(str::to_owned)).collect();
     let mut mounts = vec![
         json!({"destination": "/proc", "type": "proc", "source": "proc"}),
         json!({"destination": "/dev", "type": "tmpfs", "source": "tmpfs", "options": ["nosuid", "mode=755"]}),
@@ -173,13 +174,13 @@ fn config(image: &Image, cgroup: &str) -> Value {
             "rootfsPropagation": "rslave",
             "cgroupsPath": cgroup,
             "resources": {"devices": [{"allow": true, "access": "rwm"}]},
-            // Not that of process ids: the pod has those of the node.
+            // The pod has `hostPID`, so it has no PID namespace.
             "namespaces": namespaces,
         },
     })
 }
 
-/// The directory of an image's layers, once unpacked from its archive.
-pub fn blobs(layout: &Path, digest: &str) -> PathBuf {
+/// The path of a blob in an unpacked image.
+pub fn blob_path(layout: &Path, digest: &str) -> PathBuf {
     layout.join("blobs").join(digest.replacen(':', "/", 1))
 }

@@ -1,4 +1,4 @@
-//! Images as `packaging/image/build` makes them, read as a container runtime reads them.
+//! The images that `packaging/image/build` makes. This module reads them as a container runtime does.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -7,18 +7,19 @@ use std::sync::LazyLock;
 
 use serde_json::Value;
 
-use super::container::blobs;
-use crate::common::packages::{packages, told_by, top};
+use super::container::blob_path;
+use crate::common::packages::{packages, stdout_of, top};
 use crate::installed::versions::Versions;
 
-/// An image, unpacked to its layout.
+/// An image, unpacked to an OCI image layout.
 pub struct Image {
     layout: PathBuf,
     /// The digest of the image, as the script prints it.
     pub digest: String,
 }
 
-/// The image of this tree's package, and that of a later one. None where Debian's packages cannot be had.
+/// The image of this tree's package, and the image of a later package. `None` if the packages of Debian cannot be
+/// downloaded.
 pub fn images() -> Option<&'static [Image; 2]> {
     static IMAGES: LazyLock<Option<[Image; 2]>> = LazyLock::new(|| {
         debian()?;
@@ -28,11 +29,11 @@ pub fn images() -> Option<&'static [Image; 2]> {
     IMAGES.as_ref()
 }
 
-/// Debian's packages for images, fetched once.
+/// The directory with the packages of Debian for images, which the first run downloads.
 fn debian() -> Option<PathBuf> {
-    let directory = place("debian");
+    let directory = work_path("debian");
     if !directory.exists() {
-        let new = place("debian.new");
+        let new = work_path("debian.new");
         let _ = fs::remove_dir_all(&new);
         fs::create_dir_all(&new).expect("a directory");
         let mut fetch = Command::new("apt-get");
@@ -45,21 +46,21 @@ fn debian() -> Option<PathBuf> {
     Some(directory)
 }
 
-fn place(name: &str) -> PathBuf {
+fn work_path(name: &str) -> PathBuf {
     Path::new(env!("CARGO_TARGET_TMPDIR")).join("image").join(name)
 }
 
 impl Image {
     pub fn build(name: &str, package: &Path) -> Image {
-        let archive = place(name).with_extension("oci.tar");
+        let archive = work_path(name).with_extension("oci.tar");
         let mut build = Command::new(top().join("packaging/image/build"));
-        build.arg("--package").arg(package).arg("--output").arg(&archive).arg("--debian").arg(place("debian"));
-        let said = told_by(&mut build);
-        let digest = said.lines().nth(1).expect("its digest").to_owned();
-        let layout = place(name);
+        build.arg("--package").arg(package).arg("--output").arg(&archive).arg("--debian").arg(work_path("debian"));
+        let output = stdout_of(&mut build);
+        let digest = output.lines().nth(1).expect("the digest").to_owned();
+        let layout = work_path(name);
         let _ = fs::remove_dir_all(&layout);
         fs::create_dir_all(&layout).expect("a directory");
-        told_by(Command::new("tar").arg("--extract").arg("--file").arg(&archive).arg("--directory").arg(&layout));
+        stdout_of(Command::new("tar").arg("--extract").arg("--file").arg(&archive).arg("--directory").arg(&layout));
         fs::remove_file(archive).expect("removed");
         Image { layout, digest }
     }
@@ -75,18 +76,18 @@ impl Image {
 
     pub fn manifest(&self) -> Value {
         let digest = self.index()["manifests"][0]["digest"].as_str().expect("a digest").to_owned();
-        self.json(&blobs(&self.layout, &digest))
+        self.json(&blob_path(&self.layout, &digest))
     }
 
     pub fn config(&self) -> Value {
         let digest = self.manifest()["config"]["digest"].as_str().expect("a digest").to_owned();
-        self.json(&blobs(&self.layout, &digest))
+        self.json(&blob_path(&self.layout, &digest))
     }
 
     pub fn layers(&self) -> Vec<PathBuf> {
         let manifest = self.manifest();
         let layers = manifest["layers"].as_array().expect("layers").iter();
-        layers.map(|layer| blobs(&self.layout, layer["digest"].as_str().expect("a digest"))).collect()
+        layers.map(|layer| blob_path(&self.layout, layer["digest"].as_str().expect("a digest"))).collect()
     }
 
     pub fn entry_point(&self) -> Vec<String> {
@@ -97,13 +98,16 @@ impl Image {
         words(&self.config()["config"]["Env"])
     }
 
-    /// The sizes and digests that index and manifest give of blobs, and what the blobs are.
+    /// The descriptors in the index and the manifest, which have sizes and digests of blobs, and the paths of these
+    /// blobs.
     pub fn blobs(&self) -> Vec<(Value, PathBuf)> {
         let (index, manifest) = (self.index(), self.manifest());
         let layers = manifest["layers"].as_array().expect("layers").iter();
-        let described = [&index["manifests"][0], &manifest["config"]].into_iter().chain(layers);
-        described
-            .map(|described| (described.clone(), blobs(&self.layout, described["digest"].as_str().expect("a digest"))))
+        let descriptors = [&index["manifests"][0], &manifest["config"]].into_iter().chain(layers);
+        descriptors
+            .map(|descriptor| {
+                (descriptor.clone(), blob_path(&self.layout, descriptor["digest"].as_str().expect("a digest")))
+            })
             .collect()
     }
 }

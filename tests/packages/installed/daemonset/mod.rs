@@ -1,5 +1,5 @@
-//! podfs in a DaemonSet: the image, and its container on a machine with and without systemd. The container is killed, replaced
-//! and upgraded while a volume is read; no call fails, and nothing is left in the end.
+//! podfs in a DaemonSet: the image, and its container on a machine with and without systemd. The tests kill, replace and
+//! upgrade the container while a process reads a volume: no call fails, and nothing is left in the end.
 
 mod container;
 mod image;
@@ -15,16 +15,16 @@ use std::thread;
 use self::container::{DaemonContainer, prepare};
 use self::image::{Image, images};
 use crate::common::kubelet::{KubeletCalls, Volume};
-use crate::common::packages::{packages, told_by};
+use crate::common::packages::{packages, stdout_of};
 use crate::common::{config_map, eventually, wait_content};
 use crate::installed::machine::{Init, Machine};
 
 const KUBELET: &str = "/var/lib/kubelet";
 
-/// A machine with runc and a kubelet, and two images, unless they cannot be had.
+/// A machine with runc, the CSI calls of a kubelet, and two images. If they cannot be made, prints that the test is skipped.
 fn node(test: &str, init: Init) -> Option<(Machine, KubeletCalls, &'static [Image; 2])> {
     let skip = |missing: &str| {
-        // Past the test harness, which shows what a test prints only if it fails.
+        // `writeln!` bypasses the test harness, which captures `eprintln!` and shows it only if the test fails.
         let _ = writeln!(stderr(), "skipped: {test}: {missing}; tests/run makes a Debian tree");
         None
     };
@@ -34,20 +34,22 @@ fn node(test: &str, init: Init) -> Option<(Machine, KubeletCalls, &'static [Imag
         Err(missing) => return skip(&missing),
     };
     if init == Init::Nothing {
-        machine.does("mount -t cgroup2 cgroup2 /sys/fs/cgroup");
+        machine.output_of("mount -t cgroup2 cgroup2 /sys/fs/cgroup");
     }
     prepare(&machine);
     let kubelet = KubeletCalls::new(Path::new(KUBELET), &machine.path(KUBELET));
     Some((machine, kubelet, images))
 }
 
-fn put(machine: &Machine, value: &str) {
+/// Writes the ConfigMap with this value.
+fn write_config(machine: &Machine, value: &str) {
     machine.write("/etc/podfs/new", config_map("app", &[("key", value)]));
-    machine.does("mv /etc/podfs/new /etc/podfs/manifests/app.yaml");
+    machine.output_of("mv /etc/podfs/new /etc/podfs/manifests/app.yaml");
 }
 
+/// Publishes a volume of the ConfigMap for a pod.
 #[track_caller]
-fn published(kubelet: &KubeletCalls, container: &DaemonContainer<'_>, pod: &str) -> Volume {
+fn publish(kubelet: &KubeletCalls, container: &DaemonContainer<'_>, pod: &str) -> Volume {
     let volume = kubelet.volume(pod, "config", &[("kind", "configMap"), ("name", "app")]);
     if let Err(status) = kubelet.publish(&volume) {
         panic!("{status:?}\n{}", container.log());
@@ -55,25 +57,25 @@ fn published(kubelet: &KubeletCalls, container: &DaemonContainer<'_>, pod: &str)
     volume
 }
 
-/// The supervisor of a pod, as the machine numbers it.
+/// The directory in `/proc` of a pod's supervisor, with the pid in the machine.
 fn supervisor(machine: &Machine, pod: &str) -> String {
-    machine.does(&format!("grep -lz -x -e 'uid-{pod}' /proc/[0-9]*/cmdline | while read f; do tr '\\0' ' ' <$f | grep -q '^[^ ]*podfs-supervisor ' && echo ${{f%/cmdline}}; done | head -n 1"))
+    machine.output_of(&format!("grep -lz -x -e 'uid-{pod}' /proc/[0-9]*/cmdline | while read f; do tr '\\0' ' ' <$f | grep -q '^[^ ]*podfs-supervisor ' && echo ${{f%/cmdline}}; done | head -n 1"))
 }
 
 fn volumes_survive_the_container(test: &str, init: Init) {
     let Some((machine, kubelet, [first, second])) = node(test, init) else { return };
-    put(&machine, "one");
+    write_config(&machine, "one");
     let container = DaemonContainer::start(&machine, "first", first);
-    kubelet.register("podfs.io@reg.sock").expect("it registers itself on the node");
-    let volume = published(&kubelet, &container, "web");
+    kubelet.register("podfs.io@reg.sock").expect("the driver registers");
+    let volume = publish(&kubelet, &container, "web");
     let file = volume.target.join("key");
     assert_eq!(fs::read_to_string(&file).expect("the mount has arrived on the node"), "one");
-    let of_pod = supervisor(&machine, "web");
+    let web_supervisor = supervisor(&machine, "web");
     for namespace in ["mnt", "net", "ipc", "uts", "cgroup"] {
-        let of = |process: &str| machine.does(&format!("readlink {process}/ns/{namespace}"));
-        assert_eq!(of(&of_pod), of("/proc/1"), "the supervisor has the node's {namespace}");
+        let namespace_of = |process: &str| machine.output_of(&format!("readlink {process}/ns/{namespace}"));
+        assert_eq!(namespace_of(&web_supervisor), namespace_of("/proc/1"), "the supervisor has the node's {namespace}");
     }
-    let cgroup = machine.does(&format!("cat {of_pod}/cgroup"));
+    let cgroup = machine.output_of(&format!("cat {web_supervisor}/cgroup"));
     assert!(cgroup.contains("podfs-pod-uid-web") && !cgroup.contains("kubepods"), "{cgroup}");
 
     let (stop, calls) = (AtomicBool::new(false), AtomicU64::new(0));
@@ -82,7 +84,7 @@ fn volumes_survive_the_container(test: &str, init: Init) {
             while !stop.load(Ordering::Relaxed) {
                 match fs::read_to_string(&file) {
                     Ok(text) if !text.is_empty() => calls.fetch_add(1, Ordering::Relaxed),
-                    other => return Err(format!("{other:?}")),
+                    outcome => return Err(format!("{outcome:?}")),
                 };
             }
             Ok(())
@@ -90,24 +92,24 @@ fn volumes_survive_the_container(test: &str, init: Init) {
         let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
             container.kill();
             let container = DaemonContainer::start(&machine, "again", first);
-            put(&machine, "two");
+            write_config(&machine, "two");
             wait_content(&file, "two");
             container.delete();
             let container = DaemonContainer::start(&machine, "newer", second);
-            put(&machine, "three");
+            write_config(&machine, "three");
             wait_content(&file, "three");
             assert_eq!(kubelet.publish(&volume).map_err(|status| status.to_string()), Ok(()));
-            assert_eq!(supervisor(&machine, "web"), of_pod, "the same process serves the pod");
-            let copies = machine.does("ls /var/lib/podfs/programs");
+            assert_eq!(supervisor(&machine, "web"), web_supervisor, "the same process serves the pod");
+            let copies = machine.output_of("ls /var/lib/podfs/programs");
             assert_eq!(copies.lines().count(), 3, "two copies and a link: {copies}");
-            let other = published(&kubelet, &container, "other");
+            let other = publish(&kubelet, &container, "other");
             assert_ne!(
-                machine.does(&format!("readlink {}/exe", supervisor(&machine, "other"))),
-                machine.does(&format!("readlink {of_pod}/exe")),
+                machine.output_of(&format!("readlink {}/exe", supervisor(&machine, "other"))),
+                machine.output_of(&format!("readlink {web_supervisor}/exe")),
                 "a new pod has the new program"
             );
             kubelet.end_pod("other", &[other]);
-            // A pod goes on as the program that the last container has installed.
+            // The pod's supervisor executes the program that the last container has installed.
             let upgraded = container.exec("podfs upgrade --all --run-dir /run/podfs");
             assert_eq!(upgraded.code, Some(0), "{upgraded:?}");
             container.delete();
@@ -121,7 +123,7 @@ fn volumes_survive_the_container(test: &str, init: Init) {
     assert!(calls.load(Ordering::Relaxed) > 10, "the volume was in use");
 
     let container = DaemonContainer::start(&machine, "last", second);
-    let copies = machine.does("ls /var/lib/podfs/programs");
+    let copies = machine.output_of("ls /var/lib/podfs/programs");
     assert_eq!(copies.lines().count(), 2, "no process runs the first copy: {copies}");
     kubelet.end_pod("web", &[volume]);
     eventually("nothing of the pod is left", || {
@@ -149,10 +151,10 @@ fn an_image_is_built_equal_twice_and_says_of_its_parts_what_they_are() {
     assert_eq!(again.digest, first.digest);
     assert_ne!(second.digest, first.digest, "another package is another image");
     assert_eq!(first.index()["manifests"][0]["digest"], first.digest.as_str());
-    for (described, blob) in first.blobs() {
-        let sum = told_by(Command::new("sha256sum").arg(&blob));
-        assert_eq!(described["digest"], format!("sha256:{}", sum.split(' ').next().expect("a sum")));
-        assert_eq!(described["size"], fs::metadata(&blob).expect("a blob").len());
+    for (descriptor, blob) in first.blobs() {
+        let sum = stdout_of(Command::new("sha256sum").arg(&blob));
+        assert_eq!(descriptor["digest"], format!("sha256:{}", sum.split(' ').next().expect("a sum")));
+        assert_eq!(descriptor["size"], fs::metadata(&blob).expect("a blob").len());
     }
     let config = first.config();
     assert_eq!((&config["os"], &config["config"]["User"]), (&"linux".into(), &"0:0".into()));
@@ -160,7 +162,7 @@ fn an_image_is_built_equal_twice_and_says_of_its_parts_what_they_are() {
         config["config"]["Labels"]["io.podfs.debian"].as_str().is_some_and(|packages| packages.starts_with("libc6="))
     );
     let [layer] = &first.layers()[..] else { panic!("one layer") };
-    let listed = told_by(Command::new("tar").args(["--list", "--gzip", "--file"]).arg(layer));
+    let listed = stdout_of(Command::new("tar").args(["--list", "--gzip", "--file"]).arg(layer));
     let programs = ["./usr/bin/podfs", "./usr/libexec/podfs/podfs-fuse", "./usr/libexec/podfs/podfs-supervisor"];
     for file in programs.into_iter().chain(["./usr/share/doc/libc6/copyright", "./lib64"]) {
         assert!(listed.lines().any(|line| line == file), "{file} is in the image:\n{listed}");

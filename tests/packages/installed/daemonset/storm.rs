@@ -1,4 +1,5 @@
-//! The container of the DaemonSet, supervisors and servers are killed in a random order while volumes are read: no call fails.
+//! The tests kill the container of the DaemonSet, supervisors and servers in a random order while processes read volumes: no
+//! call fails.
 
 use std::env;
 use std::fs;
@@ -11,22 +12,22 @@ use serde_json::Value;
 
 use super::container::DaemonContainer;
 use super::image::Image;
-use super::{node, published, put};
+use super::{node, publish, write_config};
 use crate::common::kubelet::{KubeletCalls, Volume};
 use crate::common::{eventually, wait_content};
 use crate::installed::machine::{Init, Machine};
 
-/// Pods that stay while others come and go.
+/// The pods that exist during the whole test. Each round adds and removes another pod.
 const STAYING: [&str; 2] = ["stays-a", "stays-b"];
-/// For so many seconds things are killed (CONTRIBUTING.md).
+/// The environment variable with the duration of the kills in seconds (CONTRIBUTING.md).
 const SOAK: &str = "PODFS_DAEMONSET_SOAK";
-/// The duration without that variable. Each kind of strike comes at least once.
+/// The duration without that variable. Each kind of fault comes at least once.
 const SHORT: Duration = Duration::from_secs(5);
 
 /// A fault of the node.
 #[derive(Clone, Copy, Debug)]
 enum Strike {
-    /// All in the container's cgroup is killed at once, as for lack of memory.
+    /// All processes in the container's cgroup are killed, as when the memory of the cgroup is used up.
     Container,
     /// The container gets SIGTERM, and a container of the other image replaces it.
     Upgrade,
@@ -65,21 +66,21 @@ impl<'a> Storm<'a> {
     }
 
     fn container(&self) -> &DaemonContainer<'a> {
-        self.container.as_ref().expect("one runs")
+        self.container.as_ref().expect("a container runs")
     }
 
-    /// The supervisor and the server of a pod, once it has both.
+    /// The pids of the supervisor and the server of a pod. Waits until the pod has both.
     fn processes(&self, pod: &str) -> [i64; 2] {
-        let mut found = None;
+        let mut pids = None;
         eventually("the pod has its processes", || {
-            let said =
+            let outcome =
                 self.container().exec(&format!("podfs status --output json --run-dir=/run/podfs --pod uid-{pod}"));
-            let status: Value = serde_json::from_str(&said.out).unwrap_or_default();
-            let pid = |of: &str| status["pods"][0][of]["pid"].as_i64();
-            found = pid("supervisor").zip(pid("server"));
-            found.is_some()
+            let status: Value = serde_json::from_str(&outcome.out).unwrap_or_default();
+            let pid = |process: &str| status["pods"][0][process]["pid"].as_i64();
+            pids = pid("supervisor").zip(pid("server"));
+            pids.is_some()
         });
-        found.map(|(supervisor, server)| [supervisor, server]).expect("it was seen")
+        pids.map(|(supervisor, server)| [supervisor, server]).expect("the loop has set them")
     }
 
     fn strike(&mut self, strike: Strike, pod: &str) {
@@ -90,22 +91,22 @@ impl<'a> Storm<'a> {
         let image = fastrand::usize(..2);
         match strike {
             Strike::Container => {
-                self.container.take().expect("one runs").kill();
+                self.container.take().expect("a container runs").kill();
                 self.start(image);
             }
             Strike::Upgrade => {
-                self.container.take().expect("one runs").delete();
+                self.container.take().expect("a container runs").delete();
                 self.start(image);
             }
             Strike::Supervisor | Strike::Server => {
-                let place = usize::from(matches!(strike, Strike::Server));
-                let before = self.processes(pod)[place];
+                let index = usize::from(matches!(strike, Strike::Server));
+                let before = self.processes(pod)[index];
                 kill(&[before]);
-                eventually("another process serves the pod", || self.processes(pod)[place] != before);
+                eventually("another process serves the pod", || self.processes(pod)[index] != before);
             }
             Strike::AllOfPod => {
                 let [supervisor, server] = self.processes(pod);
-                self.container.take().expect("one runs").kill();
+                self.container.take().expect("a container runs").kill();
                 kill(&[supervisor]);
                 self.start(image);
                 eventually("another supervisor serves the pod", || self.processes(pod)[0] != supervisor);
@@ -114,7 +115,7 @@ impl<'a> Storm<'a> {
         }
     }
 
-    /// Publishes a volume again, as a kubelet does all the time.
+    /// Publishes a volume again, as a kubelet does at each sync of a pod.
     #[track_caller]
     fn publish(&self, volume: &Volume) {
         if let Err(status) = self.kubelet.publish(volume) {
@@ -128,9 +129,9 @@ fn no_call_fails(test: &str, init: Init) {
     let time = env::var(SOAK).map_or(SHORT, |seconds| {
         Duration::from_secs(seconds.parse().expect("PODFS_DAEMONSET_SOAK is a number of seconds"))
     });
-    put(&machine, "v0");
+    write_config(&machine, "v0");
     let mut storm = Storm::new(&machine, &kubelet, images);
-    let staying = STAYING.map(|pod| published(&kubelet, storm.container(), pod));
+    let staying = STAYING.map(|pod| publish(&kubelet, storm.container(), pod));
     let files: Vec<PathBuf> = staying.iter().map(|volume| volume.target.join("key")).collect();
     let (stop, calls) = (AtomicBool::new(false), AtomicU64::new(0));
     thread::scope(|scope| {
@@ -138,32 +139,32 @@ fn no_call_fails(test: &str, init: Init) {
             while !stop.load(Ordering::Relaxed) {
                 match fs::read_to_string(file) {
                     Ok(text) if text.starts_with('v') => calls.fetch_add(1, Ordering::Relaxed),
-                    other => return Err(format!("{}: {other:?}", file.display())),
+                    outcome => return Err(format!("{}: {outcome:?}", file.display())),
                 };
-                // Two readers that never pause take the machine's processors from those that are killed.
+                // Without a pause, the two readers would take the CPUs that the new processes need.
                 thread::sleep(Duration::from_millis(1));
             }
             Ok(())
         };
         let readers: Vec<_> = files.iter().map(|file| scope.spawn(move || read(file))).collect();
         let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
-            let until = Instant::now() + time;
+            let deadline = Instant::now() + time;
             let mut order = STRIKES.to_vec();
             fastrand::shuffle(&mut order);
             for number in 0.. {
-                if number >= order.len() && Instant::now() >= until {
+                if number >= order.len() && Instant::now() >= deadline {
                     break;
                 }
                 let strike = order.get(number).copied().unwrap_or_else(|| STRIKES[fastrand::usize(..STRIKES.len())]);
                 storm.strike(strike, STAYING[fastrand::usize(..STAYING.len())]);
                 let value = format!("v{}", number + 1);
-                put(&machine, &value);
-                let comes = published(&kubelet, storm.container(), "comes");
-                for file in files.iter().chain([&comes.target.join("key")]) {
+                write_config(&machine, &value);
+                let temporary = publish(&kubelet, storm.container(), "comes");
+                for file in files.iter().chain([&temporary.target.join("key")]) {
                     wait_content(file, &value);
                 }
                 staying.iter().for_each(|volume| storm.publish(volume));
-                kubelet.end_pod("comes", &[comes]);
+                kubelet.end_pod("comes", &[temporary]);
             }
         }));
         stop.store(true, Ordering::Relaxed);
@@ -181,7 +182,7 @@ fn no_call_fails(test: &str, init: Init) {
         machine.run("! grep -q -e fuse.podfs /proc/self/mountinfo && [ -z \"$(ls /run/podfs | grep uid-)\" ]").code
             == Some(0)
     });
-    storm.container.take().expect("one runs").delete();
+    storm.container.take().expect("a container runs").delete();
     machine.eventually("! grep -l '^podfs' /proc/[0-9]*/comm");
 }
 

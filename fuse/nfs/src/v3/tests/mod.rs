@@ -1,4 +1,4 @@
-//! The wire as another implementation writes and reads it, and as no implementation should.
+//! Messages are compared with those of another implementation, and invalid messages are refused.
 
 mod values;
 
@@ -367,9 +367,9 @@ proptest! {
 
 /// Decodes bytes as every type.
 fn read_as_everything(bytes: &[u8]) {
-    fn read<T>(bytes: &[u8], as_what: impl FnOnce(&mut XdrReader<'_>) -> Result<T, Malformed>) {
+    fn read<T>(bytes: &[u8], parse: impl FnOnce(&mut XdrReader<'_>) -> Result<T, Malformed>) {
         let mut reader = XdrReader::new(bytes);
-        let _either = as_what(&mut reader);
+        let _either = parse(&mut reader);
         assert!(reader.position() <= bytes.len());
     }
     let _either = receive(bytes);

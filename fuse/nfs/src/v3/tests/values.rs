@@ -1,4 +1,4 @@
-//! Any values of the protocol, and the same values in the types of the other implementation.
+//! Arbitrary values of the protocol, and the same values in the types of another implementation.
 
 use nfs3_types::nfs3 as theirs;
 use nfs3_types::nfs3::{Nfs3Option, diropargs3, nfs_fh3, nfstime3, sattr3};
@@ -155,7 +155,7 @@ pub(super) fn credential() -> impl Strategy<Value = Credential> {
     prop_oneof![Just(Credential::Anonymous), user.prop_map(|(uid, gid, groups)| Credential::User { uid, gid, groups }),]
 }
 
-/// Cuts out of `bytes`, as out of a reply.
+/// Returns ranges of `bytes` as slices, as of a reply.
 pub(super) fn cutting(bytes: &[u8]) -> impl Fn(std::ops::Range<usize>) -> Slice {
     let all = Slice::from(bytes.to_vec());
     move |range| all.part(range)

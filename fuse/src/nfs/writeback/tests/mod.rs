@@ -17,20 +17,20 @@ use crate::session::{HandleId, NodeId};
 use server::{TestClient, put};
 
 const FILE: FileKey = FileKey { node: NodeId(7), open: HandleId(1) };
-const MANNER: WriteParameters = WriteParameters { wsize: 1 << 20, stable: false };
+const PARAMETERS: WriteParameters = WriteParameters { wsize: 1 << 20, stable: false };
 
 fn log() -> Log {
     Log::create(4).expect("a log")
 }
 
-fn start(client: &TestClient, log: Log, manner: WriteParameters) -> Writeback<TestClient> {
-    Writeback::new(log, Vec::new(), client.clone(), manner)
+fn start(client: &TestClient, log: Log, parameters: WriteParameters) -> Writeback<TestClient> {
+    Writeback::new(log, Vec::new(), client.clone(), parameters)
 }
 
-/// Ends a server's tasks where they are, and goes on with its log.
-fn follow(client: &TestClient, log: std::os::fd::OwnedFd, manner: WriteParameters) -> Writeback<TestClient> {
+/// Continues with the log of a server whose tasks have ended somewhere.
+fn follow(client: &TestClient, log: std::os::fd::OwnedFd, parameters: WriteParameters) -> Writeback<TestClient> {
     let (log, inherited) = Log::adopt(log).expect("a log");
-    Writeback::new(log, inherited, client.clone(), manner)
+    Writeback::new(log, inherited, client.clone(), parameters)
 }
 
 fn file_of<S: Store>(writeback: &Writeback<S>) -> std::os::fd::OwnedFd {
@@ -53,7 +53,7 @@ async fn settle_down() {
 fn flushed_data_is_on_disk() {
     run(async {
         let client = TestClient::default();
-        let writeback = start(&client, log(), MANNER);
+        let writeback = start(&client, log(), PARAMETERS);
         writeback.write(FILE, 0, b"hello ").await.expect("accepted");
         writeback.write(FILE, 6, b"world").await.expect("accepted");
         assert!(client.0.on_disk(NodeId(7)).is_empty());
@@ -68,7 +68,7 @@ fn a_write_is_accepted_while_the_server_does_not_answer() {
     run(async {
         let client = TestClient::default();
         client.0.stopped.set(true);
-        let writeback = start(&client, log(), MANNER);
+        let writeback = start(&client, log(), PARAMETERS);
         writeback.write(FILE, 0, b"data").await.expect("accepted");
         assert!(
             writeback.overlaps(NodeId(7), 3..4)
@@ -85,14 +85,14 @@ fn a_write_is_accepted_while_the_server_does_not_answer() {
 fn small_writes_that_follow_each_other_become_large_ones() {
     run(async {
         let client = TestClient::default();
-        let writeback = start(&client, log(), MANNER);
+        let writeback = start(&client, log(), PARAMETERS);
         client.0.stopped.set(true);
         for number in 0..1000 {
             writeback.write(FILE, number * 100, &[number as u8; 100]).await.expect("accepted");
         }
         client.0.stopped.set(false);
         writeback.flush(NodeId(7)).await.expect("flushed");
-        // Two on their way, and the third grows.
+        // Two WRITEs are in flight, and the third record grows.
         assert_eq!(client.0.writes.get(), 3);
         let expected: Vec<u8> = (0..1000).flat_map(|number| [number as u8; 100]).collect();
         assert_eq!(client.0.on_disk(NodeId(7)), expected);
@@ -103,7 +103,7 @@ fn small_writes_that_follow_each_other_become_large_ones() {
 fn a_server_that_lost_accepted_data_gets_it_again() {
     run(async {
         let client = TestClient::default();
-        let writeback = start(&client, log(), MANNER);
+        let writeback = start(&client, log(), PARAMETERS);
         writeback.write(FILE, 0, b"before").await.expect("accepted");
         writeback.settle(NodeId(7)).await;
         client.0.restart();
@@ -118,8 +118,8 @@ fn after_repeated_losses_the_client_asks_for_stable_writes() {
     run(async {
         let client = TestClient::default();
         client.0.restless.set(true);
-        let manner = WriteParameters { wsize: 5, ..MANNER };
-        let writeback = start(&client, log(), manner);
+        let parameters = WriteParameters { wsize: 5, ..PARAMETERS };
+        let writeback = start(&client, log(), parameters);
         writeback.write(FILE, 0, &[1; 100]).await.expect("accepted");
         writeback.write(FILE, 3, &[2; 50]).await.expect("accepted");
         writeback.flush(NodeId(7)).await.expect("flushed");
@@ -140,7 +140,7 @@ fn a_write_in_parts_is_on_disk_only_if_each_part_is() {
         let client = TestClient::default();
         client.0.short.set(Some(3));
         client.0.stable_from.set(Some(2));
-        let writeback = start(&client, log(), MANNER);
+        let writeback = start(&client, log(), PARAMETERS);
         writeback.write(FILE, 0, b"012345").await.expect("accepted");
         writeback.flush(NodeId(7)).await.expect("flushed");
         assert_eq!(client.0.on_disk(NodeId(7)), b"012345");
@@ -152,7 +152,7 @@ fn the_rest_of_a_short_write_is_sent() {
     run(async {
         let client = TestClient::default();
         client.0.short.set(Some(3));
-        let writeback = start(&client, log(), MANNER);
+        let writeback = start(&client, log(), PARAMETERS);
         writeback.write(FILE, 0, b"0123456789").await.expect("accepted");
         writeback.flush(NodeId(7)).await.expect("flushed");
         assert_eq!(client.0.on_disk(NodeId(7)), b"0123456789");
@@ -167,7 +167,7 @@ fn the_next_write_and_the_next_flush_each_return_an_error_once() {
     run(async {
         let client = TestClient::default();
         client.0.error.set(Some(Errno::NOSPC));
-        let writeback = start(&client, log(), MANNER);
+        let writeback = start(&client, log(), PARAMETERS);
         writeback.write(FILE, 0, b"lost").await.expect("accepted");
         settle_down().await;
         assert_eq!(writeback.write(FILE, 4, b"refused").await, Err(Errno::NOSPC));
@@ -185,14 +185,14 @@ fn an_unreported_error_survives_the_server() {
     let client = TestClient::default();
     client.0.error.set(Some(Errno::DQUOT));
     let log = run(async {
-        let writeback = start(&client, log(), MANNER);
+        let writeback = start(&client, log(), PARAMETERS);
         writeback.write(FILE, 0, b"lost").await.expect("accepted");
         settle_down().await;
         file_of(&writeback)
     });
     client.0.error.set(None);
     run(async {
-        let writeback = follow(&client, log, MANNER);
+        let writeback = follow(&client, log, PARAMETERS);
         assert_eq!(writeback.flush(NodeId(7)).await, Err(Errno::DQUOT));
         assert_eq!(writeback.flush(NodeId(7)).await, Ok(()));
     });
@@ -203,14 +203,14 @@ fn a_successor_sends_the_data_that_a_dead_server_had_accepted() {
     let client = TestClient::default();
     client.0.stopped.set(true);
     let log = run(async {
-        let writeback = start(&client, log(), MANNER);
+        let writeback = start(&client, log(), PARAMETERS);
         writeback.write(FILE, 0, b"first").await.expect("accepted");
         writeback.write(FileKey { node: NodeId(8), open: HandleId(2) }, 0, b"other").await.expect("accepted");
         file_of(&writeback)
     });
     client.0.stopped.set(false);
     run(async {
-        let writeback = follow(&client, log, MANNER);
+        let writeback = follow(&client, log, PARAMETERS);
         writeback.write(FILE, 0, b"first").await.expect("accepted before");
         writeback.flush(NodeId(7)).await.expect("flushed");
         writeback.flush(NodeId(8)).await.expect("flushed");
@@ -222,14 +222,14 @@ fn a_successor_sends_the_data_that_a_dead_server_had_accepted() {
 fn a_flush_does_not_wait_for_a_write_to_grow() {
     run(async {
         let client = TestClient::default();
-        let writeback = start(&client, log(), MANNER);
+        let writeback = start(&client, log(), PARAMETERS);
         client.0.stopped.set(true);
         for number in 0..3 {
             writeback.write(FILE, number, b"x").await.expect("accepted");
         }
         let flush = spawn_local(async move { writeback.flush(NodeId(7)).await });
         settle_down().await;
-        assert_eq!(client.0.asked.get(), 3);
+        assert_eq!(client.0.received.get(), 3);
         client.0.stopped.set(false);
         flush.await.expect("no panic").expect("flushed");
         assert_eq!(client.0.on_disk(NodeId(7)), b"xxx");
@@ -241,7 +241,7 @@ fn the_log_gives_memory_back_a_while_after_the_last_write() {
     run(async {
         let client = TestClient::default();
         let log = Log::create(20).expect("a log");
-        let writeback = start(&client, log, MANNER);
+        let writeback = start(&client, log, PARAMETERS);
         let file = file_of(&writeback);
         let blocks = || rustix::fs::fstat(&file).expect("a file").st_blocks;
         client.0.stopped.set(true);
@@ -263,7 +263,7 @@ fn the_log_gives_memory_back_a_while_after_the_last_write() {
 fn a_full_log_is_committed_and_the_writer_waits() {
     run(async {
         let client = TestClient::default();
-        let writeback = start(&client, Log::create(2).expect("a log"), MANNER);
+        let writeback = start(&client, Log::create(2).expect("a log"), PARAMETERS);
         let part = vec![5; 1 << 20];
         for number in 0..20 {
             writeback.write(FILE, number << 20, &part).await.expect("accepted");
@@ -278,7 +278,7 @@ fn a_full_log_is_committed_and_the_writer_waits() {
 fn a_file_with_much_data_is_committed_before_a_flush() {
     run(async {
         let client = TestClient::default();
-        let writeback = start(&client, log(), MANNER);
+        let writeback = start(&client, log(), PARAMETERS);
         writeback.write(FILE, 0, &vec![5; (1 << 20) + 1]).await.expect("accepted");
         settle_down().await;
         assert_eq!((client.0.commits.get(), writeback.uncommitted()), (1, 0));
@@ -289,7 +289,7 @@ fn a_file_with_much_data_is_committed_before_a_flush() {
 fn stable_writes_are_on_disk_when_they_are_answered() {
     run(async {
         let client = TestClient::default();
-        let writeback = start(&client, log(), WriteParameters { stable: true, ..MANNER });
+        let writeback = start(&client, log(), WriteParameters { stable: true, ..PARAMETERS });
         writeback.write(FILE, 0, b"data").await.expect("written");
         assert_eq!((client.0.on_disk(NodeId(7)), client.0.commits.get()), (b"data".to_vec(), 0));
         client.0.error.set(Some(Errno::NOSPC));
@@ -302,7 +302,7 @@ fn the_data_of_a_deleted_file_is_not_sent() {
     run(async {
         let client = TestClient::default();
         client.0.stopped.set(true);
-        let writeback = start(&client, log(), MANNER);
+        let writeback = start(&client, log(), PARAMETERS);
         for number in 0..40 {
             writeback.write(FILE, number * 2, b"x").await.expect("accepted");
         }
@@ -321,7 +321,7 @@ fn a_waiting_caller_may_be_cancelled() {
     run(async {
         let client = TestClient::default();
         client.0.stopped.set(true);
-        let writeback = Rc::new(start(&client, log(), MANNER));
+        let writeback = Rc::new(start(&client, log(), PARAMETERS));
         writeback.write(FILE, 0, b"data").await.expect("accepted");
         let waiting = Rc::clone(&writeback);
         let task = tokio::task::spawn_local(async move { waiting.flush(NodeId(7)).await });
@@ -346,7 +346,7 @@ enum Event {
     Time(usize),
     /// The server is killed and restarted.
     Restart,
-    /// The process is killed, another goes on.
+    /// The process is killed, and another one continues.
     Takeover,
 }
 
@@ -369,7 +369,7 @@ proptest! {
     fn the_disk_has_the_last_written_data_after_any_faults(events in events(), chance: u64, wsize in 50..1500usize) {
         let client = TestClient::default();
         client.0.chance.set(chance);
-        let manner = WriteParameters { wsize, stable: false };
+        let parameters = WriteParameters { wsize, stable: false };
         let mut model: HashMap<NodeId, Vec<u8>> = HashMap::new();
         let mut events = events.into_iter().enumerate();
         let mut log = None;
@@ -377,8 +377,8 @@ proptest! {
             // Until a takeover, which drops calls in flight.
             let (done, file) = run(async {
                 let writeback = match log.take() {
-                    None => start(&client, self::log(), manner),
-                    Some(file) => follow(&client, file, manner),
+                    None => start(&client, self::log(), parameters),
+                    Some(file) => follow(&client, file, parameters),
                 };
                 for (number, event) in events.by_ref() {
                     match event {

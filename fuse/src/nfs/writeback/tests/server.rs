@@ -1,4 +1,4 @@
-//! The server in memory, and a store that asks it.
+//! The server in memory, and a store that calls it.
 
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
@@ -22,7 +22,7 @@ pub(super) struct TestServer {
     pub(super) error: Cell<Option<Errno>>,
     /// The server restarts before it answers a call.
     pub(super) restless: Cell<bool>,
-    /// From this write on, they are on disk when they are answered.
+    /// The number of the first WRITE whose data is on disk when it is answered, as that of all later ones is.
     pub(super) stable_from: Cell<Option<usize>>,
     /// Most bytes that it takes at once.
     pub(super) short: Cell<Option<usize>>,
@@ -30,8 +30,9 @@ pub(super) struct TestServer {
     pub(super) stopped: Cell<bool>,
     /// Decides how long each call takes.
     pub(super) chance: Cell<u64>,
-    /// Writes that came, and those that were made.
-    pub(super) asked: Cell<usize>,
+    /// The number of WRITEs that the server has got.
+    pub(super) received: Cell<usize>,
+    /// The number of WRITEs that the server has executed.
     pub(super) writes: Cell<usize>,
     pub(super) commits: Cell<usize>,
 }
@@ -81,7 +82,7 @@ impl Store for TestClient {
     ) -> impl Future<Output = Result<WriteResult, Errno>> + 'static {
         let server = Rc::clone(&self.0);
         async move {
-            server.asked.set(server.asked.get() + 1);
+            server.received.set(server.received.get() + 1);
             server.take_time().await;
             if let Some(error) = server.error.get() {
                 return Err(error);

@@ -28,6 +28,12 @@ impl Pair {
         if let Some(previous) = previous {
             steps.extend(removal(previous, &[]));
         }
+        // Each link has another owner.
+        for (number, step) in (1000..).zip(&mut steps) {
+            if let ProjectionStep::MakeLink { uid, .. } = step {
+                *uid = number;
+            }
+        }
         for tree in [&mut self.replica, &mut self.served] {
             tree.announce(
                 steps.clone(),

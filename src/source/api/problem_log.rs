@@ -2,7 +2,7 @@
 //! every ten minutes, and logs its end, both with counts.
 //!
 //! podfs logs a refusal (403) and a busy server only when they last: after a start of the API server they pass within
-//! seconds, for every object. A 410 is no problem. Outages are logged elsewhere, once for all objects.
+//! seconds, for every object. A 410 is no problem. podfs logs an outage once for all objects.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -19,31 +19,31 @@ pub(crate) const SETTLE: Duration = Duration::from_secs(10);
 /// How often podfs repeats a problem that lasts.
 const REPEAT: Duration = Duration::from_secs(600);
 
-/// The problems of objects that were logged.
+/// The problems of objects, as podfs has logged them.
 #[derive(Default)]
 pub(crate) struct ProblemLog {
-    complaints: ObjectProblems,
-    /// Whether an outage was logged, and not its end.
-    away: bool,
+    problems: ObjectProblems,
+    /// Whether podfs has logged an outage, and not yet its end.
+    logged_outage: bool,
 }
 
 impl ProblemLog {
     /// Logs the problem of an object; an outage once, and not for each object.
     pub(crate) fn note<T>(&mut self, title: &str, update: &ObjectUpdate<T>) {
         match update {
-            ObjectUpdate::Failure(error) => self.complaints.trouble(title, error, Instant::now()),
+            ObjectUpdate::Failure(error) => self.problems.trouble(title, error, Instant::now()),
             ObjectUpdate::Is(_) | ObjectUpdate::Absent | ObjectUpdate::Alive => {
-                self.complaints.over(title, Instant::now())
+                self.problems.over(title, Instant::now())
             }
         }
         match update {
-            ObjectUpdate::Failure(ApiError { class: ErrorClass::Unreachable, sentence, .. }) if !self.away => {
+            ObjectUpdate::Failure(ApiError { class: ErrorClass::Unreachable, sentence, .. }) if !self.logged_outage => {
                 warn!("the API server is unreachable, and volumes stay as they are: {sentence}");
-                self.away = true;
+                self.logged_outage = true;
             }
-            ObjectUpdate::Is(_) | ObjectUpdate::Absent | ObjectUpdate::Alive if self.away => {
+            ObjectUpdate::Is(_) | ObjectUpdate::Absent | ObjectUpdate::Alive if self.logged_outage => {
                 info!("the API server answers again");
-                self.away = false;
+                self.logged_outage = false;
             }
             _ => {}
         }
@@ -58,17 +58,17 @@ impl ProblemLog {
 
     /// Forgets an object to which nothing refers any more.
     pub(crate) fn forget(&mut self, title: &str) {
-        self.complaints.over(title, Instant::now());
+        self.problems.over(title, Instant::now());
     }
 
     /// When the next line is due.
     pub(crate) fn due(&self) -> Option<Instant> {
-        self.complaints.due()
+        self.problems.due()
     }
 
     /// Logs the lines that are due.
     pub(crate) fn log(&mut self, now: Instant) {
-        self.complaints.log(now);
+        self.problems.log(now);
     }
 }
 
@@ -122,7 +122,7 @@ impl ObjectProblems {
         let Some(cause) = ProblemCause::of(error) else { return };
         self.end(object, Some(&cause), now);
         let due = now + cause.settle();
-        let complaint = self.0.entry(cause).or_insert_with(|| ObjectProblem {
+        let problem = self.0.entry(cause).or_insert_with(|| ObjectProblem {
             since: now,
             due,
             is_logged: false,
@@ -131,10 +131,10 @@ impl ObjectProblems {
             answers: 0,
             most: 0,
         });
-        complaint.sentence.clone_from(&error.sentence);
-        complaint.objects.insert(object.to_owned());
-        complaint.answers += 1;
-        complaint.most = complaint.most.max(complaint.objects.len());
+        problem.sentence.clone_from(&error.sentence);
+        problem.objects.insert(object.to_owned());
+        problem.answers += 1;
+        problem.most = problem.most.max(problem.objects.len());
         self.log(now);
     }
 
@@ -147,26 +147,27 @@ impl ObjectProblems {
 
     /// When the next line is due.
     fn due(&self) -> Option<Instant> {
-        self.0.values().map(|complaint| complaint.due).min()
+        self.0.values().map(|problem| problem.due).min()
     }
 
     /// Logs the lines that are due.
     fn log(&mut self, now: Instant) {
-        for complaint in self.0.values_mut().filter(|complaint| complaint.due <= now) {
-            warn!("{}", complaint.line(now));
-            complaint.is_logged = true;
-            complaint.due = now + REPEAT;
+        for problem in self.0.values_mut().filter(|problem| problem.due <= now) {
+            warn!("{}", problem.line(now));
+            problem.is_logged = true;
+            problem.due = now + REPEAT;
         }
     }
 
-    fn end(&mut self, object: &str, but: Option<&ProblemCause>, now: Instant) {
-        self.0.retain(|cause, complaint| {
-            if but != Some(cause) {
-                complaint.objects.remove(object);
+    /// Notes that an object no longer has problems, except for one of this cause.
+    fn end(&mut self, object: &str, except: Option<&ProblemCause>, now: Instant) {
+        self.0.retain(|cause, problem| {
+            if except != Some(cause) {
+                problem.objects.remove(object);
             }
-            let is_over = complaint.objects.is_empty();
-            if is_over && complaint.is_logged {
-                info!("this problem is over after {}: {}", complaint.extent(now), complaint.sentence);
+            let is_over = problem.objects.is_empty();
+            if is_over && problem.is_logged {
+                info!("this problem is over after {}: {}", problem.extent(now), problem.sentence);
             }
             !is_over
         });
@@ -200,41 +201,41 @@ mod tests {
         ApiError::new(class, sentence)
     }
 
-    fn lines(complaints: &mut ObjectProblems, now: Instant) -> Vec<String> {
-        let due: Vec<_> = complaints.0.values().filter(|one| one.due <= now).map(|one| one.line(now)).collect();
-        complaints.log(now);
+    fn lines(problems: &mut ObjectProblems, now: Instant) -> Vec<String> {
+        let due: Vec<_> = problems.0.values().filter(|one| one.due <= now).map(|one| one.line(now)).collect();
+        problems.log(now);
         due
     }
 
     #[test]
     fn a_refusal_of_many_objects_is_one_line_and_only_when_it_lasts() {
-        let (mut complaints, begun) = (ObjectProblems::default(), Instant::now());
+        let (mut problems, begun) = (ObjectProblems::default(), Instant::now());
         for (number, second) in (0..120).zip([0, 1].into_iter().cycle()) {
             let now = begun + Duration::from_secs(second);
-            complaints.trouble(&format!("ConfigMap default/{number}"), &error(ErrorClass::Forbidden, "forbidden"), now);
-            complaints.trouble(&format!("ConfigMap default/{number}"), &error(ErrorClass::Gone, "too old"), now);
+            problems.trouble(&format!("ConfigMap default/{number}"), &error(ErrorClass::Forbidden, "forbidden"), now);
+            problems.trouble(&format!("ConfigMap default/{number}"), &error(ErrorClass::Gone, "too old"), now);
         }
-        assert_eq!(complaints.0.len(), 1);
-        assert_eq!(complaints.due(), Some(begun + SETTLE));
-        assert!(lines(&mut complaints, begun + SETTLE / 2).is_empty());
+        assert_eq!(problems.0.len(), 1);
+        assert_eq!(problems.due(), Some(begun + SETTLE));
+        assert!(lines(&mut problems, begun + SETTLE / 2).is_empty());
         let expected = "forbidden; so it is with 119 more objects; podfs asks again";
-        assert_eq!(lines(&mut complaints, begun + SETTLE), [expected]);
-        assert!(lines(&mut complaints, begun + SETTLE * 2).is_empty());
+        assert_eq!(lines(&mut problems, begun + SETTLE), [expected]);
+        assert!(lines(&mut problems, begun + SETTLE * 2).is_empty());
         let expected = "still so after 610 s (120 answers, 120 objects): forbidden";
-        assert_eq!(lines(&mut complaints, begun + SETTLE + REPEAT), [expected]);
-        (0..120).for_each(|number| complaints.over(&format!("ConfigMap default/{number}"), begun));
-        assert_eq!(complaints.due(), None);
+        assert_eq!(lines(&mut problems, begun + SETTLE + REPEAT), [expected]);
+        (0..120).for_each(|number| problems.over(&format!("ConfigMap default/{number}"), begun));
+        assert_eq!(problems.due(), None);
     }
 
     #[test]
     fn a_fault_of_one_object_is_logged_at_once_on_its_own_line() {
-        let (mut complaints, now) = (ObjectProblems::default(), Instant::now());
+        let (mut problems, now) = (ObjectProblems::default(), Instant::now());
         for object in ["a", "b"] {
-            complaints.trouble(object, &error(ErrorClass::Refused, &format!("{object} is too large")), now);
+            problems.trouble(object, &error(ErrorClass::Refused, &format!("{object} is too large")), now);
         }
-        assert!(complaints.0.values().all(|complaint| complaint.is_logged));
+        assert!(problems.0.values().all(|problem| problem.is_logged));
         // Another cause takes the place of the first.
-        complaints.trouble("a", &error(ErrorClass::Busy, "busy"), now);
-        assert_eq!(complaints.0.len(), 2);
+        problems.trouble("a", &error(ErrorClass::Busy, "busy"), now);
+        assert_eq!(problems.0.len(), 2);
     }
 }

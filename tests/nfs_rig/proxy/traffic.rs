@@ -1,4 +1,4 @@
-//! The network's record of the calls that it has carried.
+//! The proxy's list of the connections, calls and replies that it has carried.
 
 use std::collections::HashMap;
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -8,39 +8,39 @@ use crate::nfs_rig::xdr::Reader;
 
 /// The connections, calls and replies that the proxy has carried.
 #[derive(Clone, Debug, Default)]
-pub struct Seen {
+pub struct Traffic {
     /// The client's port of each connection, in the order in which they came.
     pub ports: Vec<u16>,
-    /// All calls that were read from clients, in this order, lost ones too.
-    pub calls: Vec<Sent>,
-    /// The number of replies read from the server, lost ones included.
+    /// All calls that the proxy has read from clients, in this order, with those that it has dropped.
+    pub calls: Vec<CarriedCall>,
+    /// The number of replies that the proxy has read from the server, with those that it has dropped.
     pub replies: usize,
 }
 
-/// A call that was sent.
+/// A call that a client has sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Sent {
+pub struct CarriedCall {
     pub xid: u32,
     pub program: u32,
     pub procedure: u32,
     /// The client's port.
     pub port: u16,
-    /// Two calls with the same beginning, 256 bytes, have the same one.
+    /// A digest of the first 256 bytes of the call: it is equal for a call and its retransmission.
     pub digest: u64,
 }
 
-impl Seen {
+impl Traffic {
     /// The number of calls with the xid of an earlier call.
     pub fn retransmissions(&self) -> usize {
         let distinct: std::collections::HashSet<_> = self.calls.iter().map(|call| call.xid).collect();
         self.calls.len() - distinct.len()
     }
 
-    /// Calls that had the xid of an earlier one, and were not the same.
-    pub fn altered(&self) -> Vec<Sent> {
+    /// The calls with the xid of an earlier call, but with another digest.
+    pub fn altered(&self) -> Vec<CarriedCall> {
         let mut first = HashMap::new();
-        let digests = |call: &&Sent| *first.entry(call.xid).or_insert(call.digest) != call.digest;
-        self.calls.iter().filter(digests).copied().collect()
+        let differs = |call: &&CarriedCall| *first.entry(call.xid).or_insert(call.digest) != call.digest;
+        self.calls.iter().filter(differs).copied().collect()
     }
 
     /// The procedure of the call with this xid.
@@ -49,7 +49,7 @@ impl Seen {
     }
 }
 
-impl Sent {
+impl CarriedCall {
     /// Parses the head of a record, if it is a call.
     pub fn read(head: &[u8], port: u16) -> Option<Self> {
         let mut reader = Reader::new(head);

@@ -1,0 +1,413 @@
+//! Misspelled fields of manifests that people write.
+//!
+//! Typed objects ignore fields that they do not know, as the API server does, because an API that is newer than podfs has more of
+//! them. So podfs reports an unknown field only if it resembles a known one, and only in a text of the user: what comes from an API
+//! server or a kubelet was accepted there.
+//!
+//! It checks the fields that decide what a volume shows: metadata, volumes, mounts of containers, the data of ConfigMaps and
+//! Secrets, and the specs of claims and PersistentVolumes. It gets the names of known fields from the types of the API: a type says
+//! them when it is deserialized.
+
+use std::cell::{Cell, RefCell};
+
+use k8s_openapi::api::core::v1 as core;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use serde::de::value::StrDeserializer;
+use serde::de::{
+    DeserializeOwned, DeserializeSeed, Deserializer, Error, IntoDeserializer, MapAccess, SeqAccess, Visitor,
+};
+use serde::forward_to_deserialize_any;
+use serde_json::{Map, Value, map};
+
+use super::{Document, ManifestError};
+use crate::types::InvalidField;
+
+/// The least similarity (normalised Damerau-Levenshtein, 0 to 1) of a misspelled field with the field that is meant.
+const ALIKE: f64 = 0.75;
+/// The most letters that are wrong in a misspelled field.
+const WRONG_LETTERS: usize = 2;
+
+/// The kinds of documents that podfs reads, each with the group of its `apiVersion`.
+const KINDS: [(&str, &str); 16] = [
+    ("", "Pod"),
+    ("", "ConfigMap"),
+    ("", "Secret"),
+    ("", "PersistentVolumeClaim"),
+    ("", "PersistentVolume"),
+    ("", "Node"),
+    ("", "ReplicationController"),
+    ("apps", "Deployment"),
+    ("apps", "StatefulSet"),
+    ("apps", "DaemonSet"),
+    ("apps", "ReplicaSet"),
+    ("batch", "Job"),
+    ("batch", "CronJob"),
+    ("certificates.k8s.io", "ClusterTrustBundle"),
+    ("storage.k8s.io", "CSIDriver"),
+    ("storage.k8s.io", "VolumeAttachment"),
+];
+
+/// The fields of a pod's spec that decide what its volumes show.
+const OF_SPEC: [&str; 6] =
+    ["containers", "ephemeralContainers", "initContainers", "securityContext", "serviceAccountName", "volumes"];
+/// The fields of a container that name volumes.
+const OF_CONTAINER: [&str; 2] = ["volumeDevices", "volumeMounts"];
+const CONTAINERS: [&str; 3] = ["initContainers", "containers", "ephemeralContainers"];
+
+/// Checks the spelling of the kind of a document. podfs ignores documents of kinds that it does not know.
+///
+/// # Errors
+/// A kind that is a known one but for lower-case and upper-case letters.
+pub fn check_kind(document: &Document) -> Result<(), ManifestError> {
+    let group = document.api_version.rsplit_once('/').map_or("", |(group, _)| group);
+    let is_meant = |(of, kind): &&(&str, &str)| {
+        *of == group && *kind != document.kind && kind.eq_ignore_ascii_case(&document.kind)
+    };
+    match KINDS.iter().find(is_meant) {
+        Some((_, meant)) => {
+            let sentence = format!("{:?} is no kind of object; did you mean {meant:?}?", document.kind);
+            Err(ManifestError::invalid(&document.origin, "kind", sentence))
+        }
+        None => Ok(()),
+    }
+}
+
+/// Checks the spelling of the kind and the fields of a document, if it is a pod or an object that podfs reads.
+///
+/// # Errors
+/// A misspelled kind, and an unknown field that resembles a known one.
+pub fn check_spelling(document: &Document) -> Result<(), ManifestError> {
+    check_kind(document)?;
+    let body = document.body();
+    let checked = match (document.api_version.as_str(), document.kind.as_str()) {
+        ("v1", "Pod") => check_object::<core::Pod>(body).and_then(|()| pod_spec(body)),
+        ("v1", "ConfigMap") => check_object::<core::ConfigMap>(body),
+        ("v1", "Secret") => check_object::<core::Secret>(body),
+        ("v1", "PersistentVolume") => check_object::<core::PersistentVolume>(body)
+            .and_then(|()| below::<core::PersistentVolumeSpec>(body.get("spec"), "spec")),
+        ("v1", "PersistentVolumeClaim") => check_object::<core::PersistentVolumeClaim>(body)
+            .and_then(|()| below::<core::PersistentVolumeClaimSpec>(body.get("spec"), "spec")),
+        _ => Ok(()),
+    };
+    checked.map_err(|error| ManifestError::invalid(&document.origin, &error.field, error.sentence))
+}
+
+/// Checks the spelling of the fields of a volume's source. Its parser decides whether an unknown source is a misspelled kind.
+///
+/// # Errors
+/// An unknown field that resembles a known one; the sentence names the volume.
+pub fn check_volume_spelling(volume: &Map<String, Value>) -> Result<(), InvalidField> {
+    let name = volume.get("name").and_then(Value::as_str).unwrap_or_default();
+    let sources = volume.iter().filter(|(_, source)| source.is_object());
+    for (kind, source) in sources {
+        // The type has no unknown field, but one for each kind.
+        let alone = Value::Object(Map::from_iter([(kind.clone(), source.clone())]));
+        let known = fields_of::<core::Volume>().contains(&kind.as_str());
+        let checked = if known { below::<core::Volume>(Some(&alone), "") } else { Ok(()) };
+        checked.map_err(|error| InvalidField { sentence: format!("volume {name:?}: {}", error.sentence), ..error })?;
+    }
+    Ok(())
+}
+
+/// The fields that an object of this type has at its top, and its metadata.
+fn check_object<T: DeserializeOwned>(body: &Map<String, Value>) -> Result<(), InvalidField> {
+    names(body, fields_of::<T>(), |_| true)?;
+    below::<ObjectMeta>(body.get("metadata"), "metadata")
+}
+
+fn pod_spec(body: &Map<String, Value>) -> Result<(), InvalidField> {
+    let Some(spec) = body.get("spec").and_then(Value::as_object) else { return Ok(()) };
+    let list = |of: &'static str| spec.get(of).and_then(Value::as_array).into_iter().flatten().enumerate();
+    let check = || -> Result<(), InvalidField> {
+        names(spec, fields_of::<core::PodSpec>(), |meant| OF_SPEC.contains(&meant))?;
+        for (index, volume) in list("volumes") {
+            let checked = volume.as_object().map_or(Ok(()), check_volume_spelling);
+            checked.map_err(|error| error.under(format!("volumes[{index}]")))?;
+        }
+        for (field, (index, container)) in
+            CONTAINERS.into_iter().flat_map(|field| list(field).map(move |one| (field, one)))
+        {
+            let checked = container.as_object().map_or(Ok(()), check_container);
+            checked.map_err(|error| error.under(format!("{field}[{index}]")))?;
+        }
+        Ok(())
+    };
+    check().map_err(|error| error.under("spec"))
+}
+
+fn check_container(container: &Map<String, Value>) -> Result<(), InvalidField> {
+    names(container, fields_of::<core::Container>(), |meant| OF_CONTAINER.contains(&meant))?;
+    below::<Vec<core::VolumeMount>>(container.get("volumeMounts"), "volumeMounts")?;
+    below::<Vec<core::VolumeDevice>>(container.get("volumeDevices"), "volumeDevices")
+}
+
+/// Checks the names in a mapping, except those for which no field is meant that counts.
+fn names(body: &Map<String, Value>, known: &[&str], counts: impl Fn(&str) -> bool) -> Result<(), InvalidField> {
+    let given = body.iter().filter(|(_, value)| !value.is_null()).map(|(name, _)| name.as_str());
+    let misspelled = given.filter(|name| !known.contains(name));
+    let mut meant = misspelled.filter_map(|name| Some((name, nearest(name, known)?)));
+    match meant.find(|(_, meant)| counts(meant)) {
+        Some((name, meant)) => Err(InvalidField::new(name, format!("unknown field; did you mean {meant:?}?"))),
+        None => Ok(()),
+    }
+}
+
+/// The known field that a misspelled one resembles.
+fn nearest<'a>(name: &str, known: &[&'a str]) -> Option<&'a str> {
+    let name = name.to_lowercase();
+    let wrong_letters = |known: &str| strsim::damerau_levenshtein(&known.to_lowercase(), &name);
+    let nearest = known.iter().min_by_key(|known| wrong_letters(known))?;
+    let similarity = strsim::normalized_damerau_levenshtein(&nearest.to_lowercase(), &name);
+    (wrong_letters(nearest) <= WRONG_LETTERS && similarity >= ALIKE).then_some(*nearest)
+}
+
+/// Checks the names of all fields of a value of this type.
+fn below<T: DeserializeOwned>(value: Option<&Value>, field: &str) -> Result<(), InvalidField> {
+    let Some(value) = value else { return Ok(()) };
+    let found = RefCell::new(None);
+    // A value of a wrong type ends the search; the parser reports it.
+    let _ = T::deserialize(CheckedValue { value, field: field.to_owned(), found: &found });
+    found.into_inner().map_or(Ok(()), Err)
+}
+
+/// The names of the fields of a type.
+fn fields_of<T: DeserializeOwned>() -> &'static [&'static str] {
+    let names: Cell<&'static [&'static str]> = Cell::new(&[]);
+    // It ends with an error as soon as the type has said the names.
+    let _ = T::deserialize(FieldNames(&names));
+    names.get()
+}
+
+/// Hears which fields a type has, and has no value for it.
+struct FieldNames<'a>(&'a Cell<&'static [&'static str]>);
+
+impl<'de> Deserializer<'de> for FieldNames<'_> {
+    type Error = serde_json::Error;
+
+    fn deserialize_any<V: Visitor<'de>>(self, _: V) -> Result<V::Value, Self::Error> {
+        Err(Self::Error::custom("there is no value"))
+    }
+
+    fn deserialize_struct<V: Visitor<'de>>(
+        self,
+        _: &'static str,
+        fields: &'static [&'static str],
+        visitor: V,
+    ) -> Result<V::Value, Self::Error> {
+        self.0.set(fields);
+        self.deserialize_any(visitor)
+    }
+
+    forward_to_deserialize_any! {
+        bool i8 i16 i32 i64 i128 u8 u16 u32 u64 u128 f32 f64 char str string bytes byte_buf option unit unit_struct
+        newtype_struct seq tuple tuple_struct map enum identifier ignored_any
+    }
+}
+
+/// A value of a manifest, which hears which fields its type has.
+struct CheckedValue<'a> {
+    value: &'a Value,
+    /// The path of the value.
+    field: String,
+    /// The first misspelled field.
+    found: &'a RefCell<Option<InvalidField>>,
+}
+
+impl<'de> Deserializer<'de> for CheckedValue<'de> {
+    type Error = serde_json::Error;
+
+    fn deserialize_any<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Self::Error> {
+        match self.value {
+            Value::Object(body) => visitor.visit_map(CheckedFields { entries: body.iter(), value: None, whole: self }),
+            Value::Array(items) => visitor.visit_seq(CheckedItems { items: items.iter().enumerate(), whole: self }),
+            scalar => scalar.deserialize_any(visitor),
+        }
+    }
+
+    fn deserialize_option<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Self::Error> {
+        if self.value.is_null() { visitor.visit_none() } else { visitor.visit_some(self) }
+    }
+
+    fn deserialize_newtype_struct<V: Visitor<'de>>(self, _: &'static str, visitor: V) -> Result<V::Value, Self::Error> {
+        visitor.visit_newtype_struct(self)
+    }
+
+    fn deserialize_struct<V: Visitor<'de>>(
+        self,
+        _: &'static str,
+        fields: &'static [&'static str],
+        visitor: V,
+    ) -> Result<V::Value, Self::Error> {
+        if let Some(Err(error)) = self.value.as_object().map(|body| names(body, fields, |_| true)) {
+            let error = if self.field.is_empty() { error } else { error.under(&self.field) };
+            self.found.borrow_mut().get_or_insert(error);
+        }
+        self.deserialize_any(visitor)
+    }
+
+    forward_to_deserialize_any! {
+        bool i8 i16 i32 i64 i128 u8 u16 u32 u64 u128 f32 f64 char str string bytes byte_buf unit unit_struct
+        seq tuple tuple_struct map enum identifier ignored_any
+    }
+}
+
+/// The fields of a mapping.
+struct CheckedFields<'a> {
+    entries: map::Iter<'a>,
+    /// The name and the value of the last field that was visited.
+    value: Option<(&'a str, &'a Value)>,
+    whole: CheckedValue<'a>,
+}
+
+impl<'de> MapAccess<'de> for CheckedFields<'de> {
+    type Error = serde_json::Error;
+
+    fn next_key_seed<K: DeserializeSeed<'de>>(&mut self, seed: K) -> Result<Option<K::Value>, Self::Error> {
+        let Some((name, value)) = self.entries.next() else { return Ok(None) };
+        self.value = Some((name, value));
+        let name: StrDeserializer<'_, Self::Error> = name.as_str().into_deserializer();
+        seed.deserialize(name).map(Some)
+    }
+
+    fn next_value_seed<V: DeserializeSeed<'de>>(&mut self, seed: V) -> Result<V::Value, Self::Error> {
+        let (name, value) = self.value.take().ok_or_else(|| Self::Error::custom("there is no field"))?;
+        let field = match self.whole.field.as_str() {
+            "" => name.to_owned(),
+            parent => format!("{parent}.{name}"),
+        };
+        seed.deserialize(CheckedValue { value, field, found: self.whole.found })
+    }
+}
+
+/// The items of a list.
+struct CheckedItems<'a, I> {
+    items: I,
+    whole: CheckedValue<'a>,
+}
+
+impl<'de, I: Iterator<Item = (usize, &'de Value)>> SeqAccess<'de> for CheckedItems<'de, I> {
+    type Error = serde_json::Error;
+
+    fn next_element_seed<T: DeserializeSeed<'de>>(&mut self, seed: T) -> Result<Option<T::Value>, Self::Error> {
+        let Some((index, value)) = self.items.next() else { return Ok(None) };
+        let field = format!("{}[{index}]", self.whole.field);
+        seed.deserialize(CheckedValue { value, field, found: self.whole.found }).map(Some)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    /// The complaint about a document of this kind with these fields.
+    fn complaint(kind: &str, fields: Value) -> Option<String> {
+        let mut document = json!({"apiVersion": "v1", "kind": kind, "metadata": {"name": "a"}});
+        let Value::Object(fields) = fields else { unreachable!("a mapping") };
+        document.as_object_mut().expect("a mapping").extend(fields);
+        let origin = super::super::Origin::file("a.yaml".as_ref());
+        let document = Document::of_server(origin, document).expect("an object");
+        check_spelling(&document).err().map(|error| error.to_string())
+    }
+
+    fn complaint_about_source(source: Value) -> Option<String> {
+        let Value::Object(mut volume) = source else { unreachable!("a mapping") };
+        volume.insert("name".to_owned(), "v".into());
+        complaint("Pod", json!({"spec": {"volumes": [volume]}}))
+    }
+
+    #[test]
+    fn a_misspelled_field_of_a_volume_is_found_at_any_depth() {
+        for (source, field, meant) in [
+            (json!({"configMap": {"nam": "y"}}), "configMap.nam", "name"),
+            (json!({"configMap": {"name": "y", "Optional": true}}), "configMap.Optional", "optional"),
+            (json!({"configMap": {"items": [{"key": "k", "pth": "p"}]}}), "configMap.items[0].pth", "path"),
+            (json!({"secret": {"secretname": "y"}}), "secret.secretname", "secretName"),
+            (json!({"emptyDir": {"sizelimit": 1}}), "emptyDir.sizelimit", "sizeLimit"),
+            (
+                json!({"projected": {"sources": [{"secret": {"name": "s"}}, {"configmap": {}}]}}),
+                "projected.sources[1].configmap",
+                "configMap",
+            ),
+            (
+                json!({"projected": {"sources": [{"configMap": {"nmae": "y"}}]}}),
+                "projected.sources[0].configMap.nmae",
+                "name",
+            ),
+            (
+                json!({"downwardAPI": {"items": [{"path": "a", "resourceFieldRef": {"divisr": 1}}]}}),
+                "downwardAPI.items[0].resourceFieldRef.divisr",
+                "divisor",
+            ),
+            (
+                json!({"ephemeral": {"volumeClaimTemplate": {"spec": {"accessmodes": []}}}}),
+                "ephemeral.volumeClaimTemplate.spec.accessmodes",
+                "accessModes",
+            ),
+        ] {
+            let sentence =
+                format!("a.yaml: spec.volumes[0].{field}: volume \"v\": unknown field; did you mean \"{meant}\"?");
+            assert_eq!(complaint_about_source(source), Some(sentence));
+        }
+    }
+
+    #[test]
+    fn fields_of_a_newer_api_and_fields_without_a_value_are_ignored() {
+        for source in [
+            json!({"configMap": {"name": "y", "onlyOnTuesdays": true, "nam": null}}),
+            json!({"quantumStore": {"nam": "y"}}),
+            json!({"configmap": {"name": "y"}}),
+            json!({"hostPath": 3}),
+            json!({"csi": {"driver": "d", "volumeAttributes": {"drivr": "any"}}}),
+            json!({"configMap": {"items": "wrong", "name": "y"}}),
+        ] {
+            assert_eq!(complaint_about_source(source.clone()), None, "{source}");
+        }
+    }
+
+    #[test]
+    fn a_misspelled_field_of_pods_and_objects_is_found_where_volumes_depend_on_it() {
+        let container = |mounts: Value| json!({"spec": {"containers": [{"name": "c"}, mounts]}});
+        for (kind, fields, field, meant) in [
+            ("Pod", json!({"Spec": {}}), "Spec", "spec"),
+            ("Pod", json!({"metadata": {"lables": {}}}), "metadata.lables", "labels"),
+            ("Pod", json!({"spec": {"volume": []}}), "spec.volume", "volumes"),
+            ("Pod", container(json!({"volumemounts": []})), "spec.containers[1].volumemounts", "volumeMounts"),
+            (
+                "Pod",
+                container(json!({"volumeMounts": [{"name": "v", "mountpath": "/v"}]})),
+                "spec.containers[1].volumeMounts[0].mountpath",
+                "mountPath",
+            ),
+            ("ConfigMap", json!({"Data": {"a": "b"}}), "Data", "data"),
+            ("ConfigMap", json!({"binarydata": {"a": "b"}}), "binarydata", "binaryData"),
+            ("Secret", json!({"stringdata": {"a": "b"}}), "stringdata", "stringData"),
+            ("PersistentVolume", json!({"spec": {"nfs": {"servr": "s"}}}), "spec.nfs.servr", "server"),
+            ("PersistentVolumeClaim", json!({"spec": {"volumename": "v"}}), "spec.volumename", "volumeName"),
+        ] {
+            let sentence = format!("a.yaml: {field}: unknown field; did you mean \"{meant}\"?");
+            assert_eq!(complaint(kind, fields), Some(sentence));
+        }
+        for (kind, fields) in [
+            ("Pod", json!({"spec": {"containers": [{"name": "c", "imag": "i"}], "hostnam": "h"}})),
+            ("ConfigMap", json!({"data": {"dta": "b"}, "metadata": {"labels": {"nam": "a"}}})),
+            ("Deployment", json!({"Spec": {}})),
+        ] {
+            assert_eq!(complaint(kind, fields), None);
+        }
+    }
+
+    #[test]
+    fn a_kind_with_other_capitals_is_no_kind() {
+        for (kind, meant) in
+            [("pod", "Pod"), ("configmap", "ConfigMap"), ("PersistentVolumeclaim", "PersistentVolumeClaim")]
+        {
+            let sentence = format!("a.yaml: kind: \"{kind}\" is no kind of object; did you mean \"{meant}\"?");
+            assert_eq!(complaint(kind, json!({})), Some(sentence));
+        }
+        for kind in ["deployment", "Pdo", "Pod"] {
+            assert_eq!(complaint(kind, json!({})), None, "of the group of v1");
+        }
+    }
+}
