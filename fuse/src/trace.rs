@@ -65,7 +65,7 @@ impl Trace {
         }
         fcntl_setfl(&pipe, fcntl_getfl(&pipe)? | OFlags::NONBLOCK)?;
         let mut readers = self.readers();
-        readers.retain(TraceReader::is_there);
+        readers.retain(TraceReader::is_connected);
         if readers.len() >= MAX_READERS {
             return Err(io::Error::other(format!("{MAX_READERS} traces of the volume are running; end one of them")));
         }
@@ -110,7 +110,7 @@ impl Trace {
 
 impl TraceReader {
     /// Whether the pipe still has a reader.
-    fn is_there(&self) -> bool {
+    fn is_connected(&self) -> bool {
         let mut state = [PollFd::from_borrowed_fd(self.output.as_fd(), PollFlags::empty())];
         poll(&mut state, Some(&Timespec::default())).is_err() || !state[0].revents().contains(PollFlags::ERR)
     }

@@ -27,8 +27,8 @@ use super::probe::{ServerState, server_state};
 use crate::driver::{self, DriverHome};
 use crate::host::{HostError, block, empty_dir, local};
 use crate::manifest::pod::PodUid;
-use crate::supervisor::control::{call, peer};
-use crate::supervisor::run_dir::bounds::{Bounds, OUTSIDE, is_there};
+use crate::supervisor::control::{connect, peer};
+use crate::supervisor::run_dir::bounds::{Bounds, OUTSIDE, path_exists};
 use crate::supervisor::run_dir::cgroup;
 use crate::supervisor::run_dir::claim::{
     CONTROL, COUNTS, DISKS, LOCK, NEXT_COUNTS, PodLock, PodLockError, PodLockRecord, SERVER,
@@ -163,7 +163,7 @@ impl<'a> Cleanup<'a> {
                 return false;
             }
         };
-        if let Ok(server) = call(directory, SERVER) {
+        if let Ok(server) = connect(directory, SERVER) {
             if self.retired.is_none() && !is_unmounted(&record) {
                 self.kept.extend(record.mounts);
                 claim.leave_record();
@@ -172,7 +172,7 @@ impl<'a> Cleanup<'a> {
             }
             self.end(directory, peer(&server));
         }
-        let outside: Vec<_> = bounds.apply(&mut record).into_iter().filter(|path| is_there(path)).collect();
+        let outside: Vec<_> = bounds.apply(&mut record).into_iter().filter(|path| path_exists(path)).collect();
         outside.iter().for_each(|path| self.leave(path, &format!("it {OUTSIDE}")));
         if let (Some(cgroup), false) = (&record.cgroup, self.dry_run) {
             // The cgroup is empty, because the server has ended.

@@ -173,7 +173,7 @@ fn not_listening(directory: &Path, record: &PodLockRecord) -> PodStatus {
         let why = pid.and_then(ProcessDelay::of).map_or(or_that, ProcessDelay::sentence);
         return not_answering(directory, pid, format!("its supervisor does not listen: {why}"));
     }
-    match control::call(directory, SERVER) {
+    match control::connect(directory, SERVER) {
         Ok(stream) => {
             let reason = "the volumes are served but not refreshed; podfs run of the pod takes them over";
             let process = control::peer(&stream).map(|pid| ProcessStatus { pid, version: None });

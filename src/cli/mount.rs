@@ -144,7 +144,7 @@ impl Mount {
         }
         match &volume.source {
             VolumeSource::Projection(_) if self.cache.is_some() => {
-                let kind = volume.kind.word;
+                let kind = volume.kind.field;
                 Err(Failure::input(anyhow!(
                     "--cache is for directories of the host; {kind} volumes are cached for ever"
                 )))
@@ -154,7 +154,7 @@ impl Mount {
             VolumeSource::HostPath(_) | VolumeSource::EmptyDir(_) | VolumeSource::Nfs(..) => Ok(()),
             VolumeSource::Flex(_) | VolumeSource::Csi(_) => Err(Failure::input(anyhow!(
                 "a driver mounts {} volumes for a pod; use podfs run with the pod's manifest",
-                volume.word()
+                volume.field()
             ))),
             VolumeSource::Unsupported(_) => why_unsupported(&self.volume, volume).map_or(Ok(()), Err),
         }

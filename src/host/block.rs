@@ -64,9 +64,9 @@ impl BlockVolume {
     /// When other pods of the node have another disk as this volume, or a link cannot be made.
     pub fn map(&self, device: &BlockDevice, claim: &Path) -> Result<(), HostError> {
         self.mount.enter(GlobalMountUser { uid: &self.uid, claim }, |held| {
-            let failed = |cause: io::Error| HostError::system("write", held.place(), cause);
+            let failed = |cause: io::Error| HostError::system("write", held.mount_point(), cause);
             let disk = Disk::of(device).map_err(failed)?;
-            let record = held.place().join(DEVICE);
+            let record = held.mount_point().join(DEVICE);
             if let Some(before) = read(&record).filter(|before| before.differs_from(&disk)) {
                 let ((major, minor), path) = (before.number(), device.path().display());
                 return Err(HostError::Refused(format!(
@@ -74,12 +74,12 @@ impl BlockVolume {
                      podfs hands it over when those pods have gone"
                 )));
             }
-            DirBuilder::new().recursive(true).mode(0o750).create(held.place()).map_err(failed)?;
+            DirBuilder::new().recursive(true).mode(0o750).create(held.mount_point()).map_err(failed)?;
             write_whole(&record, &serde_json::to_vec(&disk).map_err(|error| failed(error.into()))?).map_err(failed)?;
             if let Some(parent) = self.link.parent() {
                 DirBuilder::new().recursive(true).mode(0o750).create(parent).map_err(failed)?;
             }
-            for link in [&held.place().join(&self.uid), &self.link] {
+            for link in [&held.mount_point().join(&self.uid), &self.link] {
                 make_link(device.path(), link).map_err(|cause| HostError::system("make the link", link, cause))?;
             }
             Ok(())
@@ -91,7 +91,7 @@ impl BlockVolume {
     /// # Errors
     /// When a link cannot be removed.
     pub fn unmap(&self) -> Result<(), HostError> {
-        let place = self.mount.place();
+        let place = self.mount.mount_point();
         for link in [&self.link, &place.join(&self.uid)] {
             absent(fs::remove_file(link)).map_err(|cause| HostError::system("remove the link", link, cause))?;
         }
@@ -110,8 +110,9 @@ impl BlockVolume {
 
 /// Removes the files that pods shared, when no pod has the device any more.
 fn clear(held: &LockedGlobalMount<'_>, root: &Path) -> Result<(), HostError> {
-    remove_whole(&held.place().join(DEVICE)).map_err(|cause| HostError::system("clear", held.place(), cause))?;
-    remove_empty(Some(held.place()), root);
+    remove_whole(&held.mount_point().join(DEVICE))
+        .map_err(|cause| HostError::system("clear", held.mount_point(), cause))?;
+    remove_empty(Some(held.mount_point()), root);
     Ok(())
 }
 

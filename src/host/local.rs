@@ -77,7 +77,7 @@ pub fn mount(
     let request = device::DeviceMountRequest { fs_type, options, marker: &marker };
     global_mount(root, name).enter(user, |held| {
         let read_only = device::mount(device, request, held)?;
-        Ok((opened(held.place())?, read_only))
+        Ok((opened(held.mount_point())?, read_only))
     })
 }
 
@@ -115,7 +115,7 @@ pub fn sweep(root: &Path) -> Vec<(PathBuf, HostError)> {
 /// Does a step for each recorded mount. Returns the mount points for which the step failed, each with the error.
 fn each(root: &Path, step: impl Fn(&GlobalMount) -> Result<(), HostError>) -> Vec<(PathBuf, HostError)> {
     let mounts = GlobalMount::names(root, PLUGIN, None).into_iter().map(|name| global_mount(root, &name));
-    let failures = mounts.filter_map(|mount| Some((mount.place().to_owned(), step(&mount).err()?))).collect();
+    let failures = mounts.filter_map(|mount| Some((mount.mount_point().to_owned(), step(&mount).err()?))).collect();
     // A process that was killed may have left this directory empty.
     let _ = std::fs::remove_dir(root.join(FORMATTING));
     GlobalMount::remove_empty(root, PLUGIN);

@@ -137,7 +137,7 @@ impl Follower {
     }
 
     /// The follower's state, in a word for `podfs status`.
-    pub(crate) fn doing(&self) -> &'static str {
+    pub(crate) fn state_name(&self) -> &'static str {
         match self.state {
             FollowerState::Unlisted | FollowerState::Beginning(_) => "listing",
             FollowerState::Listed => "connecting",
@@ -420,7 +420,7 @@ impl Follower {
     /// Handles an answer to a watch that ended before its time, or has an error.
     async fn handle_broken_watch(&mut self, error: ApiError) -> Option<FollowerEvent> {
         if error.class == ErrorClass::Unreachable {
-            self.client.broke();
+            self.client.note_broken_connection();
         }
         self.lose(error.in_answer())
     }
@@ -431,7 +431,7 @@ impl Follower {
             // The follower lists again at once, unless the watch after the last 410 failed, too.
             ErrorClass::Gone if !self.relisted => {
                 self.relisted = true;
-                self.client.forgot();
+                self.client.note_forgotten_changes();
                 return None;
             }
             ErrorClass::Gone | ErrorClass::NotFound | ErrorClass::Refused | ErrorClass::InvalidAnswer => {

@@ -171,7 +171,7 @@ impl Checkpoints {
     }
 
     /// Whether the files of a pod exist.
-    pub fn is_there(&self, uid: &PodUid) -> bool {
+    pub fn has_files(&self, uid: &PodUid) -> bool {
         [MANIFEST, CHECKPOINT].iter().all(|name| self.pod(uid).join(name).symlink_metadata().is_ok())
     }
 

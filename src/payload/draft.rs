@@ -27,8 +27,8 @@ impl<'a> Draft<'a> {
     /// Adds a file. It replaces an earlier file at the same path, as in the kubelet.
     pub(super) fn put(&mut self, path: PayloadPath, file: PayloadFile<'a>, origin: FileOrigin<'a>) {
         if let Some((_, replaced)) = self.files.get(&path) {
-            let (loser, winner) = (replaced.to_string(), origin.to_string());
-            self.warnings.push(Warning { path: path.clone(), loser, winner });
+            let (hidden, shown) = (replaced.to_string(), origin.to_string());
+            self.warnings.push(Warning { path: path.clone(), hidden, shown });
         }
         self.files.insert(path, (file, origin));
     }

@@ -76,12 +76,12 @@ pub enum Problem {
 
 /// Two files claim one path; the later one wins, as in the kubelet, which does so silently.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("two files are called {:?}: {loser} is hidden by {winner}", path.as_str())]
+#[error("two files are called {:?}: {hidden} is hidden by {shown}", path.as_str())]
 pub struct Warning {
     /// The path.
     pub path: PayloadPath,
     /// The source of the hidden file.
-    pub loser: String,
+    pub hidden: String,
     /// The source of the file that the volume shows.
-    pub winner: String,
+    pub shown: String,
 }

@@ -220,7 +220,7 @@ impl<'a> Rendering<'a> {
     }
 
     fn add(&mut self, volume: &Volume, path: String, content: RenderedContent<'a>) {
-        let (volume, kind) = (volume.name.as_str().to_owned(), volume.word().to_owned());
+        let (volume, kind) = (volume.name.as_str().to_owned(), volume.field().to_owned());
         self.places.push(RenderedVolume { path, volume, kind, content });
     }
 

@@ -6,7 +6,7 @@ use super::{VolumeSource, VolumeType, VolumeUses};
 use crate::types::{InvalidField, required};
 
 pub(super) const KIND: VolumeType = VolumeType {
-    word: "persistentVolumeClaim",
+    field: "persistentVolumeClaim",
     directory: None,
     parse: |volume, containers| {
         let source = volume.persistent_volume_claim.as_ref()?;
@@ -21,7 +21,7 @@ pub(super) const KIND: VolumeType = VolumeType {
 };
 
 pub(super) const EPHEMERAL: VolumeType = VolumeType {
-    word: "ephemeral",
+    field: "ephemeral",
     directory: None,
     parse: |volume, containers| {
         let source = volume.ephemeral.as_ref()?;

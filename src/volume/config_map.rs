@@ -7,7 +7,7 @@ use super::{VolumeSource, VolumeType};
 use crate::types::InvalidField;
 
 pub(super) const KIND: VolumeType = VolumeType {
-    word: "configMap",
+    field: "configMap",
     directory: Some("kubernetes.io~configmap"),
     parse: |volume: &Volume, _| volume.config_map.as_ref().map(parse),
 };

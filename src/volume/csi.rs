@@ -13,7 +13,7 @@ use crate::types::{InvalidField, required};
 const MAX_DRIVER: usize = 63;
 
 pub(super) const KIND: VolumeType = VolumeType {
-    word: "csi",
+    field: "csi",
     directory: Some(Csi::DIRECTORY),
     parse: |volume: &Volume, _| {
         let csi = Csi::parse_inline(volume.csi.as_ref()?);

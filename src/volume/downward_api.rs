@@ -7,7 +7,7 @@ use super::{VolumeSource, VolumeType, downward_file};
 use crate::types::InvalidField;
 
 pub(super) const KIND: VolumeType = VolumeType {
-    word: "downwardAPI",
+    field: "downwardAPI",
     directory: Some("kubernetes.io~downward-api"),
     parse: |volume: &Volume, _| volume.downward_api.as_ref().map(parse),
 };

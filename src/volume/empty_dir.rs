@@ -9,7 +9,7 @@ use crate::types::InvalidField;
 use crate::types::Quantity;
 
 pub(super) const KIND: VolumeType = VolumeType {
-    word: "emptyDir",
+    field: "emptyDir",
     directory: Some("kubernetes.io~empty-dir"),
     parse: |volume: &Volume, _| volume.empty_dir.as_ref().map(|source| parse(source).map(VolumeSource::EmptyDir)),
 };

@@ -9,7 +9,7 @@ use super::{VolumeSource, VolumeType};
 use crate::types::{InvalidField, required};
 
 pub(super) const KIND: VolumeType = VolumeType {
-    word: "flexVolume",
+    field: "flexVolume",
     directory: None,
     parse: |volume: &Volume, _| {
         let flex = Flex::parse_inline(volume.flex_volume.as_ref()?);

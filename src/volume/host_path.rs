@@ -8,7 +8,7 @@ use super::{VolumeSource, VolumeType};
 use crate::types::{InvalidField, required};
 
 pub(super) const KIND: VolumeType = VolumeType {
-    word: "hostPath",
+    field: "hostPath",
     directory: Some(HostPath::DIRECTORY),
     parse: |volume: &Volume, _| {
         volume.host_path.as_ref().map(|source| HostPath::parse(source).map(VolumeSource::HostPath))

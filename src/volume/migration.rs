@@ -39,7 +39,7 @@ pub struct Context<'a> {
 
 /// A kind that is translated.
 struct MigratedKind {
-    word: &'static str,
+    field: &'static str,
     /// Translates the fields of the kind.
     translate: fn(&Value, Context<'_>) -> Result<Csi, InvalidField>,
 }
@@ -56,20 +56,20 @@ pub const REPLACED_PLUGINS: [&str; 7] = [
 ];
 
 const MIGRATED: [MigratedKind; 7] = [
-    MigratedKind { word: "awsElasticBlockStore", translate: |fields, _| aws_elastic_block_store(&typed(fields)?) },
-    MigratedKind { word: "azureDisk", translate: |fields, _| azure_disk(&typed(fields)?) },
-    MigratedKind { word: "azureFile", translate: |fields, context| azure_file(&typed(fields)?, context) },
-    MigratedKind { word: "cinder", translate: |fields, _| cinder(&typed(fields)?) },
+    MigratedKind { field: "awsElasticBlockStore", translate: |fields, _| aws_elastic_block_store(&typed(fields)?) },
+    MigratedKind { field: "azureDisk", translate: |fields, _| azure_disk(&typed(fields)?) },
+    MigratedKind { field: "azureFile", translate: |fields, context| azure_file(&typed(fields)?, context) },
+    MigratedKind { field: "cinder", translate: |fields, _| cinder(&typed(fields)?) },
     MigratedKind {
-        word: "gcePersistentDisk",
+        field: "gcePersistentDisk",
         translate: |fields, context| gce_persistent_disk(&typed(fields)?, context),
     },
-    MigratedKind { word: "portworxVolume", translate: |fields, _| portworx(&typed(fields)?) },
-    MigratedKind { word: "vsphereVolume", translate: |fields, _| vsphere(&typed(fields)?) },
+    MigratedKind { field: "portworxVolume", translate: |fields, _| portworx(&typed(fields)?) },
+    MigratedKind { field: "vsphereVolume", translate: |fields, _| vsphere(&typed(fields)?) },
 ];
 
-const fn kind(word: &'static str, parse: super::Parse) -> VolumeType {
-    VolumeType { word, directory: Some(Csi::DIRECTORY), parse }
+const fn kind(field: &'static str, parse: super::Parse) -> VolumeType {
+    VolumeType { field, directory: Some(Csi::DIRECTORY), parse }
 }
 
 pub(super) const AWS_ELASTIC_BLOCK_STORE: VolumeType = kind("awsElasticBlockStore", |volume, _| {
@@ -89,19 +89,19 @@ pub(super) const VSPHERE_VOLUME: VolumeType =
 
 /// The source of a volume in a pod's manifest.
 fn inline<T: serde::Serialize>(
-    word: &str,
+    field: &str,
     volume: &core::Volume,
     source: Option<&T>,
 ) -> Option<Result<VolumeSource, InvalidField>> {
     // A struct of plain fields always becomes a value.
     let fields = serde_json::to_value(source?).unwrap_or_default();
     let context = Context { name: &volume.name, ..Context::default() };
-    translate(word, &fields, context).map(|csi| csi.map(|csi| VolumeSource::Csi(Box::new(csi))))
+    translate(field, &fields, context).map(|csi| csi.map(|csi| VolumeSource::Csi(Box::new(csi))))
 }
 
 /// The same volume as its CSI driver describes it, if a driver replaces the kind. Errors are relative to the kind's fields.
-pub fn translate(word: &str, fields: &Value, context: Context<'_>) -> Option<Result<Csi, InvalidField>> {
-    let migrated = MIGRATED.iter().find(|migrated| migrated.word == word)?;
+pub fn translate(field: &str, fields: &Value, context: Context<'_>) -> Option<Result<Csi, InvalidField>> {
+    let migrated = MIGRATED.iter().find(|migrated| migrated.field == field)?;
     Some((migrated.translate)(fields, context))
 }
 
@@ -115,8 +115,8 @@ pub fn complete(csi: &mut Csi, namespace: &str) {
 }
 
 /// The replacement of a kind that podfs does not serve, in words that end a sentence.
-pub fn instead_of(word: &str) -> Option<&'static str> {
-    Some(match word {
+pub fn instead_of(field: &str) -> Option<&'static str> {
+    Some(match field {
         "iscsi" => "use a PersistentVolume of the CSI driver iscsi.csi.k8s.io, or a local one on the mounted disk",
         "fc" => "use a PersistentVolume of the storage vendor's CSI driver, or a local one on the mounted disk",
         "rbd" => "use a PersistentVolume of the CSI driver rbd.csi.ceph.com",

@@ -37,7 +37,7 @@ pub use empty_dir::{EmptyDir, Storage};
 pub use flex::Flex;
 pub use host_path::{HostPath, HostPathType};
 pub use nfs::{Nfs, NfsOptions, options as nfs_options};
-pub use preferences::{MARK, Preferences, ServedBy, SubPathMode};
+pub use preferences::{Preferences, ServedBy, SubPathMode, VOLUMES_KEY};
 pub(crate) use preferences::{forget_other_volumes, keep_volume, set_mount_options, set_within};
 pub use projection::{KeyPath, Medium, ObjectSource, Projection, ProjectionSource, Reference};
 pub use selector::Selector;
@@ -123,22 +123,22 @@ impl Volume {
     }
 
     /// Its kind, as the manifest says it: `configMap`.
-    pub fn word(&self) -> &str {
+    pub fn field(&self) -> &str {
         match &self.source {
-            VolumeSource::Unsupported(word) => word,
-            _ => self.kind.word,
+            VolumeSource::Unsupported(field) => field,
+            _ => self.kind.field,
         }
     }
 
     /// Why podfs does not serve it, if it does not.
     pub fn unsupported_reason(&self) -> Option<String> {
-        let word = self.word();
+        let field = self.field();
         let instead = match &self.source {
-            VolumeSource::Unsupported(_) => migration::instead_of(word).map(str::to_owned),
+            VolumeSource::Unsupported(_) => migration::instead_of(field).map(str::to_owned),
             _ => return None,
         };
         let instead = instead.unwrap_or_else(|| format!("supported are {}", supported()));
-        Some(format!("{word} volumes are not supported by this version; {instead}"))
+        Some(format!("{field} volumes are not supported by this version; {instead}"))
     }
 
     /// The name of the claim that it shows, if it shows one, in the pod of this name.
@@ -185,7 +185,7 @@ impl VolumeSource {
 /// A kind of volume: its names and its parser.
 pub struct VolumeType {
     /// Its field in the manifest, such as `configMap`.
-    pub word: &'static str,
+    pub field: &'static str,
     /// The directory in which the kubelet keeps such volumes, such as `kubernetes.io~configmap`; none if it depends on the
     /// PersistentVolume or on the driver.
     pub directory: Option<&'static str>,
@@ -197,7 +197,7 @@ type Parse = fn(&core::Volume, &VolumeUses<'_>) -> Option<Result<VolumeSource, I
 
 impl PartialEq for VolumeType {
     fn eq(&self, other: &VolumeType) -> bool {
-        self.word == other.word
+        self.field == other.field
     }
 }
 
@@ -205,7 +205,7 @@ impl Eq for VolumeType {}
 
 impl fmt::Debug for VolumeType {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.word)
+        f.write_str(self.field)
     }
 }
 
@@ -243,8 +243,8 @@ fn parse_source(
     containers: &VolumeUses<'_>,
 ) -> Result<(&'static VolumeType, VolumeSource), InvalidField> {
     let given = sources_given(volume);
-    let word = match given.as_slice() {
-        [word] => word,
+    let field = match given.as_slice() {
+        [field] => field,
         [] => {
             return Err(InvalidField::new("", format!("it has no source; supported are {}", supported())));
         }
@@ -255,8 +255,8 @@ fn parse_source(
     };
     let parsed = KINDS.iter().find_map(|kind| (kind.parse)(volume, containers).map(|source| (*kind, source)));
     match parsed {
-        Some((kind, source)) => Ok((kind, source.map_err(|error| error.under(kind.word))?)),
-        None => Ok((&unsupported::UNSUPPORTED, VolumeSource::Unsupported(word.clone()))),
+        Some((kind, source)) => Ok((kind, source.map_err(|error| error.under(kind.field))?)),
+        None => Ok((&unsupported::UNSUPPORTED, VolumeSource::Unsupported(field.clone()))),
     }
 }
 
@@ -264,7 +264,7 @@ fn parse_source(
 fn sources_given(volume: &core::Volume) -> Vec<String> {
     match serde_json::to_value(volume) {
         Ok(serde_json::Value::Object(fields)) => {
-            fields.into_iter().map(|(word, _)| word).filter(|w| w != "name").collect()
+            fields.into_iter().map(|(field, _)| field).filter(|field| field != "name").collect()
         }
         // A struct of plain fields always becomes an object.
         _ => Vec::new(),
@@ -272,8 +272,8 @@ fn sources_given(volume: &core::Volume) -> Vec<String> {
 }
 
 fn supported() -> String {
-    let own = KINDS.iter().filter(|kind| kind.directory != Some(Csi::DIRECTORY) || kind.word == csi::KIND.word);
-    own.map(|kind| kind.word).collect::<Vec<_>>().join(", ")
+    let own = KINDS.iter().filter(|kind| kind.directory != Some(Csi::DIRECTORY) || kind.field == csi::KIND.field);
+    own.map(|kind| kind.field).collect::<Vec<_>>().join(", ")
 }
 
 #[cfg(test)]

@@ -25,7 +25,7 @@ const ABOUT_VOLUMES: [&str; 7] = [SERVED_BY, CACHE, AUDIT, SUB_PATH, NFS_BACKEND
 
 /// The label or annotation of a pod, and the label of a namespace, that says whether containers get podfs's volumes instead of
 /// the kubelet's (`podfs node --nri`): `"true"` or `"false"`.
-pub const MARK: &str = "podfs.io/volumes";
+pub const VOLUMES_KEY: &str = "podfs.io/volumes";
 
 /// The user's choices for a volume, from the pod's annotations or the command line.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -83,7 +83,7 @@ impl Preferences {
                     VolumeSource::HostPath(_) | VolumeSource::Claim(_) | VolumeSource::Flex(_) | VolumeSource::Csi(_)
                 );
                 if !is_source {
-                    let kind = volume.kind.word;
+                    let kind = volume.kind.field;
                     return Err(invalid(&format!(
                         "is for hostPath volumes and claims, and {name:?} is of kind {kind}"
                     )));
@@ -94,7 +94,7 @@ impl Preferences {
                 if volume.unsupported_reason().is_some() {
                     continue;
                 }
-                let kind = volume.kind.word;
+                let kind = volume.kind.field;
                 match volume.source {
                     VolumeSource::Projection(_) => {
                         return Err(invalid(&format!("{kind} volumes are cached for ever; remove the annotation")));
@@ -120,7 +120,7 @@ impl Preferences {
                     continue;
                 }
                 if !matches!(volume.source, VolumeSource::Nfs(..) | VolumeSource::Claim(_)) {
-                    let kind = volume.kind.word;
+                    let kind = volume.kind.field;
                     return Err(invalid(&format!("is for nfs volumes and claims, and {name:?} is of kind {kind}")));
                 }
                 volume.preferences.nfs_backend = Backend::parse(value).map_err(|error| invalid(&error))?;
@@ -132,7 +132,7 @@ impl Preferences {
                 let VolumeSource::Nfs(_, options) = &mut volume.source else {
                     return Err(invalid(&format!(
                         "is for nfs volumes, and {name:?} is of kind {}; a claim has the mountOptions of its PersistentVolume",
-                        volume.kind.word
+                        volume.kind.field
                     )));
                 };
                 **options = NfsOptions::parse([value.as_str()]).map_err(|error| invalid(&error))?;
@@ -142,7 +142,7 @@ impl Preferences {
                     continue;
                 }
                 let VolumeSource::HostPath(source) = &mut volume.source else {
-                    let kind = volume.kind.word;
+                    let kind = volume.kind.field;
                     return Err(invalid(&format!("is for hostPath volumes, and {name:?} is of kind {kind}")));
                 };
                 if !value.starts_with('/') || !source.path.starts_with(value) {
@@ -156,7 +156,7 @@ impl Preferences {
                     continue;
                 }
                 if !matches!(volume.source, VolumeSource::Projection(_)) {
-                    let kind = volume.kind.word;
+                    let kind = volume.kind.field;
                     return Err(invalid(&format!(
                         "is for files that podfs assembles (configMap, secret, downwardAPI, projected), and {name:?} is of \
                          kind {kind}, whose parts always show what the volume shows"
@@ -232,7 +232,7 @@ impl Volume {
     pub(crate) fn may_be_audited(&self) -> Result<(), PreferenceError> {
         match self.source {
             VolumeSource::Projection(_) => Ok(()),
-            _ => Err(PreferenceError::Audit { volume: self.name.to_string(), kind: self.kind.word }),
+            _ => Err(PreferenceError::Audit { volume: self.name.to_string(), kind: self.kind.field }),
         }
     }
 }

@@ -12,7 +12,7 @@ use crate::types::InvalidField;
 use crate::types::PayloadPath;
 
 pub(super) const KIND: VolumeType = VolumeType {
-    word: "projected",
+    field: "projected",
     directory: Some("kubernetes.io~projected"),
     parse: |volume: &Volume, _| volume.projected.as_ref().map(parse),
 };

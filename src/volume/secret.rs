@@ -7,7 +7,7 @@ use super::{VolumeSource, VolumeType};
 use crate::types::InvalidField;
 
 pub(super) const KIND: VolumeType = VolumeType {
-    word: "secret",
+    field: "secret",
     directory: Some("kubernetes.io~secret"),
     parse: |volume: &Volume, _| volume.secret.as_ref().map(parse),
 };

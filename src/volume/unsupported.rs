@@ -11,9 +11,9 @@ use super::{KINDS, VolumeType, sources_given};
 use crate::types::InvalidField;
 
 /// The kind of every volume that podfs does not serve. The source of the volume has its kind in the manifest.
-pub(super) const UNSUPPORTED: VolumeType = VolumeType { word: "", directory: None, parse: |_, _| None };
+pub(super) const UNSUPPORTED: VolumeType = VolumeType { field: "", directory: None, parse: |_, _| None };
 
-/// The least similarity (normalised Levenshtein, 0 to 1) at which podfs takes a word for a misspelled kind of volume.
+/// The least similarity (normalised Levenshtein, 0 to 1) at which podfs takes a field for a misspelled kind of volume.
 const ALIKE: f64 = 0.8;
 
 /// The fields of a volume in a manifest.
@@ -36,14 +36,15 @@ impl VolumeFields {
     /// The kind of this volume, if it is one that the API did not have when podfs was made.
     ///
     /// # Errors
-    /// A word that is close to the name of a kind that podfs serves, and a source that is no mapping.
+    /// A field that is close to the name of a kind that podfs serves, and a source that is no mapping.
     pub(super) fn newer_kind(&self, typed: &core::Volume) -> Result<Option<String>, InvalidField> {
         let Some(field) = self.0.first().filter(|_| sources_given(typed).is_empty()) else { return Ok(None) };
-        let likeness =
-            |kind: &&&VolumeType| strsim::normalized_levenshtein(&kind.word.to_lowercase(), &field.name.to_lowercase());
+        let likeness = |kind: &&&VolumeType| {
+            strsim::normalized_levenshtein(&kind.field.to_lowercase(), &field.name.to_lowercase())
+        };
         let nearest = KINDS.iter().max_by(|one, other| likeness(one).total_cmp(&likeness(other)));
         if let Some(kind) = nearest.filter(|kind| likeness(kind) >= ALIKE) {
-            let sentence = format!("{:?} is no kind of volume; did you mean {:?}?", field.name, kind.word);
+            let sentence = format!("{:?} is no kind of volume; did you mean {:?}?", field.name, kind.field);
             return Err(InvalidField::new(field.name.as_str(), sentence));
         }
         if !field.is_mapping {
@@ -65,7 +66,7 @@ mod tests {
 
     #[test]
     fn a_kind_of_a_newer_api_is_distinguished_from_a_misspelled_one() {
-        let kind = |word: &str| newer_kind(serde_json::json!({"name": "v", word: {}}));
+        let kind = |field: &str| newer_kind(serde_json::json!({"name": "v", field: {}}));
         for newer in ["quantumStore", "artifact", "objectBucket", "csiEphemeral", "cifs"] {
             assert_eq!(kind(newer), Ok(Some(newer.to_owned())));
         }

@@ -109,7 +109,7 @@ impl Export {
         let call =
             RepeatableCall { options, number: ProcedureNumber::Null, arguments: |_: &mut XdrWriter| {}, payload: None };
         let policy = options.policy.unwrap_or(self.policy);
-        call.send(&connection, policy, options.again).await.map(|_nothing| ()).map_err(Error::from)
+        call.send(&connection, policy, options.earlier_xid).await.map(|_nothing| ()).map_err(Error::from)
     }
 
     /// GETATTR

@@ -474,7 +474,7 @@ impl Filesystem for PassthroughFilesystem {
         self.options.remote.is_some()
     }
 
-    fn take_back(&self, granted: KernelReferences) {
+    fn release_references(&self, granted: KernelReferences) {
         if let Some(handle) = granted.handle {
             let _of_a_file = self.release(handle).or_else(|_| self.release_directory(handle));
         }

@@ -28,7 +28,7 @@ use super::handle::last_errno;
 use super::locks::NodeLocks;
 use super::node::Node;
 use super::open_files::OpenFile;
-use super::state::{GOING, NodeCell};
+use super::state::{CLOSING, NodeCell};
 use crate::region::Region;
 use crate::session::abi::BackingMap;
 
@@ -89,7 +89,7 @@ impl BackingId {
     /// The backing id in a node's cell.
     pub fn recorded(cell: &NodeCell) -> Option<BackingId> {
         let id = cell.backing.load(Relaxed);
-        (id != 0 && id & GOING == 0).then_some(BackingId(id))
+        (id != 0 && id & CLOSING == 0).then_some(BackingId(id))
     }
 
     /// Closes the backing file. The kernel answers `ENOENT` if it is closed already.
@@ -101,7 +101,7 @@ impl BackingId {
 
     /// Closes the backing file, and removes the id from the node's cell.
     pub fn close_for(self, device: &OwnedFd, node: &Node) {
-        node.record.backing.store(self.0 | GOING, Release);
+        node.record.backing.store(self.0 | CLOSING, Release);
         self.close(device);
         node.record.backing.store(0, Release);
     }
@@ -119,20 +119,20 @@ pub fn give_back_unowned(device: &OwnedFd, region: &Region) {
     let cells = region.cells();
     let nodes = cells.tagged().filter_map(|(id, _)| cells.find::<NodeCell>(id));
     let mut owned = HashSet::new();
-    let mut going = Vec::new();
+    let mut closing = Vec::new();
     for node in nodes {
         match node.backing.load(Relaxed) {
             0 => {}
-            id if id & GOING == 0 => drop(owned.insert(id)),
-            id => going.push((node, id & !GOING)),
+            id if id & CLOSING == 0 => drop(owned.insert(id)),
+            id => closing.push((node, id & !CLOSING)),
         }
     }
     let last = region.header().counters.backing.load(Relaxed);
     // A volume whose files the kernel never read and wrote by itself has no backing files.
     let near = if last == 0 { 0..0 } else { last.saturating_sub(NEAR).max(1)..last.saturating_add(NEAR) };
-    let unowned = near.chain(going.iter().map(|(_, id)| *id)).filter(|id| !owned.contains(id));
+    let unowned = near.chain(closing.iter().map(|(_, id)| *id)).filter(|id| !owned.contains(id));
     unowned.for_each(|id| BackingId(id).close(device));
-    going.iter().for_each(|(node, _)| node.backing.store(0, Release));
+    closing.iter().for_each(|(node, _)| node.backing.store(0, Release));
 }
 
 /// `_IOW(229, 1, struct fuse_backing_map)`

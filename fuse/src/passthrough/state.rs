@@ -47,7 +47,7 @@ shared! {
         held: AtomicU32,
         /// 1 if the file has no name any more, and open files keep it.
         nameless: AtomicU32,
-        /// The backing id of the file; 0 for none. The server adds [`GOING`] before it closes the backing file.
+        /// The backing id of the file; 0 for none. The server adds [`CLOSING`] before it closes the backing file.
         backing: AtomicU32,
         handle_kind: AtomicU32,
         handle: [AtomicU64; HANDLE_WORDS],
@@ -121,9 +121,9 @@ pub const WHOLE: u32 = 1 << 16;
 /// In the place of a lock: its owner's locks are gone, and other processes may have locked the same ranges meanwhile.
 pub const LOCKS_LOST: u32 = 1 << 17;
 /// In the place of a descriptor's number: no process has the recorded descriptor any more.
-const GONE: u32 = 1;
+const NO_DESCRIPTOR: u32 = 1;
 /// Of a backing id: the server is closing the backing file, so the id may be invalid.
-pub const GOING: u32 = 1 << 31;
+pub const CLOSING: u32 = 1 << 31;
 
 impl CellContent for NodeCell {
     const TAG: u32 = 1;
@@ -173,7 +173,7 @@ fn named(region: &Region) -> impl Iterator<Item = &AtomicU32> {
 /// numbers may be those of other descriptors.
 pub fn forget_descriptors(region: &Region, gone: &[RawFd]) {
     let is_gone = |word: &&AtomicU32| number(word.load(Relaxed)).is_some_and(|one| gone.binary_search(&one).is_ok());
-    named(region).filter(is_gone).for_each(|word| word.store(GONE, Release));
+    named(region).filter(is_gone).for_each(|word| word.store(NO_DESCRIPTOR, Release));
 }
 
 /// Returns the bits of an open file's cell that record the `open(2)` flags.

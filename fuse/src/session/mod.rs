@@ -100,7 +100,7 @@ pub trait Filesystem: Send + Sync + 'static {
     }
 
     /// Undoes what an answer granted which the kernel dropped, because no caller waited any more: the kernel will not release it.
-    fn take_back(&self, _granted: KernelReferences) {}
+    fn release_references(&self, _granted: KernelReferences) {}
 
     /// The answer to a question about the root from memory, without the source.
     fn answer_from_cache(&self, _question: RootQuestion) -> Option<Answer> {

@@ -171,7 +171,7 @@ impl Readers {
         let granted = outcome.as_ref().ok().and_then(KernelReferences::of);
         let is_refused = responder.send_with(outcome, buffer).is_err();
         if let (true, Some(granted), true) = (is_refused, granted, self.stall_guard.is_some()) {
-            self.service.take_back(granted);
+            self.service.release_references(granted);
         }
         slot.clear();
         if request.is_resent() {

@@ -6,7 +6,7 @@
 //!    *parked*, in their order, and each calls the source as soon as another one is done. So one thread can always read.
 //! 2. A caller that is being killed gets `EINTR` instead of waiting on. The thread that executes its request continues, and the
 //!    kernel drops its answer, because it has forgotten the request. The service takes back the lookups and handles of the answer
-//!    ([`Filesystem::take_back`]).
+//!    ([`Filesystem::release_references`]).
 //! 3. The source is *away* while a request has been calling it for [`AWAY`]. Then the service answers questions about its root
 //!    from memory ([`Filesystem::answer_from_cache`]): new ones at once, and earlier ones after [`AWAY`].
 //! 4. All other requests wait. Each change of the source is made once, with the credentials of its caller.

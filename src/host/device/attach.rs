@@ -134,7 +134,7 @@ pub(super) fn is_read_only(place: &Path) -> Result<bool, HostError> {
 /// # Errors
 /// When the kernel does not unmount it.
 pub fn unmount(held: &LockedGlobalMount<'_>, top: &Path) -> Result<(), HostError> {
-    let place = held.place();
+    let place = held.mount_point();
     let failed = |cause: std::io::Error| HostError::system("unmount", place, cause);
     let deadline = Instant::now() + CLOSING;
     while held.is_mounted().map_err(failed)? {

@@ -67,19 +67,19 @@ pub fn mount(
     held: &LockedGlobalMount<'_>,
 ) -> Result<bool, HostError> {
     let options = DeviceMountOptions::parse(request.options)?;
-    let is_mounted = held.is_mounted().map_err(|cause| HostError::system("look at", held.place(), cause))?;
+    let is_mounted = held.is_mounted().map_err(|cause| HostError::system("look at", held.mount_point(), cause))?;
     if is_mounted {
-        attach::check_mounted(device, held.place())?;
+        attach::check_mounted(device, held.mount_point())?;
     } else {
         let read_only = options.read_only || device.is_read_only();
         if read_only && !options.read_only {
             warn!("{} is read-only media; its file system is mounted read-only", device.path().display());
         }
         let kind = make_ready(device, request, read_only, held)?;
-        attach::mount(device, &kind, &options, read_only, held.place())?;
-        info!("{} ({kind}) is mounted at {}", device.path().display(), held.place().display());
+        attach::mount(device, &kind, &options, read_only, held.mount_point())?;
+        info!("{} ({kind}) is mounted at {}", device.path().display(), held.mount_point().display());
     }
-    attach::is_read_only(held.place())
+    attach::is_read_only(held.mount_point())
 }
 
 /// Why podfs must not offer the device as a volume, such as a partition table on it. `None` if the device is blank, has a file

@@ -49,7 +49,7 @@ pub struct GlobalMount {
     /// The directory of the lock and of the users' files.
     records: PathBuf,
     /// The mount point.
-    place: PathBuf,
+    mount_point: PathBuf,
     /// How many directories podfs removes after the last user, if they are empty: `records` and directories above it.
     removed: usize,
 }
@@ -79,16 +79,16 @@ struct UserRecord {
 }
 
 impl GlobalMount {
-    /// The mount of `name` at `place`, with its records below the root directory `root`. `plugin` and `name` are safe as path
+    /// The mount of `name` at `mount_point`, with its records below the root directory `root`. `plugin` and `name` are safe as path
     /// elements. No other mount has the same `plugin` and `name`.
-    pub fn new(root: &Path, plugin: &str, name: &str, place: PathBuf) -> GlobalMount {
+    pub fn new(root: &Path, plugin: &str, name: &str, mount_point: PathBuf) -> GlobalMount {
         let removed = RECORDS.split('/').count() + 2;
-        GlobalMount { records: root.join(RECORDS).join(plugin).join(name), place, removed }
+        GlobalMount { records: root.join(RECORDS).join(plugin).join(name), mount_point, removed }
     }
 
-    /// The mount at `place`, with its records in the directory `records`, which podfs removes after the last user.
-    pub fn with_records(records: PathBuf, place: PathBuf) -> GlobalMount {
-        GlobalMount { records, place, removed: 1 }
+    /// The mount at `mount_point`, with its records in the directory `records`, which podfs removes after the last user.
+    pub fn with_records(records: PathBuf, mount_point: PathBuf) -> GlobalMount {
+        GlobalMount { records, mount_point, removed: 1 }
     }
 
     /// The names of a plugin's global mounts that have records. With a `uid`, only the mounts that this pod uses.
@@ -105,8 +105,8 @@ impl GlobalMount {
     }
 
     /// The mount point.
-    pub fn place(&self) -> &Path {
-        &self.place
+    pub fn mount_point(&self) -> &Path {
+        &self.mount_point
     }
 
     /// Whether the pod is a recorded user.
@@ -222,8 +222,8 @@ impl GlobalMount {
 
 impl LockedGlobalMount<'_> {
     /// The mount point.
-    pub fn place(&self) -> &Path {
-        &self.mount.place
+    pub fn mount_point(&self) -> &Path {
+        &self.mount.mount_point
     }
 
     /// Whether anything is mounted at the mount point.
@@ -231,8 +231,8 @@ impl LockedGlobalMount<'_> {
     /// # Errors
     /// When the mount table cannot be read.
     pub fn is_mounted(&self) -> io::Result<bool> {
-        let Ok(place) = self.mount.place.canonicalize() else { return Ok(false) };
-        Ok(!mounts_at(&place)?.is_empty())
+        let Ok(mount_point) = self.mount.mount_point.canonicalize() else { return Ok(false) };
+        Ok(!mounts_at(&mount_point)?.is_empty())
     }
 
     /// A descriptor of the lock file, for the standard input of a program that works on the mount. The lock lasts at least as long

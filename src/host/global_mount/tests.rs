@@ -26,7 +26,7 @@ impl TestNode {
     fn enter(&self, uid: &str) -> Result<(), HostError> {
         let claim = self.root.path().join(uid);
         self.mount().enter(GlobalMountUser { uid, claim: &claim }, |held| {
-            fs::write(held.place(), "").expect("made");
+            fs::write(held.mount_point(), "").expect("made");
             Ok(())
         })
     }
@@ -47,7 +47,7 @@ impl TestNode {
 
 /// Removes the file that represents a mount, if it exists.
 fn unmount(held: &LockedGlobalMount<'_>) -> Result<(), HostError> {
-    let _ = fs::remove_file(held.place());
+    let _ = fs::remove_file(held.mount_point());
     Ok(())
 }
 

@@ -38,7 +38,7 @@ pub const SUBCOMMAND: &str = "mount-nfs";
 const DEADLINE: Duration = Duration::from_secs(30);
 
 /// Whether this kernel has an NFS client. The kernel loads the module if there is one, and sends nothing over the network.
-pub fn is_there() -> bool {
+pub fn is_available() -> bool {
     fsopen("nfs", FsOpenFlags::FSOPEN_CLOEXEC).is_ok()
 }
 

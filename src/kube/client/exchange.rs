@@ -37,7 +37,7 @@ impl ApiClient {
         let (answer, _) = self.answer(action, AnswerDuration::Moment, accept, &request).await?;
         let body = timeout(DEADLINE, body(action, answer, limit)).await.unwrap_or_else(|_| Err(late(action)));
         if body.as_ref().is_err_and(|error| error.class == ErrorClass::Unreachable) {
-            self.broke();
+            self.note_broken_connection();
         }
         body.map_err(ApiError::in_answer)
     }

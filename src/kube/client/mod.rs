@@ -281,7 +281,7 @@ impl ApiClient {
     }
 
     /// Notes that the server no longer has the changes since the version of a watch.
-    pub(crate) fn forgot(&self) {
+    pub(crate) fn note_forgotten_changes(&self) {
         self.0.has_forgotten.store(true, Ordering::Relaxed);
     }
 

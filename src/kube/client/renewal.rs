@@ -175,7 +175,7 @@ impl ApiClient {
     }
 
     /// Notes that an answer ended before its time. The connection may be broken, too.
-    pub(crate) fn broke(&self) {
+    pub(crate) fn note_broken_connection(&self) {
         let mut current = self.current();
         current.connection.note(false);
         current.reread_reason = current.reread_reason.max(RereadReason::Connection);

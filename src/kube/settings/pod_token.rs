@@ -31,7 +31,7 @@ impl PodToken {
     }
 
     /// Waits for a token.
-    pub(crate) async fn known(&self) {
+    pub(crate) async fn wait_until_known(&self) {
         // Fails only when the sender is dropped, which this struct owns.
         let _ = self.0.subscribe().wait_for(Option::is_some).await;
     }

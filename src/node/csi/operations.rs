@@ -87,7 +87,7 @@ impl CsiOperations {
     /// Unmounts the volume from the target. A target that does not exist is no error.
     pub(super) async fn unpublish(&self, volume_id: &str, target: PathBuf) -> Result<(), Status> {
         let lock = self.shared.busy.lock(&target, None)?;
-        let known = self.shared.known().get(&target).cloned();
+        let known = self.shared.publications().get(&target).cloned();
         known.iter().for_each(Publication::name_in_span);
         if let Some(known) = known.filter(|known| known.volume_id != volume_id) {
             return Err(Status::not_found(format!(
@@ -102,7 +102,7 @@ impl CsiOperations {
 
     /// The state of the volume at a path.
     pub(super) async fn stats(&self, volume_id: &str, path: &Path) -> Result<Stats, Status> {
-        let known = self.shared.known().get(path).filter(|known| known.volume_id == volume_id).cloned();
+        let known = self.shared.publications().get(path).filter(|known| known.volume_id == volume_id).cloned();
         let Some(publication) = known else {
             let sentence = format!("the volume {volume_id:?} is not published at {}", path.display());
             return Err(Status::not_found(sentence));
@@ -142,7 +142,7 @@ impl CsiOperations {
         let mut checks = tokio::time::interval(CHECK_INTERVAL);
         loop {
             checks.tick().await;
-            let known: Vec<_> = self.shared.known().values().cloned().collect();
+            let known: Vec<_> = self.shared.publications().values().cloned().collect();
             self.restore_records(&known).await;
             let root = self.shared.root.clone();
             let gone = spawn_blocking(move || {
@@ -175,7 +175,7 @@ impl CsiOperations {
         for publication in missing.await.unwrap_or_default() {
             // A call for the target is running: it writes or removes the record itself.
             let Ok(lock) = self.shared.busy.lock(&publication.target, None) else { continue };
-            if !self.shared.known().contains_key(&publication.target) {
+            if !self.shared.publications().contains_key(&publication.target) {
                 continue;
             }
             let (shared, span) = (Arc::clone(&self.shared), publication.span());
@@ -203,7 +203,8 @@ impl SharedOperations {
     ) -> Result<(), Status> {
         self.check_known(&publication)?;
         self.take_token(&publication, token)?;
-        let is_known = self.known().get(&publication.target).is_some_and(|known| publication.is_repeat_of(known));
+        let is_known =
+            self.publications().get(&publication.target).is_some_and(|known| publication.is_repeat_of(known));
         if !is_known {
             self.record(&publication).await?;
         }
@@ -226,7 +227,7 @@ impl SharedOperations {
         let uid = publication.uid();
         match token {
             Some(token) => readers.renew(&uid, token),
-            None if readers.knows(&uid) || self.known().contains_key(&publication.target) => {}
+            None if readers.knows(&uid) || self.publications().contains_key(&publication.target) => {}
             None => return Err(Status::invalid_argument(NO_TOKEN)),
         }
         Ok(())
@@ -234,7 +235,7 @@ impl SharedOperations {
 
     /// Refuses a publication that contradicts an earlier publication.
     fn check_known(&self, publication: &Publication) -> Result<(), Status> {
-        let known = self.known();
+        let known = self.publications();
         let at_target = known.get(&publication.target).filter(|known| !publication.is_repeat_of(known));
         let of_volume = || {
             let mut same_id = known.values().filter(|known| known.volume_id == publication.volume_id);
@@ -258,7 +259,7 @@ impl SharedOperations {
             shared.records.write(&new).map_err(|error| Status::internal(format!("cannot record the volume: {error}")))
         });
         recorded.await.unwrap_or_else(|error| Err(Status::internal(error.to_string())))?;
-        self.known().insert(publication.target.clone(), publication.clone());
+        self.publications().insert(publication.target.clone(), publication.clone());
         let change = KubeletChange::Published(Box::new(publication.clone()));
         self.changes.send(change).map_err(|_| Status::unavailable("podfs node ends; call again when it has started"))
     }
@@ -306,7 +307,7 @@ impl SharedOperations {
 
     async fn unpublish(self: Arc<Self>, target: PathBuf, lock: TargetLock) -> Result<(), Status> {
         let (shared, path) = (Arc::clone(&self), target.clone());
-        let is_known = self.known().contains_key(&target);
+        let is_known = self.publications().contains_key(&target);
         let remove = move || {
             shared.root.unmount(&path, is_known).map_err(|error| status_of(&error))?;
             shared
@@ -315,7 +316,7 @@ impl SharedOperations {
                 .map_err(|error| Status::internal(format!("cannot remove the record of the volume: {error}")))
         };
         let (_lock, ()) = lock.run(FILE_SYSTEM, remove).await?;
-        let publication = self.known().remove(&target);
+        let publication = self.publications().remove(&target);
         if let Some(publication) = publication {
             // Fails only while the daemon ends. The next daemon does not find a record of the publication.
             let _ = self.changes.send(KubeletChange::Unpublished(target));
@@ -323,7 +324,7 @@ impl SharedOperations {
         }
         if let Some(readers) = &self.readers {
             // A call that publishes takes the token of its pod before its publication is known, and is busy until after that.
-            let is_published = |uid: &PodUid| self.known().values().any(|known| known.pod.uid == uid.as_str());
+            let is_published = |uid: &PodUid| self.publications().values().any(|known| known.pod.uid == uid.as_str());
             readers.keep(|uid| self.busy.has_publish_of(uid) || is_published(uid));
         }
         Ok(())
@@ -338,7 +339,7 @@ impl SharedOperations {
         let _ = timeout(FILE_SYSTEM, states.wait_for(|state| !is_wanted(state))).await;
     }
 
-    fn known(&self) -> MutexGuard<'_, BTreeMap<PathBuf, Publication>> {
+    fn publications(&self) -> MutexGuard<'_, BTreeMap<PathBuf, Publication>> {
         self.known.lock().expect("a thread that panics ends the process")
     }
 }

@@ -16,7 +16,7 @@ use super::PodSource;
 use crate::manifest::pod::{PodIdentity, PodUid};
 use crate::node::pod::{NodePod, PodStage};
 use crate::node::state::ContainerEntry;
-use crate::volume::MARK;
+use crate::volume::VOLUMES_KEY;
 
 /// The kinds of volume that podfs serves in the kubelet's place, as manifests name them.
 const KINDS: [&str; 4] = ["configMap", "secret", "downwardAPI", "projected"];
@@ -103,7 +103,7 @@ impl Chosen {
     /// Whether podfs chooses the pod when it starts.
     pub fn matches(&self, pod: &NodePod) -> bool {
         let facts = &pod.pod.facts;
-        let mark = facts.labels.get(MARK).or_else(|| facts.annotations.get(MARK)).map(String::as_str);
+        let mark = facts.labels.get(VOLUMES_KEY).or_else(|| facts.annotations.get(VOLUMES_KEY)).map(String::as_str);
         // In a pod with a user namespace, the runtime maps the ids of mounts, and a plugin does not get this mapping.
         let is_possible = !facts.user_namespace && payload_volumes(&pod.manifest).next().is_some();
         let is_marked = match mark {
@@ -249,7 +249,7 @@ mod tests {
     fn pod(mark: Option<&str>, stage: PodStage) -> NodePod {
         let pod = sample::pod("u", &["{name: app, configMap: {name: app}}", "{name: data, emptyDir: {}}"], &["app"]);
         let mut parsed = (*pod.pod).clone();
-        parsed.facts.labels.extend(mark.map(|mark| (MARK.to_owned(), mark.to_owned())));
+        parsed.facts.labels.extend(mark.map(|mark| (VOLUMES_KEY.to_owned(), mark.to_owned())));
         NodePod { pod: Arc::new(parsed), stage, ..pod }
     }
 

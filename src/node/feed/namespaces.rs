@@ -1,4 +1,4 @@
-//! The namespaces whose pods are chosen for the runtime's containers: those with the label [`MARK`].
+//! The namespaces whose pods are chosen for the runtime's containers: those with the label [`VOLUMES_KEY`].
 //!
 //! The credentials of a node need not allow it to list namespaces. Then podfs chooses pods by their own labels alone, and says
 //! so once in the log.
@@ -14,11 +14,11 @@ use crate::kube::address::Collection;
 use crate::kube::client::ApiClient;
 use crate::kube::error::ErrorClass;
 use crate::kube::follower::{Follower, FollowerEvent};
-use crate::volume::MARK;
+use crate::volume::VOLUMES_KEY;
 
 /// Sends the names of the namespaces after each change, until the feed is dropped.
 pub(super) async fn follow(client: ApiClient, input: UnboundedSender<FeedInput>) {
-    let mut follower = Follower::new(client, Collection::of_namespaces(format!("{MARK}=true")));
+    let mut follower = Follower::new(client, Collection::of_namespaces(format!("{VOLUMES_KEY}=true")));
     let (mut names, mut was_refused) = (BTreeSet::new(), false);
     loop {
         match follower.next().await {
@@ -33,7 +33,7 @@ pub(super) async fn follow(client: ApiClient, input: UnboundedSender<FeedInput>)
             FollowerEvent::Failure(error) => {
                 let is_refused = matches!(error.class, ErrorClass::Forbidden);
                 if is_refused && !std::mem::replace(&mut was_refused, true) {
-                    info!("{error}; podfs chooses pods only by their own label or annotation {MARK}");
+                    info!("{error}; podfs chooses pods only by their own label or annotation {VOLUMES_KEY}");
                 } else {
                     debug!("podfs cannot watch namespaces: {error}");
                 }

@@ -37,8 +37,8 @@ pub(super) async fn follow(client: ApiClient, node: String, contacts: Contacts, 
     loop {
         let event = follower.next().await;
         match &event {
-            FollowerEvent::Failure(error) => contacts.trouble(&title, follower.doing(), error),
-            _ => contacts.answered(&title, follower.doing(), follower.version()),
+            FollowerEvent::Failure(error) => contacts.trouble(&title, follower.state_name(), error),
+            _ => contacts.answered(&title, follower.state_name(), follower.version()),
         }
         let change = pods.take(event, Instant::now());
         let trouble = pods.take_trouble();

@@ -68,7 +68,7 @@ impl PodReader {
     pub(super) async fn client(&self, report: impl Fn(&SettingsError)) -> ApiClient {
         if !self.token.is_known() {
             report(&SettingsError::NoPodToken);
-            self.token.known().await;
+            self.token.wait_until_known().await;
         }
         loop {
             let access = || SettingsSource::AsPod(Box::new(self.server.clone()), self.token.clone());

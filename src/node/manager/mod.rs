@@ -311,7 +311,7 @@ impl Manager {
             if is_mounted {
                 self.executor.forget(&id);
             }
-            self.actual.report(&id, is_mounted, seen(volume), volume.reason.clone());
+            self.actual.report(&id, is_mounted, observed(volume), volume.reason.clone());
             self.count_mounted(&id);
         }
     }
@@ -367,7 +367,7 @@ impl Manager {
     fn forget_ended_pods(&mut self) {
         let idle = |uid: &PodUid| !self.actual.has_mounts(uid) && self.actual.of_pod(uid).next().is_none();
         let ended = self.pods.iter().filter(|(uid, known)| !known.needs_volumes() && idle(uid));
-        let ended: Vec<_> = ended.map(|(uid, known)| (uid.clone(), known.described)).collect();
+        let ended: Vec<_> = ended.map(|(uid, known)| (uid.clone(), known.is_described)).collect();
         for (uid, described) in ended {
             self.touch(&uid);
             self.pushers.stop(&uid);
@@ -389,7 +389,7 @@ impl Manager {
     /// Makes supervisors mount volumes again that another process has unmounted or covered.
     fn look_at_mounts(&mut self) {
         let mounted = self.actual.volumes().filter(|(_, volume)| volume.mount == MountState::Mounted);
-        let mounted = mounted.filter_map(|(id, volume)| Some((id, volume.seen.path.as_deref()?)));
+        let mounted = mounted.filter_map(|(id, volume)| Some((id, volume.observed.path.as_deref()?)));
         for id in self.unmounts.look(mounted) {
             self.log_detail(&id, &"its mounts have changed");
             self.touch(&id.pod);
@@ -451,7 +451,7 @@ impl Manager {
 }
 
 /// The properties of a volume that the manager takes from its supervisor's status.
-fn seen(volume: &VolumeStatus) -> ObservedVolume {
+fn observed(volume: &VolumeStatus) -> ObservedVolume {
     let plugin = volume.path.as_deref().and_then(|path| path.parent()?.file_name()?.to_str());
     ObservedVolume {
         path: volume.path.clone(),

@@ -126,9 +126,9 @@ impl Manager {
 
     /// The plugin that serves the volume.
     pub(super) fn plugin(&self, id: &VolumeId) -> String {
-        let seen = self.actual.volume(id).and_then(|volume| volume.seen.plugin.clone());
+        let observed = self.actual.volume(id).and_then(|volume| volume.observed.plugin.clone());
         let wanted = || self.desired.volume(id).map(|volume| volume.plugin.to_owned());
-        seen.or_else(wanted).unwrap_or_else(|| "unknown".to_owned())
+        observed.or_else(wanted).unwrap_or_else(|| "unknown".to_owned())
     }
 
     /// The failure of an operation, in the kubelet's words (5.11).

@@ -29,7 +29,7 @@ pub(super) fn of_pod(
 ) -> PodEntry {
     let identity = known.map(|known| &known.pod.pod.identity);
     let wanted = worlds.desired.pod(uid);
-    let described = known.filter(|known| known.described);
+    let described = known.filter(|known| known.is_described);
     PodEntry {
         namespace: identity.map(|identity| identity.namespace.clone()),
         name: identity.map(|identity| identity.name.clone()),
@@ -74,7 +74,7 @@ fn entry(
 ) -> VolumeEntry {
     let (in_actual, default) = (in_actual.cloned(), ActualVolume::default());
     let in_actual = in_actual.unwrap_or(default);
-    let served_by = in_actual.seen.plugin.clone().or_else(|| backing.map(|backing| backing.plugin.clone()));
+    let served_by = in_actual.observed.plugin.clone().or_else(|| backing.map(|backing| backing.plugin.clone()));
     let plugin = served_by.or_else(|| wanted.map(|wanted| wanted.plugin.to_owned()));
     let source = wanted.map(|wanted| &wanted.volume.source);
     let unique_name = match (backing, wanted) {
@@ -87,14 +87,14 @@ fn entry(
     VolumeEntry {
         unique_name,
         plugin: plugin.unwrap_or_else(|| "unknown".to_owned()),
-        kind: wanted.map_or_else(|| "unknown".to_owned(), |wanted| wanted.volume.word().to_owned()),
+        kind: wanted.map_or_else(|| "unknown".to_owned(), |wanted| wanted.volume.field().to_owned()),
         name: id.volume,
         desired: wanted.is_some(),
         mount: in_actual.mount,
-        path: in_actual.seen.path,
-        read_only: in_actual.seen.read_only,
+        path: in_actual.observed.path,
+        read_only: in_actual.observed.read_only,
         selinux: label.filter(|_| in_actual.mount == MountState::Mounted),
-        group: in_actual.seen.group,
+        group: in_actual.observed.group,
         attachable: match (backing, source) {
             (Some(backing), _) => Some(backing.attachable),
             (None, Some(VolumeSource::Claim(_))) => None,

@@ -32,7 +32,7 @@ pub struct KnownPod {
     /// The pod, as its source described it last.
     pub pod: NodePod,
     /// Whether a source still describes it.
-    pub described: bool,
+    pub is_described: bool,
     /// Whether its containers have stopped for good.
     pub released: bool,
     /// Whether its volumes were ever wanted.
@@ -42,7 +42,7 @@ pub struct KnownPod {
 impl KnownPod {
     /// Whether it should run.
     pub fn is_wanted(&self) -> bool {
-        self.described && self.pod.stage == PodStage::Desired
+        self.is_described && self.pod.stage == PodStage::Desired
     }
 
     /// Whether podfs has to serve its volumes.
@@ -75,7 +75,7 @@ impl Pods {
     /// Adds a pod that an earlier daemon served, which no source has described yet.
     pub fn recover(&mut self, pod: NodePod, released: bool) {
         let uid = pod.pod.identity.uid.clone();
-        self.pods.insert(uid, KnownPod { pod, described: false, released, was_wanted: true });
+        self.pods.insert(uid, KnownPod { pod, is_described: false, released, was_wanted: true });
     }
 
     /// Takes the first list of a source. Returns the pods that have changed.
@@ -84,7 +84,7 @@ impl Pods {
         self.awaited.remove(&source);
         // An earlier daemon served these pods, and their source no longer has them.
         let gone = self.pods.iter().filter(|(uid, known)| {
-            !known.described && PodSource::of(&known.pod.origin) == source && !changed.contains(uid)
+            !known.is_described && PodSource::of(&known.pod.origin) == source && !changed.contains(uid)
         });
         let gone: Vec<_> = gone.map(|(uid, _)| uid.clone()).collect();
         gone.iter().for_each(|uid| self.gone(uid));
@@ -104,14 +104,14 @@ impl Pods {
         // A released pod may run again: a static pod whose file came back.
         let released = before.is_some_and(|before| before.released) && stage != PodStage::Desired;
         let released = released || (self.release_when_gone && stage == PodStage::Terminal);
-        self.pods.insert(uid.clone(), KnownPod { pod, described: true, released, was_wanted });
+        self.pods.insert(uid.clone(), KnownPod { pod, is_described: true, released, was_wanted });
         uid
     }
 
     /// Notes that no source has the pod any more.
     pub fn gone(&mut self, uid: &PodUid) {
         if let Some(known) = self.pods.get_mut(uid) {
-            known.described = false;
+            known.is_described = false;
             known.released |= self.release_when_gone;
         }
     }

@@ -19,7 +19,7 @@ use crate::node::metrics::Recorder;
 use crate::node::pod::PodOrigin;
 use crate::node::spans;
 use crate::node::state::{ContainerEntry, KeptMount, PodEntry};
-use crate::volume::MARK;
+use crate::volume::VOLUMES_KEY;
 
 /// The events to which podfs subscribes. Every version of NRI that podfs supports has them.
 const EVENTS: [Event; 5] = [
@@ -293,7 +293,7 @@ impl NriAnswers {
 
     /// Whether podfs serves the pod, or is about to. Only the manager knows the label of its namespace.
     fn is_chosen(&self, pod: &PodSandbox) -> bool {
-        let mark = pod.labels.get(MARK).or_else(|| pod.annotations.get(MARK)).map(String::as_str);
+        let mark = pod.labels.get(VOLUMES_KEY).or_else(|| pod.annotations.get(VOLUMES_KEY)).map(String::as_str);
         let is_served = || PodUid::parse(&pod.uid).is_ok_and(|uid| self.entry(&uid).is_some());
         match mark {
             Some(mark) => mark == "true",

@@ -7,10 +7,10 @@ use crate::volume::{Volume, VolumeSource};
 struct BuiltIn(&'static str, fn(&Volume) -> bool);
 
 const BUILT_IN: [BuiltIn; 10] = [
-    BuiltIn("kubernetes.io/configmap", |volume| volume.kind.word == "configMap"),
-    BuiltIn("kubernetes.io/secret", |volume| volume.kind.word == "secret"),
-    BuiltIn("kubernetes.io/downward-api", |volume| volume.kind.word == "downwardAPI"),
-    BuiltIn("kubernetes.io/projected", |volume| volume.kind.word == "projected"),
+    BuiltIn("kubernetes.io/configmap", |volume| volume.kind.field == "configMap"),
+    BuiltIn("kubernetes.io/secret", |volume| volume.kind.field == "secret"),
+    BuiltIn("kubernetes.io/downward-api", |volume| volume.kind.field == "downwardAPI"),
+    BuiltIn("kubernetes.io/projected", |volume| volume.kind.field == "projected"),
     BuiltIn("kubernetes.io/host-path", |volume| matches!(volume.source, VolumeSource::HostPath(_))),
     BuiltIn("kubernetes.io/empty-dir", |volume| matches!(volume.source, VolumeSource::EmptyDir(_))),
     BuiltIn("kubernetes.io/nfs", |volume| matches!(volume.source, VolumeSource::Nfs(..))),

@@ -75,7 +75,7 @@ impl PluginRegistry {
         match (matching.next(), matching.next()) {
             (Some(plugin), None) => Ok(plugin.as_ref()),
             (None, _) => {
-                Err(PluginError::NoneMatched { volume: volume.name.to_string(), kind: volume.word().to_owned() })
+                Err(PluginError::NoneMatched { volume: volume.name.to_string(), kind: volume.field().to_owned() })
             }
             (Some(first), Some(second)) => {
                 let names = [first, second].into_iter().chain(matching).map(|plugin| plugin.name());

@@ -16,7 +16,7 @@ use super::proto::volume_manager_client::VolumeManagerClient;
 use super::proto::*;
 use super::socket::{SOCKET, is_absent};
 use crate::node::NodeState;
-use crate::supervisor::control::{call, peer_user};
+use crate::supervisor::control::{connect, peer_user};
 
 /// How many bytes an answer may have: more than the state of any node takes.
 const LONGEST_ANSWER: usize = 256 << 20;
@@ -97,7 +97,7 @@ impl DaemonClient {
         if !rustix::process::geteuid().is_root() {
             return Err(DaemonClientError::NotRoot);
         }
-        let stream = match call(run_directory, SOCKET) {
+        let stream = match connect(run_directory, SOCKET) {
             Err(error) if is_absent(&error) => return Err(DaemonClientError::Absent(path)),
             Err(error) => return Err(DaemonClientError::Failed { path, cause: error.into() }),
             Ok(stream) => stream,

@@ -284,7 +284,7 @@ impl Supervisors {
 impl SharedSupervisors {
     /// Whether a file is missing that a pod with a supervisor has.
     fn misses_files(&self, pod: &PodUid) -> bool {
-        !self.checkpoints.is_there(pod) || control::misses_files(&self.settings.run_directory.join(pod.as_str()))
+        !self.checkpoints.has_files(pod) || control::misses_files(&self.settings.run_directory.join(pod.as_str()))
     }
 
     /// Sends a request to the task of the pod. Starts the task if there is none.

@@ -28,7 +28,7 @@ pub struct ActualVolume {
     /// Whether an earlier daemon left it, and no operation on it has succeeded since.
     pub reconstructed: bool,
     /// The last report of its supervisor.
-    pub seen: ObservedVolume,
+    pub observed: ObservedVolume,
     /// Why it is not mounted, or not current, according to its supervisor.
     reported_reason: Option<String>,
     /// Why the last operation on it failed, unless its supervisor has reported since.
@@ -67,7 +67,7 @@ impl Default for ActualVolume {
             mount: MountState::NotMounted,
             remount_required: false,
             reconstructed: false,
-            seen: ObservedVolume::default(),
+            observed: ObservedVolume::default(),
             reported_reason: None,
             failure: None,
         }
@@ -145,9 +145,9 @@ impl ActualWorld {
     }
 
     /// Takes a supervisor's report of a volume.
-    pub fn report(&mut self, id: &VolumeId, is_mounted: bool, seen: ObservedVolume, reason: Option<String>) {
+    pub fn report(&mut self, id: &VolumeId, is_mounted: bool, observed: ObservedVolume, reason: Option<String>) {
         let volume = self.volumes.entry(id.clone()).or_default();
-        volume.seen = seen;
+        volume.observed = observed;
         volume.reported_reason = reason;
         volume.failure = None;
         match (is_mounted, volume.mount) {

@@ -157,7 +157,7 @@ impl<T: ServedObject> SignerWatcher<T> {
             Ok(update) => update,
             Err(error) => ObjectUpdate::Failure(ApiError::new(ErrorClass::Refused, error.to_string())),
         };
-        note(&self.contacts, &self.title, self.follower.doing(), self.follower.version(), &update);
+        note(&self.contacts, &self.title, self.follower.state_name(), self.follower.version(), &update);
         update
     }
 }

@@ -34,7 +34,7 @@ pub struct Contact {
     /// The resource version up to which podfs knows all changes, if it knows any.
     pub version: Option<String>,
     /// The state of its follower, in a word.
-    pub doing: &'static str,
+    pub state: &'static str,
     /// The present error.
     pub trouble: Option<String>,
     /// Whether the server answered the last request, whatever the answer was.
@@ -59,14 +59,14 @@ impl Contacts {
     }
 
     /// Notes an answer.
-    pub(crate) fn answered(&self, object: &str, doing: &'static str, version: Option<&str>) {
+    pub(crate) fn answered(&self, object: &str, state: &'static str, version: Option<&str>) {
         let (version, answered_at) = (version.map(str::to_owned), Some(Instant::now()));
-        let contact = Contact { version, doing, trouble: None, connected: true, answered_at, lost: None };
+        let contact = Contact { version, state, trouble: None, connected: true, answered_at, lost: None };
         self.lock().objects.insert(object.to_owned(), contact);
     }
 
     /// Notes an error.
-    pub(crate) fn trouble(&self, object: &str, doing: &'static str, error: &ApiError) {
+    pub(crate) fn trouble(&self, object: &str, state: &'static str, error: &ApiError) {
         let mut table = self.lock();
         let before = table.objects.remove(object);
         let (version, answered_at, lost) =
@@ -76,7 +76,7 @@ impl Contacts {
         let (answered_at, lost) =
             if connected { (Some(Instant::now()), None) } else { (answered_at, Some(lost.unwrap_or_else(now))) };
         let trouble = Some(error.sentence.clone());
-        table.objects.insert(object.to_owned(), Contact { version, doing, trouble, connected, answered_at, lost });
+        table.objects.insert(object.to_owned(), Contact { version, state, trouble, connected, answered_at, lost });
     }
 
     /// Since when the server cannot be reached; `None` if it can. One answer about any object ends the outage, even if podfs

@@ -218,7 +218,7 @@ impl ObjectFeed {
 
     fn state_name(&self) -> &'static str {
         match self {
-            ObjectFeed::Follower { follower, .. } => follower.doing(),
+            ObjectFeed::Follower { follower, .. } => follower.state_name(),
             ObjectFeed::Poller(_) => "polling",
         }
     }
@@ -250,7 +250,7 @@ pub(super) async fn follow_pod(
             event => event,
         };
         let update = interpret(event, |pod| parse_pod(pod, &title));
-        note(&contacts, &title, follower.doing(), follower.version(), &update);
+        note(&contacts, &title, follower.state_name(), follower.version(), &update);
         if sender.send(update).await.is_err() {
             return;
         }

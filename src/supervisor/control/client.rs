@@ -142,7 +142,7 @@ impl SupervisorConnection {
     /// Connects to a supervisor that runs as root or as this user.
     pub(super) fn connect(directory: &Path) -> Result<SupervisorConnection, AskError> {
         let path = directory.join(CONTROL);
-        let stream = match call(directory, CONTROL) {
+        let stream = match connect(directory, CONTROL) {
             Ok(stream) => stream,
             Err(cause) if matches!(cause.kind(), ErrorKind::NotFound | ErrorKind::ConnectionRefused) => {
                 return Err(AskError::NotListening(path));
@@ -215,7 +215,7 @@ pub(super) fn understand(pid: u32, version: u32, message: Value) -> Result<Contr
 ///
 /// # Errors
 /// When no process listens, or the socket cannot be used.
-pub fn call(directory: &Path, name: &str) -> io::Result<UnixStream> {
+pub fn connect(directory: &Path, name: &str) -> io::Result<UnixStream> {
     let stream = socket::stream()?;
     // If the listening process does not accept, connect(2) waits for room in the listener's queue. This limits the
     // wait.

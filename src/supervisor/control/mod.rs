@@ -27,7 +27,7 @@ mod questions;
 mod server;
 
 pub(crate) use client::peer_user;
-pub use client::{AskError, ask, ask_for_upgrade, ask_within, call, peer};
+pub use client::{AskError, ask, ask_for_upgrade, ask_within, connect, peer};
 pub(in crate::supervisor) use errand::{Errand, ErrandTask};
 pub use follower::{StatusFollower, follow};
 pub use protocol::{ContainerRequest, ControlAnswer, ControlQuestion, LONGEST_PUSH, Publish, Upgrade, VolumeNames};

@@ -326,13 +326,13 @@ impl Supervisor {
     /// The pod's volumes, in the state of their last refresh.
     fn mounted_volumes(&self) -> BTreeMap<String, Result<MountedPodVolume, NotMounted>> {
         let store = self.report.store();
-        let known = store.known();
+        let status = store.stored();
         let volume = |(place, report): (&usize, &VolumeReport)| {
             let spec = self.volumes.get(place);
             let is_empty_dir = spec.is_some_and(|spec| matches!(spec.source, VolumeSource::EmptyDir(_)));
             (report.name.clone(), mounted(report, is_empty_dir))
         };
-        known.volumes.iter().map(volume).collect()
+        status.volumes.iter().map(volume).collect()
     }
 }
 

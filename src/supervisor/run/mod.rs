@@ -94,7 +94,7 @@ pub async fn run(
     };
     let control = supervisor.control.take();
     let counters = supervisor.report.store().counters().clone();
-    let unmounted = supervisor.shut_down(if outcome.is_ok() { PodEnd::Clean } else { PodEnd::Failed }).await;
+    let unmounted = supervisor.shut_down(if outcome.is_ok() { PodEnd::Stopped } else { PodEnd::Failed }).await;
     drop(control);
     shutdown::remove_files(&mount_points, &counters, &removal, unmounted);
     outcome

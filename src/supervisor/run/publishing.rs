@@ -346,7 +346,10 @@ impl Supervisor {
                 }
             }
             let is_unwanted = |path: &&PathBuf| !has_claims && !paths.contains(*path);
-            (mount_points.left().iter().filter(is_unwanted).cloned().collect::<Vec<_>>(), mount_points.made_in(&homes))
+            (
+                mount_points.unadopted().iter().filter(is_unwanted).cloned().collect::<Vec<_>>(),
+                mount_points.made_in(&homes),
+            )
         };
         let of_drivers = driver::homes(site).into_iter();
         let of_drivers = of_drivers.filter(|(home, name)| {

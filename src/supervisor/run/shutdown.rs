@@ -81,11 +81,11 @@ impl Supervisor {
             }
             unmounted &= self.unmount_all(end).await;
         }
-        if end == PodEnd::Clean {
+        if end == PodEnd::Stopped {
             self.leave_devices().await;
         }
         self.server.stop(TIMEOUT).await;
-        if end == PodEnd::Clean {
+        if end == PodEnd::Stopped {
             undo_drivers(&self.setting).await;
         }
         // The run directory is removed next.

@@ -59,7 +59,7 @@ impl Bounds {
         keep(&mut record.written, &is_below);
         keep(&mut record.mounts, &is_below);
         if let Some(cgroup) = record.cgroup.take_if(|cgroup| !self.is_cgroup_of_server(cgroup))
-            && is_there(&cgroup)
+            && path_exists(&cgroup)
         {
             outside.push(cgroup);
         }
@@ -77,7 +77,7 @@ impl Bounds {
 
 /// Whether a path exists. With `AT_STATX_DONT_SYNC`, the kernel does not ask the server of a file system that is
 /// mounted there, which may not answer.
-pub fn is_there(path: &Path) -> bool {
+pub fn path_exists(path: &Path) -> bool {
     let flags = AtFlags::SYMLINK_NOFOLLOW | AtFlags::NO_AUTOMOUNT | AtFlags::STATX_DONT_SYNC;
     statx(CWD, path, flags, StatxFlags::empty()).is_ok()
 }

@@ -19,7 +19,7 @@ use podfs_fuse::mount::directories::Directories;
 use serde::{Deserialize, Serialize};
 use tracing::warn;
 
-use super::bounds::{Bounds, OUTSIDE, is_there};
+use super::bounds::{Bounds, OUTSIDE, path_exists};
 use super::trust::{self, Untrusted};
 use crate::manifest::pod::PodIdentity;
 use crate::types::PodName;
@@ -212,7 +212,8 @@ impl PodLock {
             if is_still_at(&lock, &path) {
                 let mut record = read_or_keep(&mut lock, &directory).map_err(failed)?;
                 let bounds = Bounds::new(&directory, root_directory).map_err(failed)?;
-                let outside: Vec<_> = bounds.apply(&mut record).into_iter().filter(|other| is_there(other)).collect();
+                let outside: Vec<_> =
+                    bounds.apply(&mut record).into_iter().filter(|other| path_exists(other)).collect();
                 report_outside(&path, &outside);
                 // The podfs that gives up the claim removes the pod's run directory, whichever process has made it.
                 if !record.run.contains(&directory) && !run.made().contains(&directory) {
@@ -354,7 +355,7 @@ fn report_outside(lock: &Path, outside: &[PathBuf]) {
 impl Drop for PodLock {
     fn drop(&mut self) {
         // Another podfs may have claimed the pod after the run directory was deleted. These are its files then.
-        let is_of_other = !self.is_in_place() && is_there(&self.path);
+        let is_of_other = !self.is_in_place() && path_exists(&self.path);
         if self.leaves_record || is_of_other {
             return;
         }

@@ -55,7 +55,7 @@ pub struct MountPoints {
     /// The directories and mount point files. Dropping this removes them, before the drop of `claim` gives up the claim.
     directories: Directories,
     /// The mount points of an earlier podfs that this podfs has not adopted.
-    left: Vec<PathBuf>,
+    unadopted: Vec<PathBuf>,
     /// The mount points of this podfs's volumes.
     mounts: Vec<PathBuf>,
     /// The mount points of parts of volumes (subPath), made by this podfs or an earlier one.
@@ -73,10 +73,10 @@ impl MountPoints {
     /// Starts with the leftovers of a podfs that was killed.
     pub fn new(claim: Option<PodLock>, inheritance: PodLeftovers) -> MountPoints {
         let PodLeftovers { directories, mounts, written } = inheritance;
-        let (targets, left) = mounts.into_iter().partition(|path| is_target(path));
+        let (targets, unadopted) = mounts.into_iter().partition(|path| is_target(path));
         MountPoints {
             directories,
-            left,
+            unadopted,
             mounts: Vec::new(),
             targets,
             written,
@@ -93,7 +93,7 @@ impl MountPoints {
     pub fn keep(&mut self, path: &Path) -> Result<Option<(MountPoint, VisibleMount)>, MountError> {
         // Where there is no directory, nothing is mounted.
         let Ok(point) = MountPoint::of_mount(path) else { return Ok(None) };
-        if !self.left.iter().any(|left| left == point.path()) {
+        if !self.unadopted.iter().any(|unadopted| unadopted == point.path()) {
             return Ok(None);
         }
         let Some(visible) = point.find()? else { return Ok(None) };
@@ -108,7 +108,7 @@ impl MountPoints {
     /// When the mount table cannot be read.
     pub fn keep_served(&mut self, path: &Path, device: &str) -> Result<Option<(MountPoint, VisibleMount)>, MountError> {
         let point = MountPoint::recorded(path);
-        if !self.left.iter().any(|left| left == path) {
+        if !self.unadopted.iter().any(|unadopted| unadopted == path) {
             return Ok(None);
         }
         let visible = point.find_of(device)?;
@@ -140,7 +140,7 @@ impl MountPoints {
 
     /// Notes that the mount at `point` belongs to this podfs, and no longer to an earlier one.
     fn mark(&mut self, point: &MountPoint) {
-        self.left.retain(|left| left != point.path());
+        self.unadopted.retain(|unadopted| unadopted != point.path());
         if !self.mounts.iter().any(|mount| mount == point.path()) {
             self.mounts.push(point.path().to_owned());
         }
@@ -181,7 +181,7 @@ impl MountPoints {
     /// When the run directory cannot be written.
     pub fn forget(&mut self, path: &Path, home: Option<&Path>, top: &Path) -> Result<(), MountPointsError> {
         self.mounts.retain(|mount| mount != path);
-        self.left.retain(|mount| mount != path);
+        self.unadopted.retain(|mount| mount != path);
         self.directories.take_back(path, top);
         if let Some(home) = home {
             self.directories.take_back(home, top);
@@ -196,8 +196,8 @@ impl MountPoints {
     }
 
     /// The mount points of an earlier podfs that this podfs has not adopted.
-    pub fn left(&self) -> &[PathBuf] {
-        &self.left
+    pub fn unadopted(&self) -> &[PathBuf] {
+        &self.unadopted
     }
 
     /// The directories in `parent` that this podfs or an earlier one made.
@@ -293,10 +293,10 @@ impl MountPoints {
     /// # Errors
     /// When the run directory cannot be written.
     pub fn record(&mut self) -> Result<(), MountPointsError> {
-        let MountPoints { directories, left, mounts, targets, written, claim, has_ended, .. } = self;
+        let MountPoints { directories, unadopted, mounts, targets, written, claim, has_ended, .. } = self;
         refuse_if(*has_ended)?;
         // The next podfs unmounts in reverse order: parts of a volume before the volume.
-        let mounts = [&left[..], mounts, targets].concat();
+        let mounts = [&unadopted[..], mounts, targets].concat();
         let recorded = claim.as_mut().map_or(Ok(()), |claim| claim.record(directories, &mounts, written));
         recorded.map_err(MountPointsError::Record)
     }
@@ -324,11 +324,11 @@ impl MountPoints {
     /// already.
     pub fn take_back(&mut self, unmounted: bool) {
         let ended = MountPoints { has_ended: true, ..MountPoints::new(None, PodLeftovers::default()) };
-        let MountPoints { directories, left, mounts, targets, written, homes, claim, .. } =
+        let MountPoints { directories, unadopted, mounts, targets, written, homes, claim, .. } =
             std::mem::replace(self, ended);
         let parts = targets.iter().map(|target| take_away_part(target));
         let mounts: &[PathBuf] = if unmounted { &[] } else { &mounts };
-        let volumes = left.iter().chain(mounts).map(|path| take_away(path));
+        let volumes = unadopted.iter().chain(mounts).map(|path| take_away(path));
         let errors: Vec<_> = parts.chain(volumes).filter_map(Result::err).collect();
         errors.iter().for_each(|error| warn!("podfs cannot remove a mount: {error}"));
         written.iter().for_each(|file| drop(std::fs::remove_file(file)));

@@ -24,24 +24,24 @@ static READING: Mutex<()> = Mutex::new(());
 pub(in crate::supervisor) fn read(store: &StatusStore) -> PodReading {
     let _turn = READING.lock().expect("no thread panics while a reading is taken");
     let status = store.status();
-    let looks = looks(&store.known());
+    let looks = looks(&store.stored());
     let looked_at: Vec<_> = looks.iter().map(|look| look.place).collect();
     let usages = look(looks);
     let mut reading = begun(&status);
     pod(&mut reading, &status);
-    let known = store.known();
-    reading.add(&START_TIME, &[], since_1970(known.started));
-    source(&mut reading, &known);
+    let status = store.stored();
+    reading.add(&START_TIME, &[], since_1970(status.started));
+    source(&mut reading, &status);
     store.counters().read(|counters| {
         counts(&mut reading, counters);
-        for report in known.volumes.values() {
+        for report in status.volumes.values() {
             volume(&mut reading, report, counters.refresh_errors.get(&report.name));
         }
     });
-    for (place, report) in known.volumes.iter().filter(|(place, _)| looked_at.contains(place)) {
+    for (place, report) in status.volumes.iter().filter(|(place, _)| looked_at.contains(place)) {
         host(&mut reading, report, usages.get(place));
     }
-    drop(known);
+    drop(status);
     store.counters().wait_until_written();
     reading
 }
@@ -100,8 +100,8 @@ fn counts(reading: &mut PodReading, counters: &PodCounters) {
 }
 
 /// The metrics of the source of objects.
-fn source(reading: &mut PodReading, known: &StoredStatus) {
-    let contacts = known.contacts.all();
+fn source(reading: &mut PodReading, status: &StoredStatus) {
+    let contacts = status.contacts.all();
     if !contacts.is_empty() {
         let connected = contacts.iter().all(|(_, contact)| contact.connected);
         let troubled = contacts.iter().filter(|(_, contact)| contact.trouble.is_some()).count();
@@ -109,7 +109,7 @@ fn source(reading: &mut PodReading, known: &StoredStatus) {
         reading.add(&SOURCE_OBJECTS, &[], contacts.len() as f64);
         reading.add(&SOURCE_OBJECTS_IN_TROUBLE, &[], troubled as f64);
     }
-    for (key, expires) in known.tokens.expirations() {
+    for (key, expires) in status.tokens.expirations() {
         let (audience, life) = (key.audience.as_deref().unwrap_or_default(), key.expiration_seconds.to_string());
         reading.add(&TOKEN_EXPIRATION, &[audience, &life], since_1970(expires));
     }
@@ -166,7 +166,7 @@ fn host(reading: &mut PodReading, report: &VolumeReport, usage: Option<&DriverUs
 }
 
 /// The looks at the capacity of mounted volumes that show a source of the node.
-fn looks(known: &StoredStatus) -> Vec<CapacityCheck> {
+fn looks(status: &StoredStatus) -> Vec<CapacityCheck> {
     let look = |(place, report): (&usize, &VolumeReport)| {
         let (shown, path) = match &report.state {
             VolumeLife::Waiting(_) => return None,
@@ -182,7 +182,7 @@ fn looks(known: &StoredStatus) -> Vec<CapacityCheck> {
         let home = report.path.as_deref().and_then(DriverHome::of_csi);
         Some(CapacityCheck { place: *place, name: report.name.clone(), home, at, earlier: report.earlier.clone() })
     };
-    known.volumes.iter().filter_map(look).collect()
+    status.volumes.iter().filter_map(look).collect()
 }
 
 /// The resident memory of a process, in bytes.

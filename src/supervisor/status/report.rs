@@ -103,7 +103,7 @@ impl Report {
     /// Reports that the supervisor begins.
     pub(in crate::supervisor) fn started(&mut self) {
         if self.subject == ReportScope::Pod {
-            info!("serving {} volume(s) of pod {}", self.store.known().volumes.len(), self.identity);
+            info!("serving {} volume(s) of pod {}", self.store.stored().volumes.len(), self.identity);
         }
     }
 
@@ -115,13 +115,13 @@ impl Report {
     /// Records the state of the volume at this place after a refresh. `mounted` is the volume whose mount it shows: itself, or the
     /// leader of its claim.
     pub(in crate::supervisor) fn volume(&mut self, place: usize, volume: &Volume, mounted: &PodVolume) {
-        self.store.known().refreshed(place, volume, mounted);
+        self.store.stored().refreshed(place, volume, mounted);
         self.count_service(volume, mounted);
     }
 
     /// Records the state of the volume at this place before its next refresh. `mounted` is as for [`Self::volume`].
     pub(in crate::supervisor) fn found(&mut self, place: usize, volume: &Volume, mounted: &PodVolume) {
-        self.store.known().found(place, volume, mounted);
+        self.store.stored().found(place, volume, mounted);
         self.count_service(volume, mounted);
     }
 
@@ -132,25 +132,25 @@ impl Report {
 
     /// Adds a volume.
     pub(in crate::supervisor) fn add(&mut self, place: usize, volume: &Volume) {
-        self.store.known().add(place, volume);
+        self.store.stored().add(place, volume);
     }
 
     /// Removes the volume at this place.
     pub(in crate::supervisor) fn remove(&mut self, place: usize) {
-        let removed = self.store.known().remove(place);
+        let removed = self.store.stored().remove(place);
         removed.iter().for_each(|volume| self.store.counters().served(&volume.name, false));
     }
 
     /// Records the history of the servers, how many servers have replaced another one since the last call (`restarts`), and the
     /// version of the current server.
     pub(in crate::supervisor) fn server(&mut self, history: &ServerHistory, restarts: u32, version: Option<String>) {
-        self.store.known().server(history, restarts, version);
+        self.store.stored().server(history, restarts, version);
         self.store.counters().restarted(restarts);
     }
 
     /// Sets the record of the contacts with an API server.
     pub(in crate::supervisor) fn contacts(&mut self, contacts: Contacts) {
-        self.store.known().contacts(contacts);
+        self.store.stored().contacts(contacts);
     }
 
     /// Continues the counts of the earlier supervisor, and keeps them in the pod's run directory.
@@ -170,7 +170,7 @@ impl Report {
 
     /// Sets the tokens that volumes show.
     pub(in crate::supervisor) fn tokens(&mut self, tokens: Tokens) {
-        self.store.known().tokens = tokens;
+        self.store.stored().tokens = tokens;
     }
 
     /// The status store, for status requests and metrics.
@@ -203,7 +203,7 @@ impl Report {
     /// Reports that the supervisor ends.
     pub(in crate::supervisor) fn stopping(&mut self) {
         self.hide_progress();
-        self.store.known().trouble("podfs ends and unmounts the volumes");
+        self.store.stored().trouble("podfs ends and unmounts the volumes");
         self.store.note_change();
         notify(&[NotifyState::Stopping, NotifyState::Status("unmounting")]);
     }
@@ -221,15 +221,15 @@ impl Report {
 
     /// Whether every volume's first generation is visible at its path.
     fn is_ready(&self) -> bool {
-        let known = self.store.known();
-        known.volumes.values().all(|volume| volume.tried && !matches!(volume.state, VolumeLife::Waiting(_)))
+        let status = self.store.stored();
+        status.volumes.values().all(|volume| volume.tried && !matches!(volume.state, VolumeLife::Waiting(_)))
     }
 
     fn show_progress(&mut self) {
-        let known = self.store.known();
+        let status = self.store.stored();
         let pod = (self.subject == ReportScope::Pod).then_some(&self.identity);
-        let mut upcoming = VolumeProgress { pod, expected: known.volumes.len(), up: Vec::new(), waiting: Vec::new() };
-        for volume in known.volumes.values().filter(|volume| volume.tried) {
+        let mut upcoming = VolumeProgress { pod, expected: status.volumes.len(), up: Vec::new(), waiting: Vec::new() };
+        for volume in status.volumes.values().filter(|volume| volume.tried) {
             match &volume.state {
                 VolumeLife::Waiting(reason) => upcoming.waiting.push((&volume.name, reason)),
                 VolumeLife::Live(_) | VolumeLife::Behind(..) | VolumeLife::Hidden(..) => upcoming.up.push(&volume.name),
@@ -240,11 +240,11 @@ impl Report {
 
     /// The state of the pod in one line, for systemd.
     fn describe(&self) -> String {
-        let known = self.store.known();
-        let volumes = || known.volumes.values().filter(|volume| volume.tried);
+        let status = self.store.stored();
+        let volumes = || status.volumes.values().filter(|volume| volume.tried);
         let shown = volumes().filter(|volume| !matches!(volume.state, VolumeLife::Waiting(_))).count();
-        let mut text = format!("{shown} of {} volumes are up", known.volumes.len());
-        if let Some(trouble) = known.server_is_dead() {
+        let mut text = format!("{shown} of {} volumes are up", status.volumes.len());
+        if let Some(trouble) = status.server_is_dead() {
             text += &format!("; {trouble}");
         }
         for volume in volumes() {
@@ -280,7 +280,7 @@ impl Report {
     }
 
     fn write_ready(&self, descriptor: OwnedFd) -> io::Result<()> {
-        let mut json = serde_json::to_vec(&self.ready_object(&self.store.known()))?;
+        let mut json = serde_json::to_vec(&self.ready_object(&self.store.stored()))?;
         json.push(b'\n');
         File::from(descriptor).write_all(&json)
     }
@@ -288,8 +288,8 @@ impl Report {
     /// The names of the volumes by directory, with the mode of those without generations: `config, data (passthrough)
     /// in /…/kubernetes.io~configmap`.
     fn places(&self) -> String {
-        let known = self.store.known();
-        let volumes = &known.volumes;
+        let status = self.store.stored();
+        let volumes = &status.volumes;
         let mut names: BTreeMap<&Path, Vec<String>> = BTreeMap::new();
         for volume in volumes.values() {
             if let Some(path) = &volume.path {
@@ -308,12 +308,12 @@ impl Report {
             let path = volume.path.as_deref().unwrap_or(Path::new(""));
             format!("volume {:?} is ready at {}{mode}", volume.name, path.display())
         };
-        self.store.known().volumes.values().map(place).collect::<Vec<_>>().join(", ")
+        self.store.stored().volumes.values().map(place).collect::<Vec<_>>().join(", ")
     }
 
-    fn ready_object<'a>(&'a self, known: &'a StoredStatus) -> Ready<'a> {
+    fn ready_object<'a>(&'a self, status: &'a StoredStatus) -> Ready<'a> {
         let PodIdentity { namespace, name, uid } = &self.identity;
-        let volumes = known.volumes.values().filter_map(|volume| match (&volume.state, &volume.path) {
+        let volumes = status.volumes.values().filter_map(|volume| match (&volume.state, &volume.path) {
             (VolumeLife::Live(shown) | VolumeLife::Behind(shown, _) | VolumeLife::Hidden(shown, _), Some(path)) => {
                 Some(ReadyVolume {
                     name: &volume.name,

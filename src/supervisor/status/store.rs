@@ -33,7 +33,7 @@ pub(in crate::supervisor) const VERSION: &str = env!("CARGO_PKG_VERSION");
 /// The status of a pod, shared. Cheap to clone.
 #[derive(Clone)]
 pub(in crate::supervisor) struct StatusStore {
-    known: Arc<Mutex<StoredStatus>>,
+    status: Arc<Mutex<StoredStatus>>,
     counters: CounterStore,
     /// Announces changes to the tasks that follow the pod.
     changed: Arc<watch::Sender<()>>,
@@ -98,7 +98,7 @@ impl StatusStore {
     /// A store in which all `volumes` wait.
     pub(in crate::supervisor) fn new(identity: PodIdentity, volumes: &[Volume]) -> Self {
         let waiting = volumes.iter().map(|volume| VolumeReport::waiting(volume, &identity)).enumerate().collect();
-        let known = StoredStatus {
+        let status = StoredStatus {
             identity,
             started: SystemTime::now(),
             health: ServerHealth::default(),
@@ -107,7 +107,7 @@ impl StatusStore {
             tokens: Tokens::default(),
             volumes: waiting,
         };
-        Self { known: Arc::new(Mutex::new(known)), counters: CounterStore::default(), changed: Arc::default() }
+        Self { status: Arc::new(Mutex::new(status)), counters: CounterStore::default(), changed: Arc::default() }
     }
 
     /// Announces that the status may have changed.
@@ -121,8 +121,8 @@ impl StatusStore {
     }
 
     /// Locks the status.
-    pub(in crate::supervisor) fn known(&self) -> MutexGuard<'_, StoredStatus> {
-        self.known.lock().expect("no thread panics while the store is locked")
+    pub(in crate::supervisor) fn stored(&self) -> MutexGuard<'_, StoredStatus> {
+        self.status.lock().expect("no thread panics while the store is locked")
     }
 
     pub(in crate::supervisor) fn counters(&self) -> &CounterStore {
@@ -131,14 +131,14 @@ impl StatusStore {
 
     /// The pod's status, in the words of `podfs status`.
     pub(in crate::supervisor) fn status(&self) -> PodStatus {
-        let known = self.known();
+        let status = self.stored();
         let (restarts, volumes) = self.counters.read(|counters| {
-            let volumes: Vec<_> = known.volumes.values().map(|volume| volume.status(counters)).collect();
+            let volumes: Vec<_> = status.volumes.values().map(|volume| volume.status(counters)).collect();
             (counters.server_restarts, volumes)
         });
-        let trouble = known.trouble.clone().or_else(|| known.health.trouble(restarts, Instant::now()));
-        let (state, reason, state_since) = with_source(&known.contacts, PodState::of(&volumes, trouble.as_deref()));
-        let PodIdentity { namespace, name, uid } = &known.identity;
+        let trouble = status.trouble.clone().or_else(|| status.health.trouble(restarts, Instant::now()));
+        let (state, reason, state_since) = with_source(&status.contacts, PodState::of(&volumes, trouble.as_deref()));
+        let PodIdentity { namespace, name, uid } = &status.identity;
         PodStatus {
             namespace: Some(namespace.clone()),
             name: Some(name.clone()),
@@ -147,9 +147,9 @@ impl StatusStore {
             reason,
             state_since,
             supervisor: Some(ProcessStatus { pid: std::process::id(), version: Some(VERSION.to_owned()) }),
-            server: known.health.status(restarts),
+            server: status.health.status(restarts),
             volumes,
-            objects: known.contacts.all().into_iter().map(object).collect(),
+            objects: status.contacts.all().into_iter().map(object).collect(),
         }
     }
 
@@ -158,11 +158,11 @@ impl StatusStore {
     /// # Errors
     /// When there is no such volume, it is not mounted yet, or its requests do not reach podfs.
     pub(in crate::supervisor) fn watch(&self, name: &str) -> Result<VolumeObserver, WatchError> {
-        let known = self.known();
-        let Some(volume) = known.volumes.values().find(|volume| volume.name == name) else {
-            let names: Vec<_> = known.volumes.values().map(|volume| volume.name.as_str()).collect();
+        let status = self.stored();
+        let Some(volume) = status.volumes.values().find(|volume| volume.name == name) else {
+            let names: Vec<_> = status.volumes.values().map(|volume| volume.name.as_str()).collect();
             let names = if names.is_empty() { "no volumes".to_owned() } else { names.join(", ") };
-            return Err(WatchError::NoVolume { pod: known.identity.clone(), name: name.to_owned(), names });
+            return Err(WatchError::NoVolume { pod: status.identity.clone(), name: name.to_owned(), names });
         };
         match (&volume.watch, &volume.state) {
             (Some(watch), _) => Ok(watch.clone()),
@@ -192,7 +192,7 @@ impl StoredStatus {
         let tried = before.as_ref().is_some_and(|before| before.tried);
         let report = VolumeReport {
             name: volume.name.to_string(),
-            kind: volume.word().to_owned(),
+            kind: volume.field().to_owned(),
             path: mounted.path().map(ToOwned::to_owned),
             group: mounted.group(),
             is_read_only: mounted.is_read_only(),
@@ -287,7 +287,7 @@ fn object((object, contact): (String, Contact)) -> ObjectStatus {
         object,
         contact_age_seconds: contact.age().map(|age| age.as_secs()),
         resource_version: contact.version,
-        watch: contact.doing.to_owned(),
+        watch: contact.state.to_owned(),
         trouble: contact.trouble,
     }
 }
@@ -297,7 +297,7 @@ impl VolumeReport {
     fn waiting(volume: &Volume, pod: &PodIdentity) -> Self {
         Self {
             name: volume.name.to_string(),
-            kind: volume.word().to_owned(),
+            kind: volume.field().to_owned(),
             path: None,
             group: None,
             is_read_only: false,

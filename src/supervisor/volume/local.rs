@@ -79,7 +79,7 @@ pub(super) fn grow(setting: &VolumeContext, bound: &BoundVolume, pod: &PodView, 
     };
     let user = GlobalMountUser { uid: pod.identity.uid.as_str(), claim: &claim };
     // `enter` holds the lock of the mount: several pods may notice the growth at the same moment.
-    match mount.enter(user, |held| device::grow(&device, bound.capacity, held.place())) {
+    match mount.enter(user, |held| device::grow(&device, bound.capacity, held.mount_point())) {
         Ok(()) => growth.succeed(bound, true),
         Err(error) => {
             warn!("{error}; the volume keeps its size");

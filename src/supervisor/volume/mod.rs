@@ -141,7 +141,7 @@ pub enum RefreshOutcome {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PodEnd {
     /// A signal asked the supervisor to end: the pod has ended.
-    Clean,
+    Stopped,
     /// The supervisor ends with an error: the next podfs of the pod continues with the volumes' content.
     Failed,
 }
@@ -386,7 +386,7 @@ impl PodVolume {
             _ => None,
         };
         let at = |cause: LeftCause| LeftError::Volume { volume: name.to_string(), cause };
-        self.take_down(PodEnd::Clean).map_err(|error| at(error.into()))?;
+        self.take_down(PodEnd::Stopped).map_err(|error| at(error.into()))?;
         driver::undo(&setting, name.as_str(), path.as_deref())?;
         if let Some(home) = home.as_deref().filter(|home| home.exists()) {
             let undeleted = empty_dir::remove(home).map_err(|error| at(error.into()))?;

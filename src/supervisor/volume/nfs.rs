@@ -28,7 +28,7 @@ pub(super) fn backend(spec: &Volume, source: &Nfs, options: &NfsOptions) -> Resu
     let wish = spec.preferences.nfs_backend;
     let chosen = match options.choose_backend(wish, false) {
         Ok(backend) => Ok(backend),
-        Err(_) => options.choose_backend(wish, kernel_nfs::is_there()),
+        Err(_) => options.choose_backend(wish, kernel_nfs::is_available()),
     };
     chosen.map_err(|sentence| RefreshFailure::Manifests(format!("{}: {sentence}", source.address)))
 }

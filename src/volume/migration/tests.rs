@@ -4,8 +4,8 @@ use serde_json::json;
 
 use super::*;
 
-fn translated(word: &str, fields: Value, context: Context<'_>) -> Result<Csi, String> {
-    translate(word, &fields, context).expect(word).map_err(|error| error.to_string())
+fn translated(field: &str, fields: Value, context: Context<'_>) -> Result<Csi, String> {
+    translate(field, &fields, context).expect(field).map_err(|error| error.to_string())
 }
 
 /// Driver, handle and attributes.
@@ -57,8 +57,8 @@ fn cd_01_each_kind_that_moved_to_a_driver_is_translated_for_it() {
     let annotations = BTreeMap::from([(RESOURCE_GROUP.to_owned(), "group".to_owned())]);
     let context =
         Context { name: "pv-1", labels: Some(&labels), annotations: Some(&annotations), claim_namespace: Some("shop") };
-    for (word, fields, expected) in rows {
-        let (driver, handle, attributes) = short(&translated(word, fields, context).expect(word));
+    for (field, fields, expected) in rows {
+        let (driver, handle, attributes) = short(&translated(field, fields, context).expect(field));
         assert_eq!(format!("{driver} {handle} [{}]", attributes.join(",")), expected);
     }
 }
@@ -103,8 +103,8 @@ fn cd_01_an_untranslatable_volume_is_reported_without_its_values() {
         ("azureFile", json!({"shareName": "s", "secretName": ""}), "secretName: is required"),
         ("cinder", json!({"volumeID": {"hunter2": 1}}), "has a field of the wrong type"),
     ];
-    for (word, fields, expected) in rows {
-        let error = translated(word, fields, Context::default()).expect_err(word);
+    for (field, fields, expected) in rows {
+        let error = translated(field, fields, Context::default()).expect_err(field);
         assert!(error.starts_with(expected) && !error.contains("hunter"), "{error}");
     }
     assert!(translate("iscsi", &json!({}), Context::default()).is_none());

@@ -13,7 +13,7 @@ use crate::types::{InvalidField, required};
 pub use options::NfsOptions;
 
 pub(super) const KIND: VolumeType = VolumeType {
-    word: "nfs",
+    field: "nfs",
     directory: Some(Nfs::DIRECTORY),
     parse: |volume: &Volume, _| {
         volume.nfs.as_ref().map(|source| Nfs::parse(source).map(|nfs| VolumeSource::Nfs(nfs, Box::default())))

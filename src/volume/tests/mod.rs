@@ -37,10 +37,10 @@ fn fu_11_each_kind_goes_by_the_kubelets_names() {
         ("{name: v, downwardAPI: {}}", "downwardAPI", "kubernetes.io~downward-api", Medium::Memory),
         ("{name: v, projected: {}}", "projected", "kubernetes.io~projected", Medium::Memory),
     ];
-    for (yaml, word, directory, medium) in rows {
+    for (yaml, field, directory, medium) in rows {
         let volume = parse(yaml).expect(yaml);
-        assert_eq!((volume.kind.word, volume.kind.directory), (word, Some(directory)));
-        assert_eq!(projection(yaml).medium, medium, "CM-11 SE-02 {word}");
+        assert_eq!((volume.kind.field, volume.kind.directory), (field, Some(directory)));
+        assert_eq!(projection(yaml).medium, medium, "CM-11 SE-02 {field}");
     }
 }
 
@@ -48,7 +48,7 @@ fn fu_11_each_kind_goes_by_the_kubelets_names() {
 fn a_kind_that_podfs_does_not_serve_is_kept_by_its_name_and_a_misspelled_one_is_refused() {
     let supported = "supported are configMap, secret, downwardAPI, projected, hostPath, emptyDir, nfs, \
                      persistentVolumeClaim, ephemeral, flexVolume, csi";
-    for (yaml, word, instead) in [
+    for (yaml, field, instead) in [
         (
             "{name: data, iscsi: {targetPortal: files, iqn: i, lun: 0}}",
             "iscsi",
@@ -72,8 +72,8 @@ fn a_kind_that_podfs_does_not_serve_is_kept_by_its_name_and_a_misspelled_one_is_
         ),
     ] {
         let volume = parse(yaml).expect(yaml);
-        assert_eq!(volume.word(), word);
-        let expected = format!("{word} volumes are not supported by this version; {instead}");
+        assert_eq!(volume.field(), field);
+        let expected = format!("{field} volumes are not supported by this version; {instead}");
         assert_eq!(volume.unsupported_reason(), Some(expected));
     }
     assert_eq!(

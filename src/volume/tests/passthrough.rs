@@ -33,7 +33,7 @@ fn fu_11_passthrough_volumes_have_the_kubelets_directory_names() {
     ];
     for (yaml, word, directory) in rows {
         let volume = parse(&format!("{{name: v, {yaml}}}")).expect(yaml);
-        assert_eq!((volume.kind.word, volume.kind.directory), (word, directory));
+        assert_eq!((volume.kind.field, volume.kind.directory), (word, directory));
     }
 }
 

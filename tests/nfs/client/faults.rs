@@ -354,7 +354,7 @@ fn create_twice(server: &Ganesha, name: &str, same_port: bool) -> Result<(), Err
             server.inherit_ports(&ports);
         }
         let export = Export::new(server, root, limits, Policy::default(), 1);
-        let again = CallOptions { again: xid, ..as_root() };
+        let again = CallOptions { earlier_xid: xid, ..as_root() };
         let outcome = export.mkdir(again, &root, name.as_bytes(), &AttributeChanges::default()).await;
         assert_eq!(export.server().local_ports() == ports, same_port);
         outcome.map(|_| ())

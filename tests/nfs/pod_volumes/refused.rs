@@ -63,7 +63,7 @@ fn a_host_that_has_no_address_is_named() {
 
 #[test]
 fn options_of_the_kernels_client_are_refused_where_the_kernel_has_none() {
-    if kernel_nfs::is_there() {
+    if kernel_nfs::is_available() {
         // tests/guest/kernel_nfs tests a kernel with the client.
         return;
     }
@@ -113,7 +113,8 @@ fn the_process_that_mounts_answers_with_a_sentence_and_ends() {
         };
         assert!(error_for("nowhere.invalid").starts_with("nowhere.invalid: its address cannot be found: "));
         let error = error_for("127.0.0.1");
-        let expected = if kernel_nfs::is_there() { "NFS server 127.0.0.1 " } else { "this kernel has no NFS client" };
+        let expected =
+            if kernel_nfs::is_available() { "NFS server 127.0.0.1 " } else { "this kernel has no NFS client" };
         assert!(error.starts_with(expected), "{error}");
         assert_eq!(mount_with(program, ""), b"", "an empty request gets no answer");
     }

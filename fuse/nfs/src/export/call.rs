@@ -20,13 +20,13 @@ pub struct CallOptions<'a> {
     /// Called with the xid before the call is sent, each time that the call gets another xid.
     pub announce: Option<&'a dyn Fn(u32)>,
     /// The xid with which the process before this may have sent the call.
-    pub again: Option<u32>,
+    pub earlier_xid: Option<u32>,
 }
 
 impl<'a> CallOptions<'a> {
     /// Options with this credential, and otherwise with the mount's options.
     pub fn new(credential: &'a Credential) -> Self {
-        Self { credential, policy: None, announce: None, again: None }
+        Self { credential, policy: None, announce: None, earlier_xid: None }
     }
 }
 
@@ -50,10 +50,10 @@ impl<A: Fn(&mut XdrWriter)> RepeatableCall<'_, A> {
         results: impl FnOnce(&mut XdrReader<'_>, &Reply) -> Result<T, Malformed>,
     ) -> Result<T, Error> {
         let policy = self.options.policy.unwrap_or(policy);
-        let mut again = self.options.again;
+        let mut earlier_xid = self.options.earlier_xid;
         let mut delay: Option<(Instant, Backoff)> = None;
         loop {
-            let reply = self.send(connection, policy, again.take()).await?;
+            let reply = self.send(connection, policy, earlier_xid.take()).await?;
             let mut reader = reply.reader();
             match NfsStatus(reader.u32().map_err(RpcError::from)?) {
                 NfsStatus::OK => return Ok(results(&mut reader, &reply).map_err(RpcError::from)?),
@@ -81,16 +81,16 @@ impl<A: Fn(&mut XdrWriter)> RepeatableCall<'_, A> {
         &self,
         connection: &RpcConnection,
         policy: Policy,
-        again: Option<u32>,
+        earlier_xid: Option<u32>,
     ) -> Result<Reply, RpcError> {
         // It hardly ever happens that another call in flight has the xid of the process before this one.
-        let xid = again.filter(|xid| !connection.is_in_use(*xid)).unwrap_or_else(|| connection.next_xid());
+        let xid = earlier_xid.filter(|xid| !connection.is_in_use(*xid)).unwrap_or_else(|| connection.next_xid());
         if let Some(announce) = self.options.announce {
             announce(xid);
         }
         let procedure = Procedure { program: v3::PROGRAM, version: v3::VERSION, number: self.number as u32 };
         let payload = self.payload.cloned();
         let message = RpcCall::call_with(xid, procedure, self.options.credential, &self.arguments, payload);
-        connection.call(xid, message, policy, again.is_some()).await
+        connection.call(xid, message, policy, earlier_xid.is_some()).await
     }
 }

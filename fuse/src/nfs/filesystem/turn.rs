@@ -86,8 +86,7 @@ impl NfsRequest {
             all.len() - 1
         };
         let announce = |xid| self.calls.borrow()[index].announce(xid);
-        let mut options =
-            CallOptions { credential: &credential, policy: None, announce: Some(&announce), again: earlier_xid };
+        let mut options = CallOptions { credential: &credential, policy: None, announce: Some(&announce), earlier_xid };
         let mut doubtful = earlier_xid.is_some();
         let mut outcome = make(options).await;
         for _ in 0..TWINS {
@@ -97,7 +96,7 @@ impl NfsRequest {
             }
             // The server may be executing the call twice at the same time, for two connections. After that, its answer differs.
             sleep(PAUSE).await;
-            options.again = None;
+            options.earlier_xid = None;
             outcome = make(options).await;
         }
         Ok(NonIdempotentOutcome { outcome, doubtful, at })

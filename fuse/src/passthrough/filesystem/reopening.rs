@@ -53,7 +53,7 @@ impl PassthroughFilesystem {
 
     /// As [`Self::restore_locks`]. Opens the descriptions without the lock on the node's open files, for which requests may wait.
     fn restore_locks_of(&self, open: &OpenFile) {
-        let owners = open.node.open().as_ref().map_or(0, |shared| shared.locks.to_be_restored());
+        let owners = open.node.open().as_ref().map_or(0, |shared| shared.locks.missing_descriptions());
         let descriptions = (0..owners).map(|_| for_locking(&*open.file()?));
         let mut descriptions: Vec<_> = descriptions.collect();
         if let Some(shared) = &mut *open.node.open() {
@@ -64,7 +64,7 @@ impl PassthroughFilesystem {
 
     /// Takes the locks again that were on descriptions which no process has any more.
     pub(super) fn restore_locks(&self, shared: &mut OpenNode) {
-        if shared.locks.to_be_restored() > 0 {
+        if shared.locks.missing_descriptions() > 0 {
             let file = shared.file();
             self.warn_of_lost_locks(shared.restore_locks(|| for_locking(&*file.clone()?)));
         }

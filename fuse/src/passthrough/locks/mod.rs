@@ -60,7 +60,7 @@ pub use waits::{LockWaits, catch_wake_signal};
 pub struct NodeLocks {
     by_owner: HashMap<LockOwner, OwnerLocks>,
     /// Some owner's description must be reopened.
-    to_be_restored: bool,
+    must_restore: bool,
 }
 
 /// The locks of one owner.
@@ -153,7 +153,7 @@ impl NodeLocks {
             Entry::Occupied(locks) => locks.into_mut(),
             Entry::Vacant(place) => {
                 let (description, taken) = descriptor();
-                self.to_be_restored |= description.is_none();
+                self.must_restore |= description.is_none();
                 let description =
                     description.map_or(OpenDescription::Gone, |open| OpenDescription::Open(Arc::new(open)));
                 place.insert(OwnerLocks {
@@ -177,21 +177,21 @@ impl NodeLocks {
         let Some(locks) = self.by_owner.get_mut(&LockOwner(record.owner.load(Relaxed))) else { return false };
         locks.locked.inherit(record);
         // The next `restore` then reports the owner's open files, on which calls fail.
-        self.to_be_restored |= locks.locked.is_lost();
+        self.must_restore |= locks.locked.is_lost();
         true
     }
 
     /// Returns the number of owners whose description no process has any more.
-    pub fn to_be_restored(&self) -> usize {
+    pub fn missing_descriptions(&self) -> usize {
         let gone = |locks: &&OwnerLocks| matches!(locks.description, OpenDescription::Gone);
-        if self.to_be_restored { self.by_owner.values().filter(gone).count() } else { 0 }
+        if self.must_restore { self.by_owner.values().filter(gone).count() } else { 0 }
     }
 
     /// Takes the locks again that were on descriptions which no process has any more; `open` makes new descriptions. Returns the
     /// open files whose locks are lost.
     pub fn restore(&mut self, mut open: impl FnMut() -> Result<OwnedFd, Errno>) -> Vec<HandleId> {
         let mut lost = Vec::new();
-        if !std::mem::take(&mut self.to_be_restored) {
+        if !std::mem::take(&mut self.must_restore) {
             return lost;
         }
         for locks in self.by_owner.values_mut() {
@@ -203,7 +203,7 @@ impl NodeLocks {
                         locks.description = OpenDescription::Open(Arc::new(open));
                     }
                     // The owner holds no lock, or a later attempt may succeed.
-                    Err(errno) if locks.locked.is_empty() || is_temporary(errno) => self.to_be_restored = true,
+                    Err(errno) if locks.locked.is_empty() || is_temporary(errno) => self.must_restore = true,
                     Err(_) => locks.locked.lose(),
                 }
             }

@@ -106,7 +106,7 @@ async fn a_slow_renewal_delays_no_request_whose_credentials_are_good() {
     program.wait_runs(2).await;
     let connection = within(client.connection()).await;
     assert_eq!(token_of(&connection), "t1");
-    client.broke();
+    client.note_broken_connection();
     assert_eq!(within(token(&client)).await, "t1");
     program.unset("slow");
     within(async {

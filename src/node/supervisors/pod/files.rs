@@ -19,7 +19,7 @@ impl PodTask {
         }
         let (checkpoints, uid, directory) = (self.shared.checkpoints.clone(), self.uid.clone(), self.directory.clone());
         let (is_written, is_unreachable) =
-            blocking(move || (checkpoints.is_there(&uid), control::misses_files(&directory))).await;
+            blocking(move || (checkpoints.has_files(&uid), control::misses_files(&directory))).await;
         if !is_written {
             self.written = None;
             if let Err(reason) = self.write_checkpoint().await {

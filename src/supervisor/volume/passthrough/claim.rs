@@ -147,7 +147,7 @@ impl PassthroughSource for ClaimSource {
     fn take_down(self: Box<Self>, volume: &PassthroughParts, name: &str, end: PodEnd) {
         let released = volume.path.as_deref().map_or(Ok(()), |path| local::leave(&volume.setting, path));
         released.unwrap_or_else(|error| warn!("volume {name:?}: {error}"));
-        if self.device.is_some() && end == PodEnd::Clean {
+        if self.device.is_some() && end == PodEnd::Stopped {
             host_path::forget_disk(&volume.setting, name);
         }
     }

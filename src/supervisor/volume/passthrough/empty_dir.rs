@@ -75,7 +75,8 @@ impl PassthroughSource for EmptyDirSource {
     fn take_down(self: Box<Self>, volume: &PassthroughParts, name: &str, end: PodEnd) {
         let setting = &volume.setting;
         // Without a pod (`podfs mount`), no later podfs would find the content again.
-        let must_delete = end == PodEnd::Clean && !setting.keep_empty_dirs || matches!(setting.site, Site::Exactly(_));
+        let must_delete =
+            end == PodEnd::Stopped && !setting.keep_empty_dirs || matches!(setting.site, Site::Exactly(_));
         if let Some(content) = self.content.filter(|_| must_delete) {
             match content.delete() {
                 Ok(undeleted) if undeleted.is_empty() => {}

@@ -36,7 +36,7 @@ impl PassthroughSource for HostPathSource {
     }
 
     fn take_down(self: Box<Self>, volume: &PassthroughParts, name: &str, end: PodEnd) {
-        if self.device.is_some() && end == PodEnd::Clean {
+        if self.device.is_some() && end == PodEnd::Stopped {
             forget_disk(&volume.setting, name);
         }
     }

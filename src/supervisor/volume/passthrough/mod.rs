@@ -284,7 +284,7 @@ impl Mounter for PassthroughVolume {
         let unmounted = mounted.or(outdated).map_or(Ok(()), |mounted| {
             let is_remote = mounted.served.as_ref().is_some_and(MountedVolume::is_remote);
             // The unmount may wait for an NFS server that cannot be reached. After the pod's end, no supervisor tries it again.
-            match is_remote && end == PodEnd::Clean {
+            match is_remote && end == PodEnd::Stopped {
                 true => mounted.visible.unmount_and_abort(),
                 false => mounted.visible.unmount(),
             }
