@@ -55,13 +55,13 @@ fn kinds_of_volumes_and_their_directories_are_those_of_the_source() {
     let files = sources(&Path::new(env!("CARGO_MANIFEST_DIR")).join("src/volume"));
     let source: String = files.into_iter().map(|path| fs::read_to_string(path).expect("a source")).collect();
     let page = &hand_written()["podfs-pod.5"];
-    let words: Vec<_> = between(&source, "    word: \"", &['"']).collect();
-    assert!(words.len() >= 8, "{words:?}");
+    let fields: Vec<_> = between(&source, "    field: \"", &['"']).collect();
+    assert!(fields.len() >= 8, "{fields:?}");
     let kinds = page.split(".Sh KINDS").nth(1).expect("a section");
-    for word in words {
+    for field in fields {
         let is_term =
-            |line: &str| line.strip_prefix(".It ").is_some_and(|terms| terms.split([' ', ',']).any(|t| t == word));
-        assert!(kinds.lines().any(is_term), "podfs-pod(5) does not describe {word}");
+            |line: &str| line.strip_prefix(".It ").is_some_and(|terms| terms.split([' ', ',']).any(|t| t == field));
+        assert!(kinds.lines().any(is_term), "podfs-pod(5) does not describe {field}");
     }
     for directory in between(&source, "\"kubernetes.io~", &['"']) {
         assert!(page.contains(&format!("kubernetes.io~{directory}\n")), "podfs-pod(5) does not have {directory}");
