@@ -159,7 +159,7 @@ impl<'a> Cleanup<'a> {
                     PodLockError::Taken { pid, .. } => format!("podfs (pid {pid}) has the pod"),
                     other => other.to_string(),
                 };
-                self.leave(directory, &reason);
+                self.report_left(directory, &reason);
                 return false;
             }
         };
@@ -167,13 +167,13 @@ impl<'a> Cleanup<'a> {
             if self.retired.is_none() && !is_unmounted(&record) {
                 self.kept.extend(record.mounts);
                 claim.leave_record();
-                self.leave(directory, "the pod is still served; podfs run of the pod takes it over");
+                self.report_left(directory, "the pod is still served; podfs run of the pod takes it over");
                 return false;
             }
             self.end(directory, peer(&server));
         }
         let outside: Vec<_> = bounds.apply(&mut record).into_iter().filter(|path| path_exists(path)).collect();
-        outside.iter().for_each(|path| self.leave(path, &format!("it {OUTSIDE}")));
+        outside.iter().for_each(|path| self.report_left(path, &format!("it {OUTSIDE}")));
         if let (Some(cgroup), false) = (&record.cgroup, self.dry_run) {
             // The cgroup is empty, because the server has ended.
             match &self.retired {
@@ -280,7 +280,7 @@ impl<'a> Cleanup<'a> {
             reason.or_else(|| if self.dry_run { None } else { detach(path).err().map(|error| error.to_string()) });
         match &reason {
             None => (self.report)(&CleanupStep::Unmounted(path.clone())),
-            Some(reason) => self.leave(path, reason),
+            Some(reason) => self.report_left(path, reason),
         }
         reason.is_none()
     }
@@ -298,7 +298,7 @@ impl<'a> Cleanup<'a> {
     }
 
     fn report_devices(&mut self, left: Vec<(PathBuf, HostError)>) -> bool {
-        left.iter().for_each(|(place, error)| self.leave(place, &error.to_string()));
+        left.iter().for_each(|(place, error)| self.report_left(place, &error.to_string()));
         left.is_empty()
     }
 
@@ -321,7 +321,7 @@ impl<'a> Cleanup<'a> {
                 gone.push(made.clone());
                 (self.report)(&CleanupStep::Removed(made.clone()));
             } else if made == directory {
-                self.leave(made, "it holds files that are not podfs'");
+                self.report_left(made, "it holds files that are not podfs'");
             }
         }
     }
@@ -333,7 +333,7 @@ impl<'a> Cleanup<'a> {
             match if self.dry_run { Ok(()) } else { driver::undo(&home) } {
                 Ok(()) => (self.report)(&CleanupStep::Removed(home.path().to_owned())),
                 Err(error) => {
-                    self.leave(home.path(), &error.to_string());
+                    self.report_left(home.path(), &error.to_string());
                     all = false;
                 }
             }
@@ -349,11 +349,11 @@ impl<'a> Cleanup<'a> {
             match empty_dir::remove(&home) {
                 Ok(left) if left.is_empty() => (self.report)(&CleanupStep::Removed(home)),
                 Ok(left) => {
-                    self.leave(&home, &left.to_string());
+                    self.report_left(&home, &left.to_string());
                     all = false;
                 }
                 Err(error) => {
-                    self.leave(&home, &error.to_string());
+                    self.report_left(&home, &error.to_string());
                     all = false;
                 }
             }
@@ -378,10 +378,13 @@ impl<'a> Cleanup<'a> {
             match (server_state(path), is_below) {
                 (ServerState::Dead, true) => all &= self.unmount(mounted, &table),
                 (ServerState::Dead, false) => {
-                    self.leave(path, &format!("no process answers for it; umount -l {} removes it", in_shell(path)));
+                    self.report_left(
+                        path,
+                        &format!("no process answers for it; umount -l {} removes it", in_shell(path)),
+                    );
                 }
                 (_, true) if self.retired.is_some() => {
-                    self.leave(
+                    self.report_left(
                         path,
                         "a server answers for it, and podfs does not know its supervisor; end that server",
                     );
@@ -402,17 +405,17 @@ impl<'a> Cleanup<'a> {
                 true
             }
             RemovalOutcome::InUse(reason) => {
-                self.leave(path, &reason);
+                self.report_left(path, &reason);
                 true
             }
             RemovalOutcome::Kept(reason) => {
-                self.leave(path, &reason);
+                self.report_left(path, &reason);
                 false
             }
         }
     }
 
-    fn leave(&mut self, path: &Path, reason: &str) {
+    fn report_left(&mut self, path: &Path, reason: &str) {
         (self.report)(&CleanupStep::Left(path.to_owned(), reason.to_owned()));
     }
 }

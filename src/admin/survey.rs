@@ -42,18 +42,22 @@ pub fn pods(run_directory: &Path) -> io::Result<Vec<PathBuf>> {
 
 /// The status of the pods of these directories, in their order, without those that have ended meanwhile.
 pub fn statuses_of(pods: &[PathBuf]) -> Vec<PodStatus> {
-    each(pods, status_of, silent)
+    look_at_each(pods, status_of, silent)
 }
 
 /// The metrics of the pods of these directories, in their order, without those that have ended meanwhile. If a supervisor does
 /// not send metrics, its entry is the status of the pod.
 pub fn metrics_of(pods: &[PathBuf]) -> Vec<Result<PodReading, Box<PodStatus>>> {
-    each(pods, reading_of, |directory, limit| Err(Box::new(silent(directory, limit))))
+    look_at_each(pods, reading_of, |directory, limit| Err(Box::new(silent(directory, limit))))
 }
 
 /// Calls `look` for each pod, on at most [`MOST_THREADS`] threads. If it takes too long, `silent` makes the result, with the time
 /// that it took.
-fn each<T: Send + 'static>(pods: &[PathBuf], look: fn(&Path) -> Option<T>, silent: fn(&Path, Duration) -> T) -> Vec<T> {
+fn look_at_each<T: Send + 'static>(
+    pods: &[PathBuf],
+    look: fn(&Path) -> Option<T>,
+    silent: fn(&Path, Duration) -> T,
+) -> Vec<T> {
     let (sender, results) = channel();
     let (all_pods, next): (Arc<[PathBuf]>, _) = (pods.into(), Arc::new(AtomicUsize::new(0)));
     for _ in 0..pods.len().min(MOST_THREADS) {
@@ -218,7 +222,7 @@ mod tests {
             THREADS.lock().expect("no panic").insert(format!("{:?}", thread::current().id()));
             (!directory.ends_with("7")).then(|| directory.to_owned())
         };
-        let looked = each(&pods, look, |_, _| panic!("none takes long"));
+        let looked = look_at_each(&pods, look, |_, _| panic!("none takes long"));
         let expected: Vec<_> = pods.iter().filter(|pod| !pod.ends_with("7")).cloned().collect();
         assert_eq!(looked, expected);
         assert!(THREADS.lock().expect("no panic").len() <= MOST_THREADS);

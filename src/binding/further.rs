@@ -17,7 +17,12 @@ pub struct ExtraReferences {
 }
 
 /// The objects that these volumes of the pod refer to through `objects`.
-pub fn further(volumes: &[Volume], pod: &PodIdentity, facts: &PodFacts, objects: &Objects) -> ExtraReferences {
+pub fn further_references(
+    volumes: &[Volume],
+    pod: &PodIdentity,
+    facts: &PodFacts,
+    objects: &Objects,
+) -> ExtraReferences {
     let mut further = ExtraReferences::default();
     for volume in volumes {
         match &volume.source {

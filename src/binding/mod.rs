@@ -11,7 +11,7 @@ mod further;
 use std::borrow::Cow;
 use std::path::{Component, Path};
 
-pub use further::{ExtraReferences, further};
+pub use further::{ExtraReferences, further_references};
 
 use crate::manifest::objects::{
     ClaimKey, Controller, ObjectKind, Objects, PersistentSource, PersistentVolume, PersistentVolumeClaim, VolumeMode,

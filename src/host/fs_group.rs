@@ -33,7 +33,7 @@ const NAMED: u64 = 5;
 ///
 /// # Errors
 /// When a directory cannot be read.
-pub fn give(source: &HostSource, group: u32, policy: FsGroupPolicy, volume: &str) -> Result<(), HostError> {
+pub fn give_to_group(source: &HostSource, group: u32, policy: FsGroupPolicy, volume: &str) -> Result<(), HostError> {
     let failed = |cause: io::Error| HostError::failed(format!("cannot give the volume to group {group}"), cause);
     let root = fstat(source).map_err(|errno| failed(errno.into()))?;
     if source.kind() == FileKind::Directory {
@@ -187,7 +187,7 @@ mod tests {
     }
 
     fn give_tree(path: &Path, policy: FsGroupPolicy) {
-        give(&HostSource::open(path).expect("a source"), GROUP, policy, "data").expect("given");
+        give_to_group(&HostSource::open(path).expect("a source"), GROUP, policy, "data").expect("given");
     }
 
     #[test]

@@ -85,7 +85,7 @@ pub fn mount(
 ///
 /// # Errors
 /// When the file system cannot be unmounted.
-pub fn leave(root: &Path, name: &str, uid: &str) -> Result<(), HostError> {
+pub fn end_use(root: &Path, name: &str, uid: &str) -> Result<(), HostError> {
     let mount = global_mount(root, name);
     if !mount.has_user(uid) {
         return Ok(());
@@ -95,7 +95,7 @@ pub fn leave(root: &Path, name: &str, uid: &str) -> Result<(), HostError> {
 
 /// Ends the use of all PersistentVolumes by a pod that has ended. Returns the mount points that stay, each with the error.
 pub fn leave_all(root: &Path, uid: &str) -> Vec<(PathBuf, HostError)> {
-    each(root, |mount| {
+    for_each_mount(root, |mount| {
         if mount.has_user(uid) {
             mount.leave(uid, |held| device::unmount(held, root))
         } else if mount.has_no_user() {
@@ -109,11 +109,11 @@ pub fn leave_all(root: &Path, uid: &str) -> Vec<(PathBuf, HostError)> {
 
 /// Unmounts the file systems that no pod uses any more. Returns the mount points that stay, each with the error.
 pub fn sweep(root: &Path) -> Vec<(PathBuf, HostError)> {
-    each(root, |mount| mount.sweep(|held| device::unmount(held, root)))
+    for_each_mount(root, |mount| mount.sweep(|held| device::unmount(held, root)))
 }
 
 /// Does a step for each recorded mount. Returns the mount points for which the step failed, each with the error.
-fn each(root: &Path, step: impl Fn(&GlobalMount) -> Result<(), HostError>) -> Vec<(PathBuf, HostError)> {
+fn for_each_mount(root: &Path, step: impl Fn(&GlobalMount) -> Result<(), HostError>) -> Vec<(PathBuf, HostError)> {
     let mounts = GlobalMount::names(root, PLUGIN, None).into_iter().map(|name| global_mount(root, &name));
     let failures = mounts.filter_map(|mount| Some((mount.mount_point().to_owned(), step(&mount).err()?))).collect();
     // A process that was killed may have left this directory empty.

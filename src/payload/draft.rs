@@ -25,7 +25,7 @@ pub(super) struct FileOrigin<'a> {
 
 impl<'a> Draft<'a> {
     /// Adds a file. It replaces an earlier file at the same path, as in the kubelet.
-    pub(super) fn put(&mut self, path: PayloadPath, file: PayloadFile<'a>, origin: FileOrigin<'a>) {
+    pub(super) fn add_file(&mut self, path: PayloadPath, file: PayloadFile<'a>, origin: FileOrigin<'a>) {
         if let Some((_, replaced)) = self.files.get(&path) {
             let (hidden, shown) = (replaced.to_string(), origin.to_string());
             self.warnings.push(Warning { path: path.clone(), hidden, shown });

@@ -134,7 +134,7 @@ impl<'a> Assembly<'a> {
                 for file in files {
                     let origin = FileOrigin { source, key: Some(file.key) };
                     let content = self.file(source, Cow::Borrowed(file.content), file.mode, file.user);
-                    self.draft.put(file.path, content, origin);
+                    self.draft.add_file(file.path, content, origin);
                 }
             }
             Err(problems) => self.draft.fail(problems),
@@ -149,7 +149,7 @@ impl<'a> Assembly<'a> {
         match downward::content(&file.value, identity, facts, self.pod.allocatable()) {
             Ok(content) => {
                 let content = self.file(source, content, file.mode, file.user);
-                self.draft.put(file.path.clone(), content, FileOrigin { source, key: None });
+                self.draft.add_file(file.path.clone(), content, FileOrigin { source, key: None });
             }
             Err(error) => self.draft.fail([Problem::Container(error)]),
         }
@@ -188,7 +188,7 @@ impl<'a> Assembly<'a> {
                 let user = user.or(self.projection.default_user);
                 let (mode, uid) = self.ownership.credential(self.projection.default_mode, user);
                 let is_secret = source.is_secret();
-                self.draft.put(
+                self.draft.add_file(
                     path.clone(),
                     PayloadFile { content, mode, uid, is_secret },
                     FileOrigin { source, key: None },

@@ -173,7 +173,7 @@ impl<'a> Rendering<'a> {
                 (_, SubPath::Expression(text)) => {
                     RenderedContent::OfNode(format!("subPathExpr {text}, which depends on the container's environment"))
                 }
-                (RenderedContent::Entries(entries), SubPath::At(sub)) => part(entries, sub),
+                (RenderedContent::Entries(entries), SubPath::At(sub)) => content_at(entries, sub),
             };
             rendering.add(volume, path, content);
         }
@@ -268,25 +268,25 @@ fn entries<'a>(
     warnings.extend(assembled.warnings.iter().map(ToString::to_string));
     let payload = assembled.payload;
     let mut layout = EntryCollector { gid: payload.gid, entries: BTreeMap::new() };
-    layout.put("", Ownership::of(&pod.facts).root_mode(projection.medium), 0, EntryKind::Directory);
+    layout.add_entry("", Ownership::of(&pod.facts).root_mode(projection.medium), 0, EntryKind::Directory);
     let hidden: BTreeSet<&str> = volume.nested.iter().map(PayloadPath::top_level).collect();
     for path in &volume.nested {
         for directory in path.ancestors().chain([path.as_str()]) {
-            layout.put(directory, NESTED, 0, EntryKind::Directory);
+            layout.add_entry(directory, NESTED, 0, EntryKind::Directory);
         }
     }
-    layout.put(DATA, LINK, 0, EntryKind::Link(GENERATION.to_owned()));
-    layout.put(GENERATION, payload.directory_mode, 0, EntryKind::Directory);
+    layout.add_entry(DATA, LINK, 0, EntryKind::Link(GENERATION.to_owned()));
+    layout.add_entry(GENERATION, payload.directory_mode, 0, EntryKind::Directory);
     for (name, uid) in payload.top_level().into_iter().filter(|(name, _)| !hidden.contains(name)) {
-        layout.put(name, LINK, uid, EntryKind::Link(format!("{DATA}/{name}")));
+        layout.add_entry(name, LINK, uid, EntryKind::Link(format!("{DATA}/{name}")));
     }
     for (path, file) in payload.files {
         for directory in path.ancestors() {
             let directory = format!("{GENERATION}/{directory}");
-            layout.put(&directory, payload.directory_mode, 0, EntryKind::Directory);
+            layout.add_entry(&directory, payload.directory_mode, 0, EntryKind::Directory);
         }
         let PayloadFile { content, mode, uid, is_secret } = file;
-        layout.put(&format!("{GENERATION}/{path}"), mode, uid, EntryKind::File { content, is_secret });
+        layout.add_entry(&format!("{GENERATION}/{path}"), mode, uid, EntryKind::File { content, is_secret });
     }
     Ok(layout.finish())
 }
@@ -301,7 +301,7 @@ struct EntryCollector<'a> {
 }
 
 impl<'a> EntryCollector<'a> {
-    fn put(&mut self, path: &str, mode: u16, uid: u32, kind: EntryKind<'a>) {
+    fn add_entry(&mut self, path: &str, mode: u16, uid: u32, kind: EntryKind<'a>) {
         let entry = RenderedEntry { path: path.to_owned(), mode, uid, gid: self.gid, kind };
         self.entries.insert(path.to_owned(), entry);
     }
@@ -320,7 +320,7 @@ fn names(path: &str) -> impl Iterator<Item = &str> {
 }
 
 /// The content at a path of a volume, with the path as its root. Links of the volume are resolved.
-fn part<'a>(entries: Vec<RenderedEntry<'a>>, sub_path: &str) -> RenderedContent<'a> {
+fn content_at<'a>(entries: Vec<RenderedEntry<'a>>, sub_path: &str) -> RenderedContent<'a> {
     let below: Vec<&str> = names(sub_path).filter(|name| *name != ".").collect();
     let below: &[&str] = match below.as_slice() {
         [DATA | GENERATION, rest @ ..] => rest,

@@ -83,13 +83,13 @@ impl Csi {
     pub fn parse_persistent(source: &CSIPersistentVolumeSource) -> Result<Csi, InvalidField> {
         let secret = |reference: &Option<k8s_openapi::api::core::v1::SecretReference>| {
             let reference = reference.as_ref()?;
-            let name = given(&reference.name)?;
-            Some(SecretReference { namespace: given(&reference.namespace), name })
+            let name = non_empty(&reference.name)?;
+            Some(SecretReference { namespace: non_empty(&reference.namespace), name })
         };
         Ok(Csi {
             driver: driver(&source.driver)?,
             handle: Some(required("volumeHandle", Some(&source.volume_handle))?.to_owned()),
-            fs_type: given(&source.fs_type),
+            fs_type: non_empty(&source.fs_type),
             read_only: source.read_only.unwrap_or(false),
             attributes: source.volume_attributes.clone().unwrap_or_default(),
             stage_secret: secret(&source.node_stage_secret_ref),
@@ -105,7 +105,7 @@ impl Csi {
         };
         Ok(Csi {
             driver: driver(&source.driver)?,
-            fs_type: given(&source.fs_type),
+            fs_type: non_empty(&source.fs_type),
             read_only: source.read_only.unwrap_or(false),
             attributes: source.volume_attributes.clone().unwrap_or_default(),
             publish_secret: source.node_publish_secret_ref.as_ref().and_then(secret),
@@ -121,7 +121,7 @@ pub fn sha256(texts: &[&str]) -> String {
 }
 
 /// The text, if it is not empty.
-pub(super) fn given(text: &Option<String>) -> Option<String> {
+pub(super) fn non_empty(text: &Option<String>) -> Option<String> {
     text.clone().filter(|text| !text.is_empty())
 }
 

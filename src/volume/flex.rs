@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use k8s_openapi::api::core::v1::{FlexPersistentVolumeSource, FlexVolumeSource, Volume};
 
-use super::csi::{SecretReference, given};
+use super::csi::{SecretReference, non_empty};
 use super::{VolumeSource, VolumeType};
 use crate::types::{InvalidField, required};
 
@@ -44,11 +44,11 @@ impl Flex {
     /// A name that no driver can have.
     pub fn parse_persistent(source: &FlexPersistentVolumeSource) -> Result<Flex, InvalidField> {
         let secret = source.secret_ref.as_ref().and_then(|reference| {
-            Some(SecretReference { namespace: given(&reference.namespace), name: given(&reference.name)? })
+            Some(SecretReference { namespace: non_empty(&reference.namespace), name: non_empty(&reference.name)? })
         });
         Ok(Flex {
             driver: driver(&source.driver)?,
-            fs_type: given(&source.fs_type),
+            fs_type: non_empty(&source.fs_type),
             read_only: source.read_only.unwrap_or(false),
             options: source.options.clone().unwrap_or_default(),
             secret,
@@ -59,7 +59,7 @@ impl Flex {
         let name = source.secret_ref.as_ref().map(|reference| reference.name.clone()).filter(|name| !name.is_empty());
         Ok(Flex {
             driver: driver(&source.driver)?,
-            fs_type: given(&source.fs_type),
+            fs_type: non_empty(&source.fs_type),
             read_only: source.read_only.unwrap_or(false),
             options: source.options.clone().unwrap_or_default(),
             secret: name.map(|name| SecretReference { namespace: None, name }),

@@ -10,7 +10,7 @@ use k8s_openapi::api::core::v1 as core;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
-use super::csi::{Csi, SecretReference, given};
+use super::csi::{Csi, SecretReference, non_empty};
 use super::{VolumeSource, VolumeType};
 use crate::types::{InvalidField, required};
 
@@ -148,7 +148,7 @@ fn disk(driver: &str, handle: String, fs_type: &Option<String>, read_only: Optio
     Csi {
         driver: driver.to_owned(),
         handle: Some(handle),
-        fs_type: given(fs_type),
+        fs_type: non_empty(fs_type),
         read_only: read_only.unwrap_or(false),
         ..Csi::default()
     }
@@ -175,7 +175,7 @@ fn aws_elastic_block_store(source: &core::AWSElasticBlockStoreVolumeSource) -> R
 fn azure_disk(source: &core::AzureDiskVolumeSource) -> Result<Csi, InvalidField> {
     let handle = required("diskURI", Some(&source.disk_uri))?;
     let mut attributes = attributes([("kind", source.kind.clone().unwrap_or_else(|| "Managed".to_owned()))]);
-    attributes.extend(given(&source.caching_mode).map(|mode| ("cachingMode".to_owned(), mode)));
+    attributes.extend(non_empty(&source.caching_mode).map(|mode| ("cachingMode".to_owned(), mode)));
     attributes.extend(source.fs_type.clone().map(|fs_type| ("fsType".to_owned(), fs_type)));
     Ok(Csi { attributes, ..disk("disk.csi.azure.com", handle.to_owned(), &source.fs_type, source.read_only) })
 }
@@ -186,7 +186,7 @@ fn azure_file(source: &core::AzureFilePersistentVolumeSource, context: Context<'
     let account = secret.split_once("azure-storage-account-").and_then(|(_, rest)| rest.rsplit_once("-secret"));
     let account = account.map_or(secret, |(account, _)| account);
     let group = context.annotations.and_then(|annotations| annotations.get(RESOURCE_GROUP)).map_or("", String::as_str);
-    let namespace = given(&source.secret_namespace).or_else(|| context.claim_namespace.map(str::to_owned));
+    let namespace = non_empty(&source.secret_namespace).or_else(|| context.claim_namespace.map(str::to_owned));
     let of_pod = namespace.as_deref().unwrap_or_default();
     let handle = format!("{group}#{account}#{share}#{}#{of_pod}", context.name);
     Ok(Csi {
@@ -238,7 +238,7 @@ fn portworx(source: &core::PortworxVolumeSource) -> Result<Csi, InvalidField> {
 
 fn vsphere(source: &core::VsphereVirtualDiskVolumeSource) -> Result<Csi, InvalidField> {
     let handle = required("volumePath", Some(&source.volume_path))?;
-    let policy = given(&source.storage_policy_name);
+    let policy = non_empty(&source.storage_policy_name);
     let attributes = policy.map(|policy| ("storagepolicyname".to_owned(), policy)).into_iter().collect();
     Ok(Csi { attributes, ..disk("csi.vsphere.vmware.com", handle.to_owned(), &source.fs_type, None) })
 }

@@ -89,7 +89,7 @@ impl Audit {
         if line.text().is_some_and(|text| self.output.write(text.as_bytes())) {
             opens.written(lost);
         } else {
-            opens.lost();
+            opens.count_lost();
         }
     }
 }

@@ -10,11 +10,11 @@ const MOST: u64 = 16 << 10;
 pub fn of(thread: u32) -> Option<String> {
     let mut bytes = Vec::new();
     File::open(format!("/proc/{thread}/cgroup")).ok()?.take(MOST).read_to_end(&mut bytes).ok()?;
-    chosen(&String::from_utf8_lossy(&bytes))
+    cgroup_path(&String::from_utf8_lossy(&bytes))
 }
 
 /// The path in the hierarchy of version 2. If that is the root, the first path of version 1 that is not the root.
-fn chosen(lines: &str) -> Option<String> {
+fn cgroup_path(lines: &str) -> Option<String> {
     let path = |line: &str| line.splitn(3, ':').nth(2).map(str::to_owned);
     let unified = lines.lines().filter(|line| line.starts_with("0::"));
     let others = lines.lines().filter(|line| !line.starts_with("0::"));
@@ -28,10 +28,10 @@ mod tests {
 
     #[test]
     fn a_cgroup_is_that_of_version_2_or_else_of_a_container() {
-        assert_eq!(chosen("0::/kubepods/pod1/c1\n").as_deref(), Some("/kubepods/pod1/c1"));
-        assert_eq!(chosen("12:pids:/docker/a:b\n0::/\n").as_deref(), Some("/docker/a:b"));
-        assert_eq!(chosen("1:name=systemd:/user.slice\n0::/init\n").as_deref(), Some("/init"));
-        assert_eq!(chosen("0::/\n").as_deref(), Some("/"));
-        assert_eq!(chosen("").as_deref(), None);
+        assert_eq!(cgroup_path("0::/kubepods/pod1/c1\n").as_deref(), Some("/kubepods/pod1/c1"));
+        assert_eq!(cgroup_path("12:pids:/docker/a:b\n0::/\n").as_deref(), Some("/docker/a:b"));
+        assert_eq!(cgroup_path("1:name=systemd:/user.slice\n0::/init\n").as_deref(), Some("/init"));
+        assert_eq!(cgroup_path("0::/\n").as_deref(), Some("/"));
+        assert_eq!(cgroup_path("").as_deref(), None);
     }
 }

@@ -15,28 +15,28 @@ const KILL: u64 = 1 << (Signal::KILL.as_raw() - 1);
 /// Whether a thread is being killed. A thread that this process cannot see (`pid` 0: in another pid namespace) counts as killed:
 /// otherwise no signal could end its call.
 pub fn is_dying(pid: u32) -> bool {
-    seen(pid).is_none_or(|status| is_killed(&status))
+    status_of_caller(pid).is_none_or(|status| is_killed(&status))
 }
 
 /// Whether a thread is so far in exit that no signal reaches it. The kernel frees its memory before it closes its files
 /// (`do_exit`).
 pub fn is_exiting(pid: u32) -> bool {
-    seen(pid).is_none_or(|status| has_no_memory(&status))
+    status_of_caller(pid).is_none_or(|status| has_no_memory(&status))
 }
 
 /// Whether a thread no longer needs the answer to its request. If this process cannot see the thread, the result is `interrupted`:
 /// whether the kernel has sent INTERRUPT for the request.
 pub fn has_given_up(pid: u32, interrupted: bool) -> bool {
-    seen(pid).map_or(interrupted, |status| is_killed(&status) || has_no_memory(&status))
+    status_of_caller(pid).map_or(interrupted, |status| is_killed(&status) || has_no_memory(&status))
 }
 
 /// Whether a thread has a pending signal that it does not block; `false` if this process cannot see the thread.
 pub fn has_signal(pid: u32) -> bool {
     let waits = |status: &ThreadStatus| (status.bits("SigPnd") | status.bits("ShdPnd")) & !status.bits("SigBlk") != 0;
-    seen(pid).as_ref().is_some_and(waits)
+    status_of_caller(pid).as_ref().is_some_and(waits)
 }
 
-fn seen(pid: u32) -> Option<ThreadStatus> {
+fn status_of_caller(pid: u32) -> Option<ThreadStatus> {
     if pid == 0 { None } else { ThreadStatus::of(pid) }
 }
 

@@ -161,10 +161,10 @@ impl ServerClient {
     pub fn new(control: UnixStream, greeting: Greeting) -> io::Result<Self> {
         let connection = ServerConnection::open(control, &greeting)?;
         connection.trust()?;
-        Ok(Self::over(connection, greeting, SocketSets::default()))
+        Ok(Self::with_connection(connection, greeting, SocketSets::default()))
     }
 
-    pub(super) fn over(connection: ServerConnection, greeting: Greeting, nfs_sockets: SocketSets) -> Self {
+    pub(super) fn with_connection(connection: ServerConnection, greeting: Greeting, nfs_sockets: SocketSets) -> Self {
         Self {
             greeting,
             link: Mutex::new(ServerLink::Up(Arc::new(connection))),
@@ -313,7 +313,7 @@ impl ServerClient {
     ///
     /// # Errors
     /// When there is no server any more, or the server cannot start a process.
-    pub fn keep(&self, gone: i32) -> io::Result<()> {
+    pub fn start_keeper(&self, gone: i32) -> io::Result<()> {
         let connection = match &*self.link() {
             ServerLink::Up(connection) if connection.keeper() == gone => Arc::clone(connection),
             // A successor has its own keeper.

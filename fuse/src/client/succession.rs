@@ -226,7 +226,7 @@ impl ServerClient {
             volumes.push((volume, Arc::new(HeldVolume::adopt(description, descriptors, &nfs_sockets)?)));
         }
         connection.trust()?;
-        let server = Arc::new(Self::over(connection, greeting, nfs_sockets));
+        let server = Arc::new(Self::with_connection(connection, greeting, nfs_sockets));
         let next = volumes.iter().map(|(volume, _)| volume.0.saturating_add(1)).max().unwrap_or(0);
         server.next.store(next, Ordering::Relaxed);
         server.volumes().extend(volumes.iter().map(|(volume, held)| (*volume, Arc::clone(held))));

@@ -225,8 +225,8 @@ impl LiveFilesystem {
 
     fn look_up(&self, node: NodeId, name: &OsStr) -> Result<NodeAttributes, Errno> {
         let name = name.to_str().ok_or(Errno::ENOENT)?;
-        let mut tree = self.tree.settled(|tree| tree.look(node, name).ok());
-        let found = tree.look(node, name)?;
+        let mut tree = self.tree.settled(|tree| tree.entry(node, name).ok());
+        let found = tree.entry(node, name)?;
         tree.count(found);
         tree.attributes(found)
     }
@@ -251,7 +251,7 @@ impl LiveFilesystem {
         let mut tree = self.tree.lock();
         let step = step(path_of(&tree, parent, name)?);
         take_and_count(&mut tree, &step, &self.region)?;
-        let made = tree.look(parent, name.to_str().ok_or(Errno::EROFS)?)?;
+        let made = tree.entry(parent, name.to_str().ok_or(Errno::EROFS)?)?;
         tree.count(made);
         tree.attributes(made)
     }

@@ -104,7 +104,7 @@ impl PrivateMount {
     ///
     /// # Errors
     /// Those of [`Self::new`], and when the server does not answer.
-    pub(crate) fn again(&self, device: BorrowedFd<'_>) -> Result<Self, MountError> {
+    pub(crate) fn mount_again(&self, device: BorrowedFd<'_>) -> Result<Self, MountError> {
         let attributes =
             attributes(self.as_fd()).map_err(|errno| MountError::new("cannot look at the private mount", errno))?;
         let options = MountOptions { selinux_context: self.selinux_context.clone(), shape: self.shape() };

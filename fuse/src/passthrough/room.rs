@@ -32,12 +32,12 @@ impl SpaceUsage {
     /// # Errors
     /// When the kernel refuses.
     pub fn at(file: impl AsFd) -> io::Result<SpaceUsage> {
-        Ok(Self::from(whole(file.as_fd())?))
+        Ok(Self::from(file_system_usage(file.as_fd())?))
     }
 
     /// As [`at`](Self::at), for a volume with this source, and with its limit in bytes.
     pub(crate) fn of(source: impl AsFd, limit: Option<u64>, region: &Arc<Region>) -> io::Result<SpaceUsage> {
-        let whole = whole(source.as_fd())?;
+        let whole = file_system_usage(source.as_fd())?;
         let usage = limit.map(|limit| QuotaUsage::inherit(limit, Arc::clone(region)));
         Ok(Self::from(usage.map_or(whole, |usage| usage.narrow(whole))))
     }
@@ -57,7 +57,7 @@ impl From<Kstatfs> for SpaceUsage {
 }
 
 /// The file system that a file is on, as a whole.
-pub(super) fn whole(file: BorrowedFd<'_>) -> Result<Kstatfs, Errno> {
+pub(super) fn file_system_usage(file: BorrowedFd<'_>) -> Result<Kstatfs, Errno> {
     let status = fstatvfs(file)?;
     Ok(Kstatfs {
         blocks: status.f_blocks,

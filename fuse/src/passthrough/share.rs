@@ -59,7 +59,7 @@ impl Share {
     /// # Errors
     /// `ENFILE` when there is none.
     pub fn take(&self) -> Result<SharePlace, Errno> {
-        let most = part(self.limit, VOLUMES.load(Ordering::Relaxed));
+        let most = share_of_volume(self.limit, VOLUMES.load(Ordering::Relaxed));
         let taken = self.taken.fetch_add(1, Ordering::Relaxed);
         let place = SharePlace(Arc::clone(&self.taken));
         if taken < most {
@@ -90,7 +90,7 @@ impl Drop for SharePlace {
 }
 
 /// The share of each volume, if a process with this limit serves so many volumes.
-fn part(limit: usize, volumes: usize) -> usize {
+fn share_of_volume(limit: usize, volumes: usize) -> usize {
     (limit / volumes.max(1)).saturating_sub(SET_ASIDE).max(LEAST)
 }
 
@@ -102,7 +102,7 @@ mod tests {
     fn volumes_get_the_same_part_and_never_less_than_the_least() {
         let rows = [(10_000, 1, 9_400), (10_000, 5, 1_400), (10_000, 10, 400), (1_000, 1, 400), (64, 3, LEAST)];
         for (limit, volumes, expected) in rows {
-            assert_eq!(part(limit, volumes), expected, "{limit} descriptors, {volumes} volumes");
+            assert_eq!(share_of_volume(limit, volumes), expected, "{limit} descriptors, {volumes} volumes");
         }
     }
 

@@ -13,7 +13,7 @@ use super::mounts::SourceMounts;
 use super::nodes::{NewNode, Nodes};
 use super::open_files::OpenFiles;
 use super::options::PassthroughOptions;
-use super::room::whole;
+use super::room::file_system_usage;
 use super::share::Share;
 use super::usage::{QuotaUsage, growth_of};
 use crate::mount::table::MountTable;
@@ -60,7 +60,7 @@ impl FilesystemTables {
         // server, where the stall guard can see them.
         let by_server = usage.is_some() || options.remote.is_some();
         let data_path = if by_server { DataPath::Server } else { DataPath::probe(session) };
-        let status = if options.remote.is_some() { whole(source.as_fd())? } else { Kstatfs::default() };
+        let status = if options.remote.is_some() { file_system_usage(source.as_fd())? } else { Kstatfs::default() };
         let charge = match kind(&found) {
             FileType::Directory => growth_of(source.as_fd())?,
             _ => bytes_taken(&found),

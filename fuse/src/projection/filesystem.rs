@@ -147,7 +147,7 @@ impl ProjectionFilesystem {
     fn look_up(&self, node: NodeId, name: &OsStr, exchange: &Exchange<'_>) -> Result<NodeAttributes, Errno> {
         let mut tree = self.tree.lock();
         match exchange.earlier() {
-            Some(_) => tree.look(node, name),
+            Some(_) => tree.entry(node, name),
             None => {
                 let found = tree.lookup(node, name)?;
                 exchange.begin(0);

@@ -56,7 +56,7 @@ impl<'a> Cells<'a> {
     pub(crate) fn free(self, id: CellId) {
         if self.free.is_ours() {
             self.tag(id).store(0, Release);
-            self.free.give(self.memory, id);
+            self.free.free(self.memory, id);
         }
     }
 

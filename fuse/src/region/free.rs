@@ -105,7 +105,7 @@ impl FreeCells {
     }
 
     /// Makes a cell free again. The caller has erased its tag.
-    pub(super) fn give(&self, memory: &Memory, id: CellId) {
+    pub(super) fn free(&self, memory: &Memory, id: CellId) {
         let (index, bit) = (id.index() / CELLS, id.index() % CELLS);
         let mut table = self.lock();
         let Some(page) = table.pages.get_mut(index) else { return };

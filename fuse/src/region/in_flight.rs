@@ -158,7 +158,7 @@ impl InFlightSlots {
         for slot in &self.slots {
             let unique = slot.unique.load(Acquire);
             if unique != 0 {
-                self.keep(unique, slot.begun.get());
+                self.keep_for_replay(unique, slot.begun.get());
                 slot.clear();
             }
         }
@@ -193,7 +193,7 @@ impl InFlightSlots {
     }
 
     /// The last request of each slot that has had a request.
-    pub(crate) fn last(&self) -> impl Iterator<Item = u64> {
+    pub(crate) fn last_requests(&self) -> impl Iterator<Item = u64> {
         self.slots.iter().map(|slot| slot.last.load(Relaxed)).filter(|unique| *unique != 0)
     }
 
@@ -201,7 +201,7 @@ impl InFlightSlots {
         self.to_replay.iter().find(|to_replay| to_replay.unique.load(Acquire) == unique)
     }
 
-    fn keep(&self, unique: u64, begun: Option<BegunRequest>) {
+    fn keep_for_replay(&self, unique: u64, begun: Option<BegunRequest>) {
         let place = match self.to_replay(unique) {
             // The dead server had not begun the request. The kept record says whether an earlier server had.
             Some(_) if begun.is_none() => return,

@@ -42,7 +42,7 @@ impl Opens {
     }
 
     /// Counts an open whose line is lost.
-    pub(crate) fn lost(&self) {
+    pub(crate) fn count_lost(&self) {
         self.opens.fetch_add(1, Relaxed);
         self.lost.fetch_add(1, Relaxed);
     }

@@ -138,7 +138,7 @@ impl RunningServer {
             ServerRequest::Listen => {
                 let socket = descriptors.next()?;
                 listen(&socket, Backlog::new(4)?)?;
-                fd_keeper::put(socket, LISTENER)?;
+                fd_keeper::place_at(socket, LISTENER)?;
                 self.listens = true;
                 ServerReply::Done
             }
@@ -247,7 +247,7 @@ impl RunningServer {
                 let Some(connection) = connections.remove(readable) else { continue };
                 if has_sent(&connection) {
                     setsockopt(&connection, sockopt::ReceiveTimeout, &TimeVal::seconds(TIMEOUT))?;
-                    return fd_keeper::put(connection, CONTROL);
+                    return fd_keeper::place_at(connection, CONTROL);
                 }
             } else if ready[0] {
                 connections.extend(accept()?);

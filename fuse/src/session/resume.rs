@@ -58,7 +58,7 @@ fn fail_all(device: &Arc<OwnedFd>, region: &Region) {
     };
     let known = region.in_flight().all_to_replay().chain(region.waits().all());
     known.flat_map(|unique| [unique, unique | UNIQUE_RESEND]).for_each(fail);
-    for last in region.in_flight().last() {
+    for last in region.in_flight().last_requests() {
         let first = last.saturating_sub(AROUND * STEP).max(STEP);
         (first..=last.saturating_add(AROUND * STEP)).step_by(STEP as usize).for_each(fail);
     }

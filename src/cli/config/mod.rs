@@ -107,7 +107,7 @@ fn with_settings(words: &[OsString]) -> Result<Command, ConfigError> {
     // The final parse reports mistakes and prints help.
     let help = Arg::new("help").short('h').long("help").action(ArgAction::SetTrue).global(true);
     let given = podfs.clone().disable_help_flag(true).arg(help).ignore_errors(true).try_get_matches_from(words);
-    let Some((name, given, command)) = given.as_ref().ok().and_then(|given| called(given, &podfs)) else {
+    let Some((name, given, command)) = given.as_ref().ok().and_then(|given| called_command(given, &podfs)) else {
         return Ok(podfs);
     };
     if KEYS.iter().all(|key| key.of(command).is_none()) {
@@ -128,7 +128,7 @@ fn with_settings(words: &[OsString]) -> Result<Command, ConfigError> {
 }
 
 /// The called command, if it is one for users.
-fn called<'a>(given: &'a ArgMatches, podfs: &'a Command) -> Option<(&'a str, &'a ArgMatches, &'a Command)> {
+fn called_command<'a>(given: &'a ArgMatches, podfs: &'a Command) -> Option<(&'a str, &'a ArgMatches, &'a Command)> {
     let (name, given) = given.subcommand()?;
     keys::visible(podfs).find(|command| command.get_name() == name).map(|command| (name, given, command))
 }

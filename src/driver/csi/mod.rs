@@ -88,7 +88,7 @@ impl CsiMount<'_> {
     pub fn set_up(&self, home: &DriverHome) -> Result<HostSource, DriverError> {
         let (source, can) = self.publish(home)?;
         if let Some(group) = self.facts.fs_group.filter(|_| !can.mount_group && self.is_for_group()) {
-            fs_group::give(&source, group, self.facts.fs_group_policy, self.volume)?;
+            fs_group::give_to_group(&source, group, self.facts.fs_group_policy, self.volume)?;
         }
         Ok(source)
     }

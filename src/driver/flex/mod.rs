@@ -121,7 +121,7 @@ impl FlexMount<'_> {
         let path = if record.published { target } else { node_path.unwrap_or(target) };
         let source = HostSource::of_driver(&path)?;
         if let (Some(group), true, false) = (self.facts.fs_group, capabilities.fs_group, self.read_only) {
-            fs_group::give(&source, group, self.facts.fs_group_policy, self.volume)?;
+            fs_group::give_to_group(&source, group, self.facts.fs_group_policy, self.volume)?;
         }
         Ok(source)
     }

@@ -186,12 +186,12 @@ fn security_contexts(spec: &PodSpec) -> Vec<(String, Option<&SecurityContext>)> 
 /// The SELinux label of the pod's files, with the user and the level in the manifest. The role and the type in the manifest are
 /// for processes; podfs gives files those that the container runtime gives them.
 fn selinux_label(options: &SELinuxOptions) -> Result<String, InvalidField> {
-    let user = part("user", options.user.as_deref(), "system_u")?;
-    let level = part("level", options.level.as_deref(), "s0")?;
+    let user = label_part("user", options.user.as_deref(), "system_u")?;
+    let level = label_part("level", options.level.as_deref(), "s0")?;
     Ok(format!("{user}:object_r:container_file_t:{level}"))
 }
 
-fn part<'a>(field: &str, given: Option<&'a str>, default: &'a str) -> Result<&'a str, InvalidField> {
+fn label_part<'a>(field: &str, given: Option<&'a str>, default: &'a str) -> Result<&'a str, InvalidField> {
     let part = given.filter(|part| !part.is_empty()).unwrap_or(default);
     if part.bytes().all(|c| c.is_ascii_graphic() && c != b'"') {
         return Ok(part);

@@ -69,7 +69,7 @@ pub(super) fn of_containers(spec: &PodSpec) -> Vec<ContainerMounts> {
                 mounts: one.volume_mounts.iter().flatten().map(mount).collect(),
                 devices: one.volume_devices.iter().flatten().map(device).collect(),
                 privileged: is_privileged(one.security_context.as_ref()),
-                termination_log: given(&one.termination_message_path).unwrap_or_else(|| TERMINATION_LOG.to_owned()),
+                termination_log: non_empty(&one.termination_message_path).unwrap_or_else(|| TERMINATION_LOG.to_owned()),
             })
         };
     }
@@ -79,7 +79,7 @@ pub(super) fn of_containers(spec: &PodSpec) -> Vec<ContainerMounts> {
 }
 
 fn mount(mount: &VolumeMount) -> Mount {
-    let sub_path = match (given(&mount.sub_path), given(&mount.sub_path_expr)) {
+    let sub_path = match (non_empty(&mount.sub_path), non_empty(&mount.sub_path_expr)) {
         (Some(path), None) => SubPath::At(path),
         (None, Some(expression)) => SubPath::Expression(expression),
         (None, None) => SubPath::Whole,
@@ -90,8 +90,8 @@ fn mount(mount: &VolumeMount) -> Mount {
         path: mount.mount_path.clone(),
         sub_path,
         read_only: mount.read_only.unwrap_or_default(),
-        recursive_read_only: given(&mount.recursive_read_only),
-        propagation: given(&mount.mount_propagation),
+        recursive_read_only: non_empty(&mount.recursive_read_only),
+        propagation: non_empty(&mount.mount_propagation),
     }
 }
 
@@ -103,6 +103,6 @@ fn is_privileged(context: Option<&SecurityContext>) -> bool {
     context.and_then(|context| context.privileged).unwrap_or_default()
 }
 
-fn given(text: &Option<String>) -> Option<String> {
+fn non_empty(text: &Option<String>) -> Option<String> {
     text.clone().filter(|text| !text.is_empty())
 }

@@ -13,7 +13,7 @@ use tokio::time::{Instant, sleep_until};
 
 use super::registry::{ObjectRegistry, WantedObject};
 use super::update::PodReferences;
-use crate::binding::{ExtraReferences, further};
+use crate::binding::{ExtraReferences, further_references};
 use crate::manifest::objects::{ObjectKey, ObjectKind, Objects};
 use crate::manifest::pod::Pod;
 use crate::manifest::tokens::Token;
@@ -104,7 +104,7 @@ impl ObjectFollower {
                 }
             } else if deadlines.first.is_none_or(|until| until <= Instant::now()) {
                 now.limit(None);
-                let push = now.whole();
+                let push = now.full_push();
                 self.sent = Some(now);
                 return push;
             } else {
@@ -188,7 +188,7 @@ impl ObjectFollower {
         let named = wants(&self.pod, &self.references, self.registry.readers().is_some());
         // An object that podfs knows already may refer to more objects.
         loop {
-            let ExtraReferences { objects, tokens } = self.further(&named);
+            let ExtraReferences { objects, tokens } = self.further_references(&named);
             self.want_tokens(tokens);
             let wants: BTreeSet<WantedObject> =
                 named.iter().cloned().chain(objects.into_iter().map(WantedObject::Object)).collect();
@@ -206,12 +206,12 @@ impl ObjectFollower {
     }
 
     /// The references that known objects add to those of the volumes.
-    fn further(&self, named: &BTreeSet<WantedObject>) -> ExtraReferences {
+    fn further_references(&self, named: &BTreeSet<WantedObject>) -> ExtraReferences {
         let answers = named.union(&self.wants).map(|want| self.registry.answer(want));
         let parsed = answers.flat_map(|answer| answer.objects).map(|object| Arc::clone(&object.parsed));
         let known = Objects::default().with(parsed);
         let Pod { volumes, identity, facts, .. } = &*self.pod.pod;
-        further(volumes, identity, facts, &known)
+        further_references(volumes, identity, facts, &known)
     }
 }
 

@@ -78,13 +78,13 @@ impl ServerPods {
                 self.bad.clear();
                 for pod in pods {
                     let known = uid_of(&pod).and_then(|uid| before.get(&uid)).cloned();
-                    self.put(pod, known);
+                    self.store(pod, known);
                 }
                 Some(PodChange::All(self.pods.values().cloned().collect()))
             }
             FollowerEvent::Put(pod) => {
                 let known = uid_of(&pod).and_then(|uid| self.pods.get(&uid)).cloned();
-                self.put(pod, known).map(PodChange::Put)
+                self.store(pod, known).map(PodChange::Put)
             }
             FollowerEvent::Deleted(pod) => {
                 self.bad.remove(&name_of(&pod));
@@ -106,7 +106,7 @@ impl ServerPods {
     }
 
     /// Stores the pod. If podfs cannot parse it, keeps the version before with the new stage. Returns the pod if it has changed.
-    fn put(&mut self, object: Value, known: Option<NodePod>) -> Option<NodePod> {
+    fn store(&mut self, object: Value, known: Option<NodePod>) -> Option<NodePod> {
         let (name, stage) = (name_of(&object), stage_of(&object));
         let manifest = manifest_of(object);
         let is_same = known.as_ref().is_some_and(|known| *known.manifest == manifest && known.stage == stage);

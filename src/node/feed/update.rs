@@ -79,7 +79,7 @@ impl PodReferences {
     }
 
     /// A push of everything.
-    pub(super) fn whole(&self) -> Push {
+    pub(super) fn full_push(&self) -> Push {
         let objects = self.objects.values().map(|object| object.value.clone());
         let tokens = self.tokens.iter().map(|(key, token)| credential(key, token));
         let objects = std::iter::once(Value::clone(&self.pod)).chain(objects).chain(tokens).collect();
@@ -199,7 +199,7 @@ mod tests {
     #[test]
     fn the_first_push_is_complete_and_later_ones_have_the_changes() {
         let first = view(&[config_map("a"), config_map("b")].concat());
-        let whole = first.whole();
+        let whole = first.full_push();
         assert!(whole.replace && whole.objects.len() == 3 && whole.objects[0]["kind"] == "Pod");
         assert_eq!(first.since(&first.clone()), None);
         let mut next = first.clone();
@@ -221,7 +221,7 @@ mod tests {
         let all = view(&["a", "b", "c", "d", "e"].map(large).concat());
         let mut first = all.clone();
         first.limit(None);
-        let push = first.whole();
+        let push = first.full_push();
         assert_eq!((names(&push), push.unknown.len(), push.settling), (vec!["a", "b", "c"], 2, true));
         let mut second = all.clone();
         second.limit(Some(&first));

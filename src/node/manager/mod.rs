@@ -222,7 +222,7 @@ impl Manager {
             }
             FeedEvent::Put(pod) => vec![self.pods.put(pod)],
             FeedEvent::Gone(_, uid) => {
-                self.pods.gone(&uid);
+                self.pods.note_undescribed(&uid);
                 vec![uid]
             }
             FeedEvent::Containers(pod, containers) => {

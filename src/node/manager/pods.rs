@@ -87,7 +87,7 @@ impl Pods {
             !known.is_described && PodSource::of(&known.pod.origin) == source && !changed.contains(uid)
         });
         let gone: Vec<_> = gone.map(|(uid, _)| uid.clone()).collect();
-        gone.iter().for_each(|uid| self.gone(uid));
+        gone.iter().for_each(|uid| self.note_undescribed(uid));
         changed.extend(gone);
         changed
     }
@@ -109,7 +109,7 @@ impl Pods {
     }
 
     /// Notes that no source has the pod any more.
-    pub fn gone(&mut self, uid: &PodUid) {
+    pub fn note_undescribed(&mut self, uid: &PodUid) {
         if let Some(known) = self.pods.get_mut(uid) {
             known.is_described = false;
             known.released |= self.release_when_gone;

@@ -89,7 +89,7 @@ impl Orphans {
     }
 
     /// How many directories stay.
-    pub fn kept(&self) -> usize {
+    pub fn kept_directories(&self) -> usize {
         self.kept.len()
     }
 

@@ -216,7 +216,7 @@ impl Registrar {
         let result = match &step {
             RegistrationStep::Begin => self.write_csi_node(None).await,
             RegistrationStep::Remove(name) => self.remove(name).await,
-            RegistrationStep::Put(_, driver) => self.put(driver).await,
+            RegistrationStep::Put(_, driver) => self.write(driver).await,
         };
         match result {
             Ok(()) => {
@@ -275,7 +275,7 @@ impl Registrar {
         }
     }
 
-    async fn put(&self, driver: &NodeDriver) -> Result<(), WriteError> {
+    async fn write(&self, driver: &NodeDriver) -> Result<(), WriteError> {
         self.write_node(DriverChange::Put(driver)).await?;
         self.write_csi_node(Some(DriverChange::Put(driver))).await
     }

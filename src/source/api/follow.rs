@@ -20,7 +20,7 @@ use super::object_request::ObjectRequest;
 use super::problem_log::ProblemLog;
 use super::single::{AbortOnDrop, ObjectUpdate, follow_object, follow_pod};
 use super::tokens::IssuedCredentials;
-use crate::binding::{ExtraReferences, further};
+use crate::binding::{ExtraReferences, further_references};
 use crate::kube::client::ApiClient;
 use crate::manifest::objects::{Missing, NamedObject, ObjectKey, ObjectKind, Objects};
 use crate::manifest::pod::{Pod, PodFacts, PodIdentity};
@@ -134,7 +134,7 @@ impl Follow {
     }
 
     /// The first snapshot, after a short wait for answers.
-    pub(super) async fn first(&mut self) -> Snapshot {
+    pub(super) async fn first_snapshot(&mut self) -> Snapshot {
         self.follow_missing_objects();
         let deadline = Instant::now() + GRACE;
         while !self.is_answered() {
@@ -331,7 +331,7 @@ impl Follow {
         let volumes = self.volumes.as_deref().unwrap_or_else(of_pod);
         let references = references(volumes, &identity, &facts);
         let mut forgotten = self.signers.want(&signers(&references));
-        let ExtraReferences { objects, tokens } = further(volumes, &identity, &facts, &self.known());
+        let ExtraReferences { objects, tokens } = further_references(volumes, &identity, &facts, &self.known_objects());
         let tokens: BTreeSet<CredentialKey> = references.tokens.iter().cloned().chain(tokens).collect();
         match self.token_policy {
             TokenPolicy::Issued => forgotten.extend(self.tokens.want(&tokens, &identity, &facts)),
@@ -353,7 +353,7 @@ impl Follow {
         wanted
     }
 
-    fn known(&self) -> Objects {
+    fn known_objects(&self) -> Objects {
         let of_files = self.files.as_ref().map(|(_, files)| files.known.objects.clone()).unwrap_or_default();
         let of_server = self.objects.values().filter_map(|object| match &object.known {
             KnownObject::Is(object) => Some(object),
@@ -369,7 +369,7 @@ impl Follow {
         });
         let absences = absences.chain(self.signers.absences());
         let known = KnownObjects {
-            objects: self.known().with_absences(absences),
+            objects: self.known_objects().with_absences(absences),
             tokens: match self.token_policy {
                 TokenPolicy::Issued => self.tokens.tokens(),
                 TokenPolicy::Empty => self.unissued.iter().map(|key| (key.clone(), Ok(Vec::new()))).collect(),

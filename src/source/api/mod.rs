@@ -165,7 +165,7 @@ async fn begin(plan: ApiPlan, contacts: Contacts) -> Result<StartedTasks, StartE
     if let Some((pod, follower)) = pod {
         follow = follow.with_pod(pod, follower);
     }
-    let snapshot = follow.first().await;
+    let snapshot = follow.first_snapshot().await;
     let conditions = snapshot.pod.as_ref().map(|pod| {
         let (conditions, post) = events::post(client, pod.identity.clone(), pod.facts.node_name.clone());
         tokio::spawn(post);

@@ -33,7 +33,7 @@ impl ProblemLog {
         match update {
             ObjectUpdate::Failure(error) => self.problems.trouble(title, error, Instant::now()),
             ObjectUpdate::Is(_) | ObjectUpdate::Absent | ObjectUpdate::Alive => {
-                self.problems.over(title, Instant::now())
+                self.problems.note_end(title, Instant::now())
             }
         }
         match update {
@@ -58,7 +58,7 @@ impl ProblemLog {
 
     /// Forgets an object to which nothing refers any more.
     pub(crate) fn forget(&mut self, title: &str) {
-        self.problems.over(title, Instant::now());
+        self.problems.note_end(title, Instant::now());
     }
 
     /// When the next line is due.
@@ -139,7 +139,7 @@ impl ObjectProblems {
     }
 
     /// Notes that an object has no problem, or that no volume refers to it any more.
-    fn over(&mut self, object: &str, now: Instant) {
+    fn note_end(&mut self, object: &str, now: Instant) {
         if !self.0.is_empty() {
             self.end(object, None, now);
         }
@@ -223,7 +223,7 @@ mod tests {
         assert!(lines(&mut problems, begun + SETTLE * 2).is_empty());
         let expected = "still so after 610 s (120 answers, 120 objects): forbidden";
         assert_eq!(lines(&mut problems, begun + SETTLE + REPEAT), [expected]);
-        (0..120).for_each(|number| problems.over(&format!("ConfigMap default/{number}"), begun));
+        (0..120).for_each(|number| problems.note_end(&format!("ConfigMap default/{number}"), begun));
         assert_eq!(problems.due(), None);
     }
 

@@ -197,7 +197,7 @@ impl<S: FileCombiner> DocumentStore<S> {
     fn scan(&mut self, watcher: &mut Watcher) -> ScanResult<S::Combined> {
         let reread = watcher.has_lost_track();
         let settled = watcher.activity.begin_scan();
-        let FoundFiles { targets, kept, mut problems } = FoundFiles::look(&mut self.roots, watcher);
+        let FoundFiles { targets, kept, mut problems } = FoundFiles::inspect(&mut self.roots, watcher);
         let readings: Vec<_> = targets
             .into_iter()
             .map(|target| {

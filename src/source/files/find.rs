@@ -87,7 +87,7 @@ pub(super) struct FoundFiles {
 impl FoundFiles {
     /// Inspects the configured paths, and watches the directories on the way to files. No change escapes the watches: when a watch
     /// is new, everything is inspected again.
-    pub(super) fn look(roots: &mut [ConfiguredPath], watcher: &mut Watcher) -> Self {
+    pub(super) fn inspect(roots: &mut [ConfiguredPath], watcher: &mut Watcher) -> Self {
         let mut attempt = 0;
         loop {
             attempt += 1;

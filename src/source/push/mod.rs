@@ -24,7 +24,7 @@ use tokio::sync::watch::Receiver;
 use tokio::time::{Instant, sleep_until};
 
 use super::{FileSource, Snapshot};
-use crate::binding::further;
+use crate::binding::further_references;
 use crate::manifest::Tokens;
 use crate::manifest::objects::{Missing, ObjectKey, ObjectKind};
 use crate::manifest::pod::{Pod, PodIdentity};
@@ -120,7 +120,7 @@ impl PushSource {
         };
         let why = |key| known.missing_tokens.get(key).cloned().unwrap_or_else(|| NO_TOKEN.to_owned());
         let token = |key| known.tokens.get(key).cloned().ok_or_else(|| why(key));
-        let further = further(&self.volumes, &self.pod.identity, &pod.facts, &objects).tokens;
+        let further = further_references(&self.volumes, &self.pod.identity, &pod.facts, &objects).tokens;
         let tokens: Tokens = references.tokens.iter().chain(&further).map(|key| (key.clone(), token(key))).collect();
         Snapshot {
             pod: Some(pod),

@@ -13,7 +13,9 @@ use podfs_fuse::protocol::receive_at_most;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use serde_json::Value;
 
-use super::protocol::{ControlAnswer, ControlQuestion, Envelope, LONGEST_ANSWER, PROTOCOL, TIMEOUT, Upgrade, put};
+use super::protocol::{
+    ControlAnswer, ControlQuestion, Envelope, LONGEST_ANSWER, PROTOCOL, TIMEOUT, Upgrade, send_message,
+};
 use crate::supervisor::run_dir::claim::CONTROL;
 use crate::supervisor::run_dir::socket;
 
@@ -135,7 +137,7 @@ impl SupervisorConnection {
         pipe: Option<BorrowedFd<'_>>,
     ) -> Result<SupervisorConnection, AskError> {
         let connection = Self::connect(directory)?;
-        put(&connection.stream, question, pipe).map_err(|cause| connection.silent(&cause, TIMEOUT))?;
+        send_message(&connection.stream, question, pipe).map_err(|cause| connection.silent(&cause, TIMEOUT))?;
         Ok(connection)
     }
 

@@ -49,7 +49,7 @@ impl Followers {
     }
 
     /// Waits until a follower has disconnected. Cancel-safe.
-    pub(super) async fn gone(&self) {
+    pub(super) async fn wait_for_disconnect(&self) {
         self.gone.notified().await;
     }
 

@@ -168,6 +168,10 @@ pub(super) struct Envelope<T> {
 }
 
 /// Sends a question or an answer.
-pub(super) fn put(stream: &UnixStream, message: &impl Serialize, descriptor: Option<BorrowedFd<'_>>) -> io::Result<()> {
+pub(super) fn send_message(
+    stream: &UnixStream,
+    message: &impl Serialize,
+    descriptor: Option<BorrowedFd<'_>>,
+) -> io::Result<()> {
     send(stream, &Envelope { version: PROTOCOL, message, stays: false }, descriptor.as_slice())
 }

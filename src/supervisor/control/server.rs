@@ -33,7 +33,7 @@ use super::errand::{self, Errand, ErrandTask};
 use super::follow::Followers;
 use super::protocol::{
     ControlAnswer, ControlQuestion, Envelope, LONGEST_PUSH, LONGEST_QUESTION, PROTOCOL, Publish, TIMEOUT, Upgrade,
-    VolumeNames, put,
+    VolumeNames, send_message,
 };
 use super::pushes::PushTasks;
 use super::questions::Questions;
@@ -88,7 +88,7 @@ impl PendingClient {
 
     /// Sends the answer, unless the client has disconnected.
     pub fn answer(&self, answer: &ControlAnswer) {
-        let _ = put(&self.connection, answer, None);
+        let _ = send_message(&self.connection, answer, None);
     }
 }
 
@@ -153,7 +153,7 @@ impl Control {
 
     /// Waits until a program that follows the pod disconnects. Cancel-safe.
     pub(in crate::supervisor) async fn follower_gone(&self) {
-        self.context.followers.gone().await;
+        self.context.followers.wait_for_disconnect().await;
     }
 }
 
@@ -328,7 +328,7 @@ fn serve(connection: &ControlConnection, context: &ClientContext) -> io::Result<
             "podfs {VERSION} serves the pod and does not understand the question; use the same version to ask"
         )),
     };
-    put(stream, &answer, None)?;
+    send_message(stream, &answer, None)?;
     Ok(ClientOutcome::Done)
 }
 
@@ -351,7 +351,7 @@ impl ClientContext {
 
     /// Sends the answer to a push, and gives the connection to a task, which receives the next pushes.
     fn hand_over_pushes(&self, connection: &ControlConnection, answer: &ControlAnswer) -> io::Result<ClientOutcome> {
-        put(&connection.stream, answer, None)?;
+        send_message(&connection.stream, answer, None)?;
         let Some(inbox) = &self.inbox else { return Ok(ClientOutcome::Done) };
         let is_handed_over = self.push_tasks.add(connection.hand_over()?, inbox);
         Ok(if is_handed_over { ClientOutcome::HandedOver } else { ClientOutcome::Done })

@@ -212,7 +212,7 @@ impl Supervisor {
         let idle = std::mem::take(&mut self.idle);
         for (place, volume) in &idle {
             match volume.spec().source {
-                VolumeSource::Projection(_) => self.report.found(*place, &self.volumes[place], volume),
+                VolumeSource::Projection(_) => self.report.record_before_refresh(*place, &self.volumes[place], volume),
                 _ => self.report_volume(*place, volume),
             }
         }

@@ -189,7 +189,7 @@ impl Supervisor {
             let leader = leader.unwrap_or(place);
             for place in self.sharing.places(leader) {
                 if let Some(spec) = place.checked_sub(first).and_then(|number| added.get(number)) {
-                    self.report.found(place, spec, &volume);
+                    self.report.record_before_refresh(place, spec, &volume);
                 }
             }
             self.idle.insert(leader, volume);

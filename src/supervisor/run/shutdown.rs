@@ -171,7 +171,7 @@ impl Supervisor {
                     look_at_server = None;
                     self.report_wait_for_server(&of_server);
                 }
-                () = self.server.lost() => {
+                () = self.server.wait_until_lost() => {
                     warn!("the server ended while podfs unmounts the volumes");
                     self.server.kill().await;
                 }

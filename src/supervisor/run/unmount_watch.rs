@@ -62,7 +62,7 @@ impl Supervisor {
             if is_end {
                 return volume.unmounted_from(&table);
             }
-            let Some(pause) = volume.look(&table) else { continue };
+            let Some(pause) = volume.check_visibility(&table) else { continue };
             self.refresh_times.entry(*place).or_default().retry_at = Some(Instant::now() + pause);
             changed.push(*place);
         }

@@ -90,7 +90,7 @@ impl MountPoints {
     ///
     /// # Errors
     /// When the mount table cannot be read.
-    pub fn keep(&mut self, path: &Path) -> Result<Option<(MountPoint, VisibleMount)>, MountError> {
+    pub fn adopt(&mut self, path: &Path) -> Result<Option<(MountPoint, VisibleMount)>, MountError> {
         // Where there is no directory, nothing is mounted.
         let Ok(point) = MountPoint::of_mount(path) else { return Ok(None) };
         if !self.unadopted.iter().any(|unadopted| unadopted == point.path()) {

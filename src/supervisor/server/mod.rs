@@ -269,7 +269,7 @@ impl PodServer {
 
     /// Waits until the server no longer answers, because it ended or hangs. Without a server this waits forever: no
     /// server can lose a request then.
-    pub(super) async fn lost(&mut self) {
+    pub(super) async fn wait_until_lost(&mut self) {
         let ServerLife::Serving { process, .. } = &self.life else { return std::future::pending().await };
         loop {
             tokio::select! {
@@ -307,7 +307,7 @@ impl PodServer {
         let by_keeper = end == ProcessEnd::Signal(Signal::SIGKILL);
         let dead = ServerLife::Dead { until: Instant::now() + self.pause(), keeper, by_keeper };
         if let ServerLife::Serving { process, .. } = std::mem::replace(&mut self.life, dead) {
-            process.leave();
+            process.reap_in_background();
         }
     }
 
@@ -363,7 +363,7 @@ impl PodServer {
             }
             Err(error) => {
                 process.kill();
-                process.leave();
+                process.reap_in_background();
                 if keeper.has_hung_up() {
                     // The keeper died during the attempt. The next attempt does not use it, so it need not wait.
                     self.life = ServerLife::Dead { until: Instant::now(), keeper, by_keeper: false };
@@ -395,7 +395,7 @@ impl PodServer {
     fn watch_keeper(&mut self) {
         if let KeeperState::Watched(last) = std::mem::replace(&mut self.keeper, KeeperState::Unknown) {
             // The successor has the open files of this earlier keeper, which ends; this reaps it.
-            last.leave();
+            last.reap_in_background();
         }
         if let Some((keeper, _)) = self.client.facts() {
             oom::protect_keeper(keeper);
@@ -408,7 +408,7 @@ impl PodServer {
         match change {
             KeeperChange::Ended(keeper) => {
                 let client = Arc::clone(&self.client);
-                self.keeper = KeeperState::Starting(tokio::task::spawn_blocking(move || client.keep(keeper)));
+                self.keeper = KeeperState::Starting(tokio::task::spawn_blocking(move || client.start_keeper(keeper)));
             }
             KeeperChange::Started(Ok(())) => {
                 self.keeper = KeeperState::Unknown;
@@ -436,7 +436,7 @@ impl PodServer {
         let life = std::mem::replace(&mut self.life, ServerLife::Over);
         if let ServerLife::Serving { process, .. } | ServerLife::Succeeding { process: Some(process), .. } = life {
             process.kill();
-            gone(&process).await;
+            wait_for_end(&process).await;
         }
     }
 
@@ -460,7 +460,7 @@ impl PodServer {
             && let KeeperState::Watched(keeper) = &self.keeper
         {
             keeper.kill();
-            gone(keeper).await;
+            wait_for_end(keeper).await;
         }
     }
 }
@@ -472,7 +472,7 @@ async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) 
 
 /// Waits at most [`KILL_TIMEOUT`] for the end of a process that was killed. A process that has to write data to an NFS
 /// server that does not answer ends when that NFS server answers again.
-async fn gone(process: &WatchedProcess) {
+async fn wait_for_end(process: &WatchedProcess) {
     if timeout(KILL_TIMEOUT, process.ended()).await.is_err() {
         warn!("process {} was killed and waits for a source that does not answer; it ends by itself", process.pid());
     }

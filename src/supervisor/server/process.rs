@@ -198,7 +198,7 @@ impl WatchedProcess {
 
     /// Reaps the process in the background, and then its children, which the kernel makes children of this process: no
     /// zombie stays behind. A server and its children are in one process group, or in two.
-    pub(super) fn leave(self) {
+    pub(super) fn reap_in_background(self) {
         tokio::spawn(async move {
             self.ended().await;
             for group in [Some(self.pid), self.origin].into_iter().flatten() {

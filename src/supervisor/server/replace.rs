@@ -91,7 +91,7 @@ impl PodServer {
         });
         let succeeding = ServerLife::Succeeding { process: Some(new), attempt };
         if let ServerLife::Serving { process: old, .. } = std::mem::replace(&mut self.life, succeeding) {
-            old.leave();
+            old.reap_in_background();
         }
         let mut failure = None;
         while !matches!(self.life, ServerLife::Serving { .. } | ServerLife::Over) {

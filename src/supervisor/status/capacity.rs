@@ -64,7 +64,7 @@ pub(in crate::supervisor) struct CapacityHistory {
 }
 
 /// Looks at these volumes, and returns their usage by place. Leaves out volumes that do not answer in time.
-pub(in crate::supervisor) fn look(mut looks: Vec<CapacityCheck>) -> HashMap<usize, DriverUsage> {
+pub(in crate::supervisor) fn measure(mut looks: Vec<CapacityCheck>) -> HashMap<usize, DriverUsage> {
     let until = Instant::now() + TIMEOUT;
     looks.retain(|look| !look.earlier.is_hanging.load(Ordering::Acquire));
     let threads = looks.len().min(MOST_THREADS);

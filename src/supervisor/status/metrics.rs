@@ -7,7 +7,7 @@ use std::time::SystemTime;
 use podfs_fuse::projection::GenerationName;
 use serde::Serialize;
 
-use super::capacity::{CapacityCheck, CapacityTarget, look};
+use super::capacity::{CapacityCheck, CapacityTarget, measure};
 use super::counters::{Errors, PodCounters};
 use super::pod_status::{PodState, PodStatus, VolumeState};
 use super::store::{StatusStore, StoredStatus, VERSION, VolumeReport};
@@ -24,9 +24,9 @@ static READING: Mutex<()> = Mutex::new(());
 pub(in crate::supervisor) fn read(store: &StatusStore) -> PodReading {
     let _turn = READING.lock().expect("no thread panics while a reading is taken");
     let status = store.status();
-    let looks = looks(&store.stored());
+    let looks = capacity_checks(&store.stored());
     let looked_at: Vec<_> = looks.iter().map(|look| look.place).collect();
-    let usages = look(looks);
+    let usages = measure(looks);
     let mut reading = begun(&status);
     pod(&mut reading, &status);
     let status = store.stored();
@@ -166,7 +166,7 @@ fn host(reading: &mut PodReading, report: &VolumeReport, usage: Option<&DriverUs
 }
 
 /// The looks at the capacity of mounted volumes that show a source of the node.
-fn looks(status: &StoredStatus) -> Vec<CapacityCheck> {
+fn capacity_checks(status: &StoredStatus) -> Vec<CapacityCheck> {
     let look = |(place, report): (&usize, &VolumeReport)| {
         let (shown, path) = match &report.state {
             VolumeLife::Waiting(_) => return None,

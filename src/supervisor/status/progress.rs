@@ -142,7 +142,7 @@ impl TerminalOutput {
     }
 
     /// Moves the cursor (`console_codes(4)`).
-    fn go(&self, by: usize, code: char) -> io::Result<()> {
+    fn move_cursor(&self, by: usize, code: char) -> io::Result<()> {
         if by == 0 { Ok(()) } else { self.add(&format!("\x1b[{by}{code}")) }
     }
 }
@@ -157,19 +157,19 @@ impl TermLike for TerminalOutput {
     }
 
     fn move_cursor_up(&self, by: usize) -> io::Result<()> {
-        self.go(by, 'A')
+        self.move_cursor(by, 'A')
     }
 
     fn move_cursor_down(&self, by: usize) -> io::Result<()> {
-        self.go(by, 'B')
+        self.move_cursor(by, 'B')
     }
 
     fn move_cursor_right(&self, by: usize) -> io::Result<()> {
-        self.go(by, 'C')
+        self.move_cursor(by, 'C')
     }
 
     fn move_cursor_left(&self, by: usize) -> io::Result<()> {
-        self.go(by, 'D')
+        self.move_cursor(by, 'D')
     }
 
     fn write_line(&self, text: &str) -> io::Result<()> {

@@ -120,8 +120,8 @@ impl Report {
     }
 
     /// Records the state of the volume at this place before its next refresh. `mounted` is as for [`Self::volume`].
-    pub(in crate::supervisor) fn found(&mut self, place: usize, volume: &Volume, mounted: &PodVolume) {
-        self.store.stored().found(place, volume, mounted);
+    pub(in crate::supervisor) fn record_before_refresh(&mut self, place: usize, volume: &Volume, mounted: &PodVolume) {
+        self.store.stored().record_before_refresh(place, volume, mounted);
         self.count_service(volume, mounted);
     }
 
@@ -262,7 +262,7 @@ impl Report {
     /// Reports that all volumes are ready.
     fn report_ready(&mut self) {
         let line = match self.subject {
-            ReportScope::Pod => format!("pod {} is ready: {}", self.identity, self.places()),
+            ReportScope::Pod => format!("pod {} is ready: {}", self.identity, self.names_by_directory()),
             ReportScope::Volume => format!("{}; Ctrl-C unmounts it", self.volume_places()),
         };
         match self.log_format {
@@ -287,7 +287,7 @@ impl Report {
 
     /// The names of the volumes by directory, with the mode of those without generations: `config, data (passthrough)
     /// in /…/kubernetes.io~configmap`.
-    fn places(&self) -> String {
+    fn names_by_directory(&self) -> String {
         let status = self.store.stored();
         let volumes = &status.volumes;
         let mut names: BTreeMap<&Path, Vec<String>> = BTreeMap::new();

@@ -178,14 +178,14 @@ impl StoredStatus {
     /// Records the state of the volume at this place after a refresh. `mounted` is the volume whose mount it shows:
     /// itself, or the leader of its claim.
     pub(in crate::supervisor) fn refreshed(&mut self, place: usize, volume: &Volume, mounted: &PodVolume) {
-        self.found(place, volume, mounted);
+        self.record_before_refresh(place, volume, mounted);
         if let Some(report) = self.volumes.get_mut(&place) {
             report.tried = true;
         }
     }
 
     /// Records the state of the volume at this place before its next refresh. `mounted` is as for [`Self::refreshed`].
-    pub(in crate::supervisor) fn found(&mut self, place: usize, volume: &Volume, mounted: &PodVolume) {
+    pub(in crate::supervisor) fn record_before_refresh(&mut self, place: usize, volume: &Volume, mounted: &PodVolume) {
         let before = self.volumes.remove(&place);
         let state = mounted.state().clone();
         let same = before.as_ref().filter(|before| before.generation() == state.generation());
@@ -302,7 +302,7 @@ impl VolumeReport {
             group: None,
             is_read_only: false,
             expansion: None,
-            state: VolumeLife::first(volume),
+            state: VolumeLife::before_first_refresh(volume),
             tried: false,
             since: Instant::now(),
             old: OldUsage::default(),

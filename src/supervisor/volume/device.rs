@@ -10,7 +10,7 @@ use tracing::warn;
 
 use super::growth::{Expansion, ExpansionState};
 use super::mounter::Mounter;
-use super::passthrough::claim::{IN_USE, resolve, turn};
+use super::passthrough::claim::{IN_USE, lock_exclusive, resolve};
 use super::{PodEnd, RefreshFailure, ShownContent, VolumeContext, driver};
 use crate::binding::BoundSource;
 use crate::host::block::{self, BlockVolume};
@@ -83,7 +83,7 @@ impl DeviceVolume {
             ));
         };
         let volume = BlockVolume::new(&root, &bound.source.directory(), &bound.name, pod.identity.uid.as_str());
-        let _until_the_links_are_made = turn(&self.setting, volume.link(), bound.exclusive)?;
+        let _until_the_links_are_made = lock_exclusive(&self.setting, volume.link(), bound.exclusive)?;
         if bound.exclusive && neighbours::have_device_of(volume.link()) {
             return Err(RefreshFailure::Temporary(IN_USE.to_owned()));
         }

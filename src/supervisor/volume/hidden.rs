@@ -74,7 +74,7 @@ impl UnmountSeries {
 impl PodVolume {
     /// Looks for the volume's mount in the mount table. If the volume's path shows something else than at the last
     /// look, changes the state of the volume, and returns the pause before its next refresh.
-    pub(in crate::supervisor) fn look(&mut self, table: &[MountTableEntry]) -> Option<Duration> {
+    pub(in crate::supervisor) fn check_visibility(&mut self, table: &[MountTableEntry]) -> Option<Duration> {
         let _span = self.enter_span();
         let visible = self.visible()?;
         let (path, presence) = (visible.path().display().to_string(), visible.presence(table));

@@ -89,11 +89,11 @@ pub(super) fn grow(setting: &VolumeContext, bound: &BoundVolume, pod: &PodView, 
 }
 
 /// Ends this pod's use of the device whose file system the pod has at `path`. Does nothing for volumes of other kinds.
-pub(super) fn leave(setting: &VolumeContext, path: &Path) -> Result<(), HostError> {
+pub(super) fn end_use(setting: &VolumeContext, path: &Path) -> Result<(), HostError> {
     let (Some(root), Some(uid)) = (setting.site.root(), setting.site.uid()) else { return Ok(()) };
     let is_local = path.parent().and_then(Path::file_name).is_some_and(|plugin| plugin == local::PLUGIN);
     match path.file_name().and_then(|name| name.to_str()).filter(|_| is_local) {
-        Some(name) => local::leave(&root, name, &uid),
+        Some(name) => local::end_use(&root, name, &uid),
         None => Ok(()),
     }
 }

@@ -186,7 +186,7 @@ pub struct PodVolume {
 impl PodVolume {
     /// A volume that is not mounted yet. `point` is its mount point, if podfs has made that already.
     pub fn new(spec: Volume, point: Option<MountPoint>, setting: VolumeContext) -> Self {
-        let (state, mounter) = (VolumeLife::first(&spec), mounter(&spec, point, setting));
+        let (state, mounter) = (VolumeLife::before_first_refresh(&spec), mounter(&spec, point, setting));
         Self {
             spec,
             mounter,

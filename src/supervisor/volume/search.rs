@@ -68,14 +68,14 @@ impl Searches {
                 Some(_) => continue,
             };
             let client = Arc::clone(client);
-            let work = spawn_blocking(move || look(&client, volume, &options, &search));
+            let work = spawn_blocking(move || search_once(&client, volume, &options, &search));
             self.0.insert(volume, RunningSearch { work, began: Instant::now(), pause: backoff.fail(), backoff });
         }
     }
 }
 
 /// Searches once for the server of a volume. If the server has moved, moves all of its volumes to the new address.
-fn look(client: &ServerClient, volume: VolumeNumber, options: &ExportOptions, search: &PortOptions) {
+fn search_once(client: &ServerClient, volume: VolumeNumber, options: &ExportOptions, search: &PortOptions) {
     let server = &options.export.server;
     let Some(address) = find(options, search) else { return };
     match client.move_nfs(volume, address) {

@@ -25,7 +25,7 @@ pub enum VolumeLife {
 
 impl VolumeLife {
     /// The state before the first refresh.
-    pub(in crate::supervisor) fn first(volume: &Volume) -> VolumeLife {
+    pub(in crate::supervisor) fn before_first_refresh(volume: &Volume) -> VolumeLife {
         let awaited = match volume.source {
             VolumeSource::Projection(_) => "its first payload is not complete yet",
             _ => "its source is not ready yet",

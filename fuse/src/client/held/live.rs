@@ -6,7 +6,7 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::SystemTime;
 
-use super::{HeldKind, TreeReplica, broken, images};
+use super::{HeldKind, TreeReplica, images, impossible_volume};
 use crate::live::tree::{LiveTree, SavedLiveTree};
 use crate::mount::private::PROJECTION_SOURCE;
 use crate::projection::Image;
@@ -26,7 +26,7 @@ impl HeldLive {
     }
 
     pub(super) fn restore(of: VolumeNumber, tree: SavedLiveTree, descriptors: Vec<OwnedFd>) -> io::Result<Self> {
-        let tree = LiveTree::restore(tree, images(descriptors)?).ok_or_else(broken)?;
+        let tree = LiveTree::restore(tree, images(descriptors)?).ok_or_else(impossible_volume)?;
         Ok(Self { of, tree: TreeReplica::new(tree) })
     }
 

@@ -114,12 +114,12 @@ impl HeldVolume {
     ) -> io::Result<HeldVolume> {
         let VolumeDescription { volume: _, about, body } = description;
         let mut descriptors = descriptors.into_iter();
-        let mut next = || descriptors.next().ok_or_else(broken);
+        let mut next = || descriptors.next().ok_or_else(impossible_volume);
         let (device, mount, region) = (next()?, next()?, next()?);
         let kind = restore(body, descriptors.collect(), nfs_sockets)?;
         let region = Region::adopt(region).map_err(io::Error::other)?;
         if region.kind() != kind.region_kind() {
-            return Err(broken());
+            return Err(impossible_volume());
         }
         let mount = PrivateMount::adopt(mount, kind.mount_source());
         Ok(Self { about, kind, device: Mutex::new(Some(device)), mount, region: Arc::new(region) })
@@ -172,7 +172,7 @@ impl HeldVolume {
         match clone(&self.mount) {
             // Before Linux 6.15, a detached mount can be cloned only once.
             Err(error) if error.is_invalid() => match device() {
-                Some(device) => clone(&self.mount.again(device.as_fd())?),
+                Some(device) => clone(&self.mount.mount_again(device.as_fd())?),
                 None => Err(error),
             },
             cloned => cloned,
@@ -231,6 +231,6 @@ fn images(descriptors: Vec<OwnedFd>) -> io::Result<Vec<Image>> {
     Ok(images)
 }
 
-fn broken() -> io::Error {
+fn impossible_volume() -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, "the server describes a volume that cannot be")
 }

@@ -4,7 +4,7 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
-use super::{HeldKind, broken};
+use super::{HeldKind, impossible_volume};
 use crate::mount::private::NFS_SOURCE;
 use crate::nfs::options::ExportOptions;
 use crate::nfs::sockets::{NfsSockets, SocketSets};
@@ -34,7 +34,7 @@ impl HeldExport {
         nfs_sockets: &SocketSets,
     ) -> io::Result<Self> {
         let mut descriptors = descriptors.into_iter();
-        let log = descriptors.next().ok_or_else(broken)?;
+        let log = descriptors.next().ok_or_else(impossible_volume)?;
         let sockets = nfs_sockets.adopt(&options, descriptors.collect())?;
         Ok(Self { log, sockets, options })
     }

@@ -4,7 +4,7 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
-use super::{HeldKind, broken};
+use super::{HeldKind, impossible_volume};
 use crate::mount::enclosed::SourceWithMounts;
 use crate::mount::private::PASSTHROUGH_SOURCE;
 use crate::mount::table::MountTable;
@@ -37,7 +37,7 @@ impl HeldPassthrough {
 
     pub(super) fn restore(options: PassthroughOptions, descriptors: Vec<OwnedFd>) -> io::Result<Self> {
         let mut descriptors = descriptors.into_iter();
-        let mut next = || descriptors.next().ok_or_else(broken);
+        let mut next = || descriptors.next().ok_or_else(impossible_volume);
         let (source, table) = (next()?, next()?.into());
         let rings = if options.io_uring { Some(RingMemory::adopt(next()?)?) } else { None };
         Ok(Self { source, table, options, rings })

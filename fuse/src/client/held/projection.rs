@@ -5,7 +5,7 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::SystemTime;
 
-use super::{HeldKind, TreeReplica, broken, images};
+use super::{HeldKind, TreeReplica, images, impossible_volume};
 use crate::mount::private::PROJECTION_SOURCE;
 use crate::projection::Image;
 use crate::projection::tree::saved::SavedTree;
@@ -26,7 +26,7 @@ impl HeldProjection {
     }
 
     pub(super) fn restore(tree: SavedTree, reporting: Reporting, descriptors: Vec<OwnedFd>) -> io::Result<Self> {
-        let tree = ProjectionTree::restore(tree, images(descriptors)?).ok_or_else(broken)?;
+        let tree = ProjectionTree::restore(tree, images(descriptors)?).ok_or_else(impossible_volume)?;
         Ok(Self { tree: TreeReplica::new(tree), reporting })
     }
 

@@ -16,7 +16,7 @@ impl LiveTree {
     ///
     /// # Errors
     /// `ENOENT`, `ENOTDIR`, or `ESTALE` for a removed node.
-    pub fn look(&self, parent: NodeId, name: &str) -> Result<NodeId, Errno> {
+    pub fn entry(&self, parent: NodeId, name: &str) -> Result<NodeId, Errno> {
         match &self.node(parent)?.body {
             LiveContent::Directory { children } => children.get(name).copied().ok_or(Errno::ENOENT),
             LiveContent::File { .. } => Err(Errno::ENOTDIR),
@@ -101,12 +101,12 @@ impl LiveTree {
     /// The node at a path.
     pub fn find(&self, path: &str) -> Option<NodeId> {
         let mut names = path.split('/').filter(|name| !name.is_empty());
-        names.try_fold(NodeId::ROOT, |node, name| self.look(node, name).ok())
+        names.try_fold(NodeId::ROOT, |node, name| self.entry(node, name).ok())
     }
 
     /// The entry of a directory.
     pub(in crate::live) fn child(&self, directory: NodeId, name: &str) -> Option<NodeId> {
-        self.look(directory, name).ok()
+        self.entry(directory, name).ok()
     }
 
     /// The names in a directory.

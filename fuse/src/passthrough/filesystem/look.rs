@@ -15,7 +15,7 @@ use super::super::attributes::{attr, attributes_of, statx_attr};
 use super::super::descriptor::proc_path;
 use super::super::mounts::SourceMounts;
 use super::super::node::Node;
-use super::super::room::whole;
+use super::super::room::file_system_usage;
 use super::{PassthroughFilesystem, component};
 use crate::caller::privileges::administers_system;
 use crate::session::abi::{EntryOut, Kstatfs, XATTR_SIZE_MAX};
@@ -87,7 +87,7 @@ impl PassthroughFilesystem {
     }
 
     pub(super) fn status(&self, node: &Arc<Node>) -> Result<Answer, Errno> {
-        let whole = whole(self.descriptor(node)?.as_fd())?;
+        let whole = file_system_usage(self.descriptor(node)?.as_fd())?;
         *self.last_status() = whole;
         Ok(Answer::FileSystem(match &self.usage {
             Some(usage) => usage.narrow(whole),

@@ -57,7 +57,7 @@ pub fn success_if_done(
 /// The file `name`, if it was made for `caller` after the request was begun.
 pub fn made_for(directory: impl AsFd, name: &OsStr, begun: BegunRequest, caller: Caller) -> Option<Statx> {
     const SETGID: u16 = 0o2000;
-    let found = look(directory.as_fd(), name)?;
+    let found = status_of_name(directory.as_fd(), name)?;
     let home = attributes_of(directory.as_fd()).ok()?;
     // New files in a setgid directory have its group.
     let has_group = found.stx_gid == caller.gid || (home.stx_mode & SETGID != 0 && found.stx_gid == home.stx_gid);
@@ -72,13 +72,13 @@ pub fn made_for(directory: impl AsFd, name: &OsStr, begun: BegunRequest, caller:
 /// Whether `name` leads to the file that `file` is open on.
 pub fn leads_to(directory: impl AsFd, name: &OsStr, file: impl AsFd) -> bool {
     let same = |found: &Statx| (found.stx_dev_major, found.stx_dev_minor, found.stx_ino);
-    let found = look(directory.as_fd(), name);
+    let found = status_of_name(directory.as_fd(), name);
     found.is_some_and(|found| attributes_of(file.as_fd()).is_ok_and(|file| same(&file) == same(&found)))
 }
 
 /// Returns the inode number of the file that `name` leads to; `None` if there is no such file.
 pub fn number_of(directory: impl AsFd, name: &OsStr) -> Option<u64> {
-    look(directory.as_fd(), name).map(|found| found.stx_ino)
+    status_of_name(directory.as_fd(), name).map(|found| found.stx_ino)
 }
 
 /// Whether the extended attribute `name` of the file at `path` has this value.
@@ -100,7 +100,7 @@ pub fn appended(file: BorrowedFd<'_>, data: &[u8], end: u64) -> Option<usize> {
     (more > 0 && read == more && found == data[..more]).then_some(more)
 }
 
-fn look(directory: BorrowedFd<'_>, name: &OsStr) -> Option<Statx> {
+fn status_of_name(directory: BorrowedFd<'_>, name: &OsStr) -> Option<Statx> {
     let wanted = StatxFlags::BASIC_STATS | StatxFlags::BTIME;
     statx(directory, name, AtFlags::SYMLINK_NOFOLLOW, wanted).ok()
 }

@@ -102,14 +102,14 @@ impl FileLocks {
     fn clear(&mut self, holder: Holder<'_>, start: u64, end: u64) -> Result<(), Errno> {
         let mut upper_part = None;
         for record in &self.0 {
-            let (form, first, last) = parts(record);
+            let (form, first, last) = record_fields(record);
             if is_range(form) && first < start && end < last {
                 // At most one lock contains the range and more on both sides: the locks of an owner do not overlap.
                 upper_part = Some(holder.record(form, end + 1, last)?);
             }
         }
         self.0.retain(|record| {
-            let (form, first, last) = parts(record);
+            let (form, first, last) = record_fields(record);
             if !is_range(form) || last < start || end < first {
                 return true;
             }
@@ -128,7 +128,7 @@ impl FileLocks {
     fn add(&mut self, holder: Holder<'_>, range: FileLock) -> Result<(), Errno> {
         // A caller that locks a file piece by piece has one lock.
         let before = self.0.iter().find(|record| {
-            let (form, _, last) = parts(record);
+            let (form, _, last) = record_fields(record);
             is_range(form) && form == range.typ && last.checked_add(1) == Some(range.start)
         });
         match before {
@@ -156,13 +156,13 @@ fn is_range(form: u32) -> bool {
     form & (WHOLE | LOCKS_LOST) == 0
 }
 
-fn parts(record: &HeldCell) -> (u32, u64, u64) {
+fn record_fields(record: &HeldCell) -> (u32, u64, u64) {
     (record.form.load(Relaxed), record.start.load(Relaxed), record.end.load(Relaxed))
 }
 
 /// The lock that is recorded.
 fn lock_request(record: &HeldCell) -> LockRequest {
-    let (form, start, end) = parts(record);
+    let (form, start, end) = record_fields(record);
     let typ = form & !WHOLE;
     if form & WHOLE == 0 {
         return LockRequest::Range(FileLock { start, end, typ, pid: 0 });
@@ -188,7 +188,7 @@ mod tests {
         for (typ, start, end) in granted.iter().copied() {
             locked.record(holder, LockRequest::Range(FileLock { start, end, typ, pid: 0 })).expect("recorded");
         }
-        let mut ranges: Vec<_> = locked.0.iter().map(|record| parts(record)).collect();
+        let mut ranges: Vec<_> = locked.0.iter().map(|record| record_fields(record)).collect();
         ranges.sort_unstable_by_key(|(_, start, _)| *start);
         assert_eq!(region.cells().tagged().count(), ranges.len(), "other cells are erased");
         ranges

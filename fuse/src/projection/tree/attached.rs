@@ -102,7 +102,7 @@ impl AttachedGeneration {
     }
 
     /// The nodes that the kernel knows, without unlinked ones.
-    pub(super) fn known(&self) -> Vec<Index> {
+    pub(super) fn known_nodes(&self) -> Vec<Index> {
         let counts = (0..).zip(self.image.lookups());
         let known = counts.filter(|(_, count)| count.load(Ordering::Relaxed) > 0).map(|(index, _)| index);
         known.filter(|index| !self.unlinked.contains(index)).collect()

@@ -38,7 +38,7 @@ impl ProjectionTree {
     /// # Errors
     /// `ENOENT` when no such generation is attached.
     pub fn close_generation(&mut self, name: &str) -> Result<Vec<Index>, Errno> {
-        let known = self.generation_mut(name)?.known();
+        let known = self.generation_mut(name)?.known_nodes();
         self.close_generation_but(name, &known)?;
         Ok(known)
     }

@@ -181,7 +181,7 @@ impl ProjectionTree {
     /// # Errors
     /// `ENOENT`, `ENOTDIR`, or `ESTALE` for a removed node.
     pub fn lookup(&mut self, parent: NodeId, name: &OsStr) -> Result<NodeAttributes, Errno> {
-        let found = self.look(parent, name)?;
+        let found = self.entry(parent, name)?;
         self.count(found.node);
         Ok(found)
     }
@@ -190,7 +190,7 @@ impl ProjectionTree {
     ///
     /// # Errors
     /// Those of [`Self::lookup`].
-    pub fn look(&self, parent: NodeId, name: &OsStr) -> Result<NodeAttributes, Errno> {
+    pub fn entry(&self, parent: NodeId, name: &OsStr) -> Result<NodeAttributes, Errno> {
         let name = name.to_str().ok_or(Errno::ENOENT)?;
         self.attributes(self.child(parent, name)?)
     }

@@ -81,7 +81,7 @@ pub fn reserve_numbers() -> io::Result<()> {
 ///
 /// # Errors
 /// Those of `dup3(2)`.
-pub(crate) fn put(descriptor: OwnedFd, number: RawFd) -> io::Result<()> {
+pub(crate) fn place_at(descriptor: OwnedFd, number: RawFd) -> io::Result<()> {
     // SAFETY: no other code owns reserved numbers, so this closes no descriptor in use.
     let placed = unsafe { libc::dup3(descriptor.as_raw_fd(), number, libc::O_CLOEXEC) };
     if placed < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
@@ -110,7 +110,7 @@ impl KeeperHandle {
             if let Some(pid) = unsafe { child::fork() }? {
                 return Ok(KeeperHandle { pid: pid.as_raw_nonzero().get(), starts_successor });
             }
-            keep(starts_successor);
+            run_keeper(starts_successor);
             successor::become_server()?;
         }
     }
@@ -122,7 +122,7 @@ impl KeeperHandle {
     pub(crate) fn start_another() -> io::Result<KeeperHandle> {
         prepare()?;
         // SAFETY: a keeper that starts no successor only makes system calls.
-        let pid = unsafe { child::start(|| keep(false)) }?;
+        let pid = unsafe { child::start(|| run_keeper(false)) }?;
         Ok(KeeperHandle { pid: pid.as_raw_nonzero().get(), starts_successor: false })
     }
 
@@ -139,7 +139,7 @@ impl KeeperHandle {
 
 /// Prepares the reserved descriptors for a keeper of the calling process.
 fn prepare() -> io::Result<()> {
-    put(rustix::process::pidfd_open(rustix::process::getpid(), rustix::process::PidfdFlags::empty())?, SERVER)?;
+    place_at(rustix::process::pidfd_open(rustix::process::getpid(), rustix::process::PidfdFlags::empty())?, SERVER)?;
     open_channel()?;
     // The kernel reaps a keeper that ends.
     // SAFETY: no handler of SIGCHLD was set before.
@@ -153,8 +153,8 @@ fn prepare() -> io::Result<()> {
 /// When there are no descriptors left.
 pub(crate) fn open_channel() -> io::Result<()> {
     let (ours, theirs) = socketpair(AddressFamily::Unix, SockType::SeqPacket, None, SockFlag::SOCK_CLOEXEC)?;
-    put(theirs, FAR_END)?;
-    put(ours, CHANNEL)
+    place_at(theirs, FAR_END)?;
+    place_at(ours, CHANNEL)
 }
 
 /// Closes the far end, because a supervisor has it now.
@@ -165,7 +165,7 @@ pub(crate) fn close_far_end() {
 /// Puts a placeholder at one of the reserved numbers.
 pub(super) fn put_placeholder(number: RawFd) {
     if let Ok(placeholder) = EventFd::from_flags(EfdFlags::EFD_CLOEXEC) {
-        let _harmless = put(placeholder.into(), number);
+        let _harmless = place_at(placeholder.into(), number);
     }
 }
 
@@ -181,7 +181,7 @@ impl Handover {
         setsockopt(&channel, sockopt::ReceiveTimeout, &TimeVal::seconds(TIMEOUT))?;
         setsockopt(&channel, sockopt::SendTimeout, &TimeVal::seconds(TIMEOUT))?;
         // A reserved number, so that it occupies none of the inherited ones.
-        put(channel, HANDOVER)?;
+        place_at(channel, HANDOVER)?;
         Ok(Self(()))
     }
 
@@ -266,14 +266,14 @@ fn place(descriptors: Vec<OwnedFd>, numbers: &[RawFd]) -> io::Result<()> {
         if unsafe { libc::fcntl(*number, libc::F_GETFD) } >= 0 {
             return Err(io::Error::new(io::ErrorKind::AlreadyExists, format!("descriptor {number} is in use already")));
         }
-        put(descriptor, *number)?;
+        place_at(descriptor, *number)?;
     }
     Ok(())
 }
 
 /// The main loop of a keeper. It only makes system calls: it allocates no memory and takes no lock. It returns only in a successor
 /// that the keeper has started.
-fn keep(starts_successor: bool) {
+fn run_keeper(starts_successor: bool) {
     const INTERVAL: Duration = Duration::from_millis(100);
     // SAFETY: the name outlives the call.
     unsafe { libc::prctl(libc::PR_SET_NAME, c"podfs-keeper".as_ptr()) };

@@ -28,7 +28,7 @@ use nix::sys::socket::{ControlMessage, MsgFlags, sendmsg, setsockopt, sockopt};
 use nix::sys::time::{TimeVal, TimeValLike};
 
 use super::{
-    CHANNEL, FIRST_FREE, HANDOVER, LISTENER, put, put_placeholder, reserve_numbers, reserved, send_descriptors,
+    CHANNEL, FIRST_FREE, HANDOVER, LISTENER, place_at, put_placeholder, reserve_numbers, reserved, send_descriptors,
 };
 use crate::memory_lock;
 use crate::protocol::receive_descriptors;
@@ -126,7 +126,7 @@ pub(super) fn close_control_socket() {
 pub(super) fn become_server() -> io::Result<()> {
     let _ = rustix::thread::set_name(c"podfs-fuse");
     sigprocmask(SigmaskHow::SIG_SETMASK, Some(&SigSet::empty()), None)?;
-    put(rustix::io::dup(reserved(NEXT_CONTROL))?, libc::STDIN_FILENO)?;
+    place_at(rustix::io::dup(reserved(NEXT_CONTROL))?, libc::STDIN_FILENO)?;
     [NEXT_CONTROL, LISTENER, HANDOVER].into_iter().for_each(put_placeholder);
     // The keeper has closed the descriptor at one of the reserved numbers.
     reserve_numbers()?;

@@ -5,7 +5,7 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::SystemTime;
 
-use super::{ServedKind, ServedParts, ServedVolumes, ServerResources, broken, copies, images};
+use super::{ServedKind, ServedParts, ServedVolumes, ServerResources, copies, images, inconsistent_state};
 use crate::live::filesystem::{LiveFilesystem, SharedLiveTree, wanted};
 use crate::live::tree::{LiveTree, LiveUpdate, SavedLiveTree};
 use crate::projection::undo::Undo;
@@ -29,7 +29,7 @@ impl LiveParts {
     }
 
     pub(super) fn restore(of: VolumeNumber, tree: SavedLiveTree, descriptors: Vec<OwnedFd>) -> io::Result<Self> {
-        let tree = LiveTree::restore(tree, images(descriptors)?).ok_or_else(broken)?;
+        let tree = LiveTree::restore(tree, images(descriptors)?).ok_or_else(inconsistent_state)?;
         Ok(Self { of, tree: SharedLiveTree::new(tree), is_traced: false, notifier: None })
     }
 
@@ -60,7 +60,7 @@ impl ServedKind for LiveParts {
     }
 
     fn load(&mut self, volume: &ServedParts) -> io::Result<()> {
-        self.tree.lock().catch_up(volume.region.applied()).map_err(|_| broken())
+        self.tree.lock().catch_up(volume.region.applied()).map_err(|_| inconsistent_state())
     }
 
     fn resume(&mut self, volume: &ServedParts, _: &mut ServerResources) -> io::Result<()> {

@@ -104,7 +104,7 @@ impl ServedParts {
         let VolumeDescriptors { device, mount, region } = held;
         let region = Arc::new(Region::adopt(region).map_err(io::Error::other)?);
         if region.kind() != kind.region_kind() {
-            return Err(broken());
+            return Err(inconsistent_state());
         }
         Ok(ServedParts { about, device, mount, region, trace: start_trace(kind.is_traced())? })
     }
@@ -266,7 +266,7 @@ fn copies(images: Vec<Arc<Image>>) -> io::Result<Vec<OwnedFd>> {
     images.into_iter().map(|image| image.as_fd().try_clone_to_owned()).collect()
 }
 
-fn broken() -> io::Error {
+fn inconsistent_state() -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, "the state of the last server is inconsistent")
 }
 
@@ -302,7 +302,7 @@ mod tests {
         }
 
         fn describe(&self) -> io::Result<(VolumeBody, Vec<OwnedFd>)> {
-            Err(broken())
+            Err(inconsistent_state())
         }
     }
 

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use podfs_nfs::rpc::dial::inode;
 
-use super::{ServedKind, ServedParts, ServedVolumes, ServerResources, broken};
+use super::{ServedKind, ServedParts, ServedVolumes, ServerResources, inconsistent_state};
 use crate::nfs;
 use crate::nfs::options::{ExportOptions, NfsAddress};
 use crate::nfs::thread::{NfsThread, ServedExport};
@@ -31,7 +31,7 @@ impl NfsExport {
         Ok(ServedExport {
             device: volume.device.try_clone()?,
             region: Arc::clone(&volume.region),
-            log: own.next().ok_or_else(broken)?,
+            log: own.next().ok_or_else(inconsistent_state)?,
             sockets: own.collect(),
             options: self.options.as_ref().clone(),
             trace: Arc::clone(&volume.trace),
@@ -60,7 +60,7 @@ impl ServedKind for NfsExport {
     }
 
     fn load(&mut self, volume: &ServedParts) -> io::Result<()> {
-        nfs::thread::can_resume(&volume.region, self.log_and_sockets.first().ok_or_else(broken)?)
+        nfs::thread::can_resume(&volume.region, self.log_and_sockets.first().ok_or_else(inconsistent_state)?)
     }
 
     fn resume(&mut self, volume: &ServedParts, shared: &mut ServerResources) -> io::Result<()> {
@@ -88,7 +88,7 @@ impl ServedVolumes {
     /// Uses another address for the NFS server of a volume, and of all volumes that share its sockets.
     pub(in crate::server) fn move_nfs(&mut self, number: VolumeNumber, place: NfsAddress) -> io::Result<()> {
         let (_, export) = self.of_kind::<NfsExport>(number)?;
-        let first = export.first_socket().ok_or_else(broken)?;
+        let first = export.first_socket().ok_or_else(inconsistent_state)?;
         let exports = self.volumes.values_mut().filter_map(|volume| volume.kind_mut::<NfsExport>());
         for export in exports.filter(|export| export.first_socket() == Some(first)) {
             *export.options = export.options.as_ref().clone().at(place);

@@ -4,7 +4,7 @@ use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
-use super::{ServedKind, ServedParts, ServerResources, broken};
+use super::{ServedKind, ServedParts, ServerResources, inconsistent_state};
 use crate::mount::enclosed::SourceWithMounts;
 use crate::mount::table::MountTable;
 use crate::passthrough::{self, LoadedVolume, PassthroughOptions};
@@ -32,14 +32,14 @@ impl Passthrough {
         mut rest: impl Iterator<Item = OwnedFd>,
     ) -> io::Result<Self> {
         let SourceWithMounts { source, table } = source;
-        let rings = if options.io_uring { Some(rest.next().ok_or_else(broken)?) } else { None };
+        let rings = if options.io_uring { Some(rest.next().ok_or_else(inconsistent_state)?) } else { None };
         Ok(Self { source, table: Arc::new(table), options, rings, loaded: None })
     }
 
     pub(super) fn restore(options: PassthroughOptions, descriptors: Vec<OwnedFd>) -> io::Result<Self> {
         let mut descriptors = descriptors.into_iter();
-        let source = descriptors.next().ok_or_else(broken)?;
-        let table = MountTable::from(descriptors.next().ok_or_else(broken)?);
+        let source = descriptors.next().ok_or_else(inconsistent_state)?;
+        let table = MountTable::from(descriptors.next().ok_or_else(inconsistent_state)?);
         Self::new(SourceWithMounts { source, table }, options, descriptors)
     }
 
@@ -83,7 +83,7 @@ impl ServedKind for Passthrough {
     }
 
     fn resume(&mut self, volume: &ServedParts, _: &mut ServerResources) -> io::Result<()> {
-        let loaded = self.loaded.take().ok_or_else(broken)?;
+        let loaded = self.loaded.take().ok_or_else(inconsistent_state)?;
         loaded.start(volume.device.try_clone()?, Some(volume.mount.as_fd())).map(drop)
     }
 

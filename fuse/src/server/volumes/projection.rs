@@ -5,7 +5,7 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::SystemTime;
 
-use super::{ServedKind, ServedParts, ServedVolumes, ServerResources, broken, copies, images};
+use super::{ServedKind, ServedParts, ServedVolumes, ServerResources, copies, images, inconsistent_state};
 use crate::audit::Audit;
 use crate::projection::filesystem::{self, ProjectionFilesystem, SharedTree};
 use crate::projection::steps::ProjectionStep;
@@ -30,7 +30,7 @@ impl ServedProjection {
     }
 
     pub(super) fn restore(tree: SavedTree, reporting: Reporting, descriptors: Vec<OwnedFd>) -> io::Result<Self> {
-        let tree = ProjectionTree::restore(tree, images(descriptors)?).ok_or_else(broken)?;
+        let tree = ProjectionTree::restore(tree, images(descriptors)?).ok_or_else(inconsistent_state)?;
         Ok(Self { tree: SharedTree::new(tree), reporting })
     }
 
@@ -63,7 +63,7 @@ impl ServedKind for ServedProjection {
     }
 
     fn load(&mut self, volume: &ServedParts) -> io::Result<()> {
-        self.tree.lock().catch_up(volume.region.applied()).map_err(|_| broken())
+        self.tree.lock().catch_up(volume.region.applied()).map_err(|_| inconsistent_state())
     }
 
     fn resume(&mut self, volume: &ServedParts, shared: &mut ServerResources) -> io::Result<()> {

@@ -45,7 +45,7 @@ fn vm_11_volumes_of_a_pod_that_is_gone_stay_until_it_is_released() {
     let refused = pods.release(&uid).expect_err("it is to run").to_string();
     assert!(refused.starts_with("pod default/p-u is to run on this node"), "{refused}");
     pods.put(pod("u", PodStage::Terminating));
-    pods.gone(&uid);
+    pods.note_undescribed(&uid);
     assert!(needs(&pods, "u"), "its containers may still run");
     pods.release(&uid).expect("it is gone");
     assert!(!needs(&pods, "u"));
@@ -58,7 +58,7 @@ fn a_pod_is_released_without_an_agent_where_that_was_asked_for() {
     pods.take_list(PodSource::Api, vec![pod("u", PodStage::Desired), pod("v", PodStage::Desired)]);
     pods.put(pod("u", PodStage::Terminating));
     assert!(needs(&pods, "u"), "its containers are being stopped");
-    pods.gone(&sample::uid("u"));
+    pods.note_undescribed(&sample::uid("u"));
     pods.put(pod("v", PodStage::Terminal));
     assert!(!needs(&pods, "u") && !needs(&pods, "v"));
 }
@@ -81,10 +81,10 @@ fn rc_02_a_pod_of_an_earlier_daemon_stays_until_its_source_has_listed_its_pods_a
 fn a_pod_that_comes_back_after_its_release_is_wanted_again() {
     let mut pods = Pods::new([PodSource::Api], false);
     pods.take_list(PodSource::Api, vec![pod("u", PodStage::Desired)]);
-    pods.gone(&sample::uid("u"));
+    pods.note_undescribed(&sample::uid("u"));
     pods.release(&sample::uid("u")).expect("it is gone");
     pods.put(pod("u", PodStage::Desired));
     assert!(needs(&pods, "u"));
-    pods.gone(&sample::uid("u"));
+    pods.note_undescribed(&sample::uid("u"));
     assert!(needs(&pods, "u"), "the release was of its earlier life");
 }

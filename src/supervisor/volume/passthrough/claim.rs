@@ -81,7 +81,7 @@ impl PassthroughSource for ClaimSource {
         let path = volume.place(&bound.source.directory(), &bound.name);
         volume.group = bound.gid;
         let setting = &volume.setting;
-        let turn = turn(setting, &path, bound.exclusive)?;
+        let turn = lock_exclusive(setting, &path, bound.exclusive)?;
         let shared = neighbours::has_neighbour(&path);
         if bound.exclusive && shared {
             return Err(RefreshFailure::Temporary(IN_USE.to_owned()));
@@ -114,7 +114,7 @@ impl PassthroughSource for ClaimSource {
                     access = ContainerAccess::ReadOnly;
                 }
                 if let (Some(group), ContainerAccess::ReadWrite) = (pod.facts.fs_group, access) {
-                    give(&source, group, shared, &bound, pod)?;
+                    give_to_group(&source, group, shared, &bound, pod)?;
                 }
                 source
             }
@@ -145,7 +145,7 @@ impl PassthroughSource for ClaimSource {
     }
 
     fn take_down(self: Box<Self>, volume: &PassthroughParts, name: &str, end: PodEnd) {
-        let released = volume.path.as_deref().map_or(Ok(()), |path| local::leave(&volume.setting, path));
+        let released = volume.path.as_deref().map_or(Ok(()), |path| local::end_use(&volume.setting, path));
         released.unwrap_or_else(|error| warn!("volume {name:?}: {error}"));
         if self.device.is_some() && end == PodEnd::Stopped {
             host_path::forget_disk(&volume.setting, name);
@@ -165,7 +165,7 @@ pub(in crate::supervisor::volume) fn resolve(
 
 /// The lock for a volume that one pod alone may use, while podfs mounts it at `path`, or makes a link to its device there; `None`
 /// for other volumes.
-pub(in crate::supervisor::volume) fn turn(
+pub(in crate::supervisor::volume) fn lock_exclusive(
     setting: &VolumeContext,
     path: &Path,
     is_exclusive: bool,
@@ -183,10 +183,16 @@ pub(in crate::supervisor::volume) fn turn(
 
 /// Gives a PersistentVolume to the fsGroup of the first pod on the node that uses it. For pods that use it at the same time
 /// (`shared`), it stays as it is (LP-03).
-fn give(source: &HostSource, group: u32, shared: bool, bound: &BoundVolume, pod: &PodView) -> Result<(), HostError> {
+fn give_to_group(
+    source: &HostSource,
+    group: u32,
+    shared: bool,
+    bound: &BoundVolume,
+    pod: &PodView,
+) -> Result<(), HostError> {
     let name = &bound.name;
     if !shared {
-        return fs_group::give(source, group, pod.facts.fs_group_policy, name);
+        return fs_group::give_to_group(source, group, pod.facts.fs_group_policy, name);
     }
     if let Some(other) = fs_group::group_of(source).filter(|other| *other != group) {
         warn!(

@@ -63,7 +63,7 @@ pub(super) fn open(
     let Ok(device) = BlockDevice::open(&source) else { return Ok(OpenedPath { source, device: None }) };
     if let Some(Err(error)) = disks(setting).map(|disks| disks.pin(spec.name.as_str(), &device)) {
         // The bind mount of an earlier supervisor leads to the refused disk, too.
-        if let Ok(Some((_, visible))) = setting.mount_points().keep(path) {
+        if let Ok(Some((_, visible))) = setting.mount_points().adopt(path) {
             visible.unmount().unwrap_or_else(|error| warn!("{error}"));
         }
         return Err(error.into());

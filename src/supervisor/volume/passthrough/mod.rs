@@ -306,7 +306,7 @@ impl PassthroughVolume {
         let temporary = |error: &dyn std::fmt::Display| RefreshFailure::Temporary(error.to_string());
         if let PlannedContent::Source { served_by: ServedBy::Bind, .. } = &content
             && let Some((_, visible)) =
-                self.common.setting.mount_points().keep(&path).map_err(|error| temporary(&error))?
+                self.common.setting.mount_points().adopt(&path).map_err(|error| temporary(&error))?
         {
             // An earlier supervisor has made the bind mount, which needs no server.
             return Ok(VisibleVolume { visible, access, served: None });
