@@ -107,6 +107,46 @@ fn hp_09_mounts_come_and_go_on_a_host_that_shares_them() {
 }
 
 #[test]
+fn a_mount_of_the_host_is_neither_removed_nor_moved_through_a_volume() {
+    let attempts = || {
+        let (source, below) = source_with_directory("below");
+        for name in ["empty", "other"] {
+            fs::create_dir(source.path().join(name)).expect("a directory");
+        }
+        for name in ["file", "shown"] {
+            fs::write(source.path().join(name), name).expect("written");
+        }
+        let _below = Below::tmpfs(&below);
+        let _file = Below::bind(&source.path().join("shown"), &source.path().join("file"), MsFlags::empty());
+        let mounted = Mounted::of(source.path());
+        let at = |name: &str| mounted.path().join(name);
+        let exchange = |one: &str, two: &str| {
+            let flags = rustix::fs::RenameFlags::EXCHANGE;
+            rustix::fs::renameat_with(rustix::fs::CWD, at(one), rustix::fs::CWD, at(two), flags).map_err(Into::into)
+        };
+        let outcomes: [(&str, std::io::Result<()>); 7] = [
+            ("rmdir", fs::remove_dir(at("below"))),
+            ("unlink", fs::remove_file(at("file"))),
+            ("rename of a directory", fs::rename(at("below"), at("moved"))),
+            ("rename of a file", fs::rename(at("file"), at("moved"))),
+            ("rename to a directory", fs::rename(at("empty"), at("below"))),
+            ("rename to a file", fs::rename(at("shown"), at("file"))),
+            ("exchange", exchange("other", "below")),
+        ];
+        for (call, outcome) in outcomes {
+            let error = outcome.expect_err(call);
+            assert_eq!(error.raw_os_error(), Some(libc::EBUSY), "{call}: {error}");
+        }
+        for path in [below.clone(), source.path().join("file")] {
+            umount2(&path, MntFlags::MNT_DETACH).expect("it is still mounted there");
+        }
+        crate::common::eventually("the directory can be removed", || fs::remove_dir(at("below")).is_ok());
+    };
+    attempts();
+    on_a_host_that_shares_mounts(attempts);
+}
+
+#[test]
 fn a_mount_that_the_volume_knows_nothing_of_can_be_unmounted_by_the_host() {
     on_a_host_that_shares_mounts(|| {
         let (source, below) = source_with_directory("below");

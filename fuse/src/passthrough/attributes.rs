@@ -7,11 +7,11 @@
 //! 2. On a `nodev` mount a device has the number 0:0, which no driver has: `open(2)` fails with `ENXIO`.
 //! 3. On a `noexec` mount a regular file has no execute permission.
 
-use std::ffi::CStr;
+use std::ffi::{CStr, OsStr};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::time::{Duration, UNIX_EPOCH};
 
-use rustix::fs::{AtFlags, FileType, Statx, StatxFlags, statx};
+use rustix::fs::{AtFlags, FileType, Statx, StatxAttributes, StatxFlags, statx};
 use rustix::io::Errno;
 
 use super::node::Node;
@@ -140,6 +140,22 @@ pub fn attributes_of(file: BorrowedFd<'_>) -> Result<Statx, Errno> {
 pub fn attributes_of_name(directory: BorrowedFd<'_>, name: &CStr) -> Result<Statx, Errno> {
     let flags = AtFlags::SYMLINK_NOFOLLOW | AtFlags::NO_AUTOMOUNT;
     statx(directory, name, flags, StatxFlags::BASIC_STATS | StatxFlags::BTIME | StatxFlags::MNT_ID)
+}
+
+/// Checks that nothing is mounted at `name`.
+///
+/// The kernel refuses to remove or rename a mount point only if the mount is in the caller's mount namespace. The server has a
+/// namespace of its own, so without this check, its calls would unmount or move mounts of the node.
+///
+/// # Errors
+/// `EBUSY` if `name` is a mount point.
+pub fn check_not_mounted(directory: impl AsFd, name: &OsStr) -> Result<(), Errno> {
+    let flags = AtFlags::SYMLINK_NOFOLLOW | AtFlags::NO_AUTOMOUNT | AtFlags::STATX_DONT_SYNC;
+    match statx(directory, name, flags, StatxFlags::empty()) {
+        Ok(found) if found.stx_attributes.contains(StatxAttributes::MOUNT_ROOT) => Err(Errno::BUSY),
+        // Another error is that of the call that follows.
+        _ => Ok(()),
+    }
 }
 
 /// The type of the file.

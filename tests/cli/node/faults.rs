@@ -219,9 +219,9 @@ fn pv_05_of_two_pods_that_want_a_volume_for_one_pod_at_the_same_moment_one_waits
         outcome = [("one", "two"), ("two", "one")].into_iter().find(|(has, other)| is_mounted(has) && waits(other));
         outcome.is_some()
     });
-    let (shown, waiting) = outcome.expect("it was seen");
+    let (winner, waiting) = outcome.expect("it was seen");
     assert!(!is_mounted(waiting));
-    node.remove(&format!("{shown}.yaml"));
+    node.remove(&format!("{winner}.yaml"));
     node.expect(&["wait", &format!("default/{waiting}")]);
     fs::write(node.path(waiting, "data").join("file"), "data").expect("it is writable");
     assert_eq!(fs::read_to_string(source.join("file")).expect("a file"), "data");

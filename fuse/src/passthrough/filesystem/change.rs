@@ -14,7 +14,7 @@ use rustix::fs::{
 use rustix::io::Errno;
 
 use super::super::acting::acting_for;
-use super::super::attributes::{attr, attributes_of, bytes_taken, kind};
+use super::super::attributes::{attr, attributes_of, bytes_taken, check_not_mounted, kind};
 use super::super::descriptor::{proc_path, reopen};
 use super::super::mounts::SourceMounts;
 use super::super::node::{Node, is_special};
@@ -97,6 +97,7 @@ impl PassthroughFilesystem {
     pub(super) fn unlink(&self, parent: &Arc<Node>, name: &OsStr, exchange: &Exchange<'_>) -> Result<Answer, Errno> {
         let directory = self.directory(parent)?;
         let name = component(name)?;
+        check_not_mounted(&*directory, name)?;
         self.reopen_before_removal(&directory, parent, name);
         let removal = self.last_name_removal(&directory, parent, name);
         // Volumes without special files are spared a system call for each file.
@@ -119,6 +120,7 @@ impl PassthroughFilesystem {
     ) -> Result<Answer, Errno> {
         let directory = self.directory(parent)?;
         let name = component(name)?;
+        check_not_mounted(&*directory, name)?;
         let removal = self.last_name_removal(&directory, parent, name);
         // The directory may be the working directory of a process, which still gets its attributes, also from a successor.
         let held = self.hold_before_removal(&directory, parent, name);
@@ -177,6 +179,8 @@ impl PassthroughFilesystem {
         let (from, to) = (self.directory(parent)?, self.directory(new_parent)?);
         let flags = RenameFlags::from_bits(flags).ok_or(Errno::INVAL)?;
         let (name, new_name) = (component(name)?, component(new_name)?);
+        check_not_mounted(&*from, name)?;
+        check_not_mounted(&*to, new_name)?;
         let replaces = !flags.intersects(RenameFlags::EXCHANGE | RenameFlags::NOREPLACE);
         if replaces {
             self.reopen_before_removal(&to, new_parent, new_name);
