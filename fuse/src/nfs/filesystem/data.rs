@@ -197,10 +197,10 @@ impl NfsFilesystem {
 
     /// Handles RELEASE. Does not wait for data that is still to be written.
     pub(super) fn release(self: &Rc<Self>, handle: HandleId) -> NfsAnswer {
-        let keep = self.state.files.get(handle).is_ok_and(|open| self.writeback().is_dirty(open.node.id));
-        if let Some(open) = self.state.files.remove(handle, keep) {
+        let is_dirty = |node| self.writeback().is_dirty(node);
+        if let Some(open) = self.state.close(handle, is_dirty) {
             let (filesystem, node) = (Rc::clone(self), Rc::clone(&open.node));
-            if keep {
+            if is_dirty(node.id) {
                 spawn_local(async move { filesystem.tidy_up(&node).await });
             } else if node.is_silly() && !node.is_open() {
                 spawn_local(filesystem.remove_silly(node));
