@@ -16,7 +16,7 @@ use crate::mountd::{self, MountdError};
 use crate::portmap;
 use crate::rpc::{Credential, Policy, RpcConnection, RpcError};
 use crate::server::{MAX_CONNECTIONS, Servers};
-use crate::v3::{self, FsInfo, NfsFileHandle};
+use crate::v3::{self, Attributes, FsInfo, NfsFileHandle};
 
 /// The most time for one call to a portmapper.
 const PORTMAP_BUDGET: Duration = Duration::from_secs(5);
@@ -142,6 +142,8 @@ pub struct MountedExport {
     pub mountd: SocketAddr,
     /// The root of the export.
     pub root: NfsFileHandle,
+    /// The attributes of the root.
+    pub attributes: Attributes,
     /// The largest READ and WRITE of the server.
     pub limits: Limits,
 }
@@ -153,8 +155,9 @@ pub struct MountedExport {
 pub fn reach(request: &MountRequest) -> Result<MountedExport, NfsMountError> {
     let runtime = Builder::new_current_thread().enable_all().build().map_err(NfsMountError::Machine)?;
     LocalSet::new().block_on(&runtime, async {
-        let (export, mountd) = find(&Servers::default(), request).await?;
-        Ok(MountedExport { nfs: export.server().address(), mountd, root: export.root(), limits: export.limits() })
+        let (export, mountd, attributes) = find(&Servers::default(), request).await?;
+        let (nfs, root, limits) = (export.server().address(), export.root(), export.limits());
+        Ok(MountedExport { nfs, mountd, root, attributes, limits })
     })
 }
 
@@ -166,8 +169,8 @@ pub async fn mount(servers: &Servers, request: &MountRequest) -> Result<Export, 
     Ok(find(servers, request).await?.0)
 }
 
-/// Finds an export, and the address of its mountd.
-async fn find(servers: &Servers, request: &MountRequest) -> Result<(Export, SocketAddr), NfsMountError> {
+/// Finds an export, the address of its mountd, and the attributes of its root.
+async fn find(servers: &Servers, request: &MountRequest) -> Result<(Export, SocketAddr, Attributes), NfsMountError> {
     if !request.export.path.starts_with('/') || request.export.path.len() > mountd::MAX_PATH {
         return Err(NfsMountError::BadPath);
     }
@@ -184,15 +187,23 @@ async fn find(servers: &Servers, request: &MountRequest) -> Result<(Export, Sock
     let before_fsinfo = Limits { read: 4096, write: 4096, listing: 4096, file: u64::MAX };
     let export = Export::new(server.clone(), root, before_fsinfo, request.policy, connections);
     let options = CallOptions { policy: Some(mounting.policy()), ..CallOptions::new(&request.credential) };
-    let info: FsInfo = export.fsinfo(options, &root).await.map_err(|error| match error {
+    let failed = |error| match error {
         Error::RpcError(failure) => {
             let last_error = server.health().last_error;
             mounting.unreachable("NFS", address, last_error.filter(|_| is_silence(failure)), failure)
         }
         error => NfsMountError::Root { export: request.export.clone(), error },
-    })?;
+    };
+    let info: FsInfo = export.fsinfo(options, &root).await.map_err(failed)?;
+    let attributes = match info.attributes {
+        Some(attributes) => attributes,
+        None => {
+            let options = CallOptions { policy: Some(mounting.policy()), ..options };
+            export.getattr(options, &root).await.map_err(failed)?
+        }
+    };
     let limits = Limits::new(&info, request.rsize, request.wsize);
-    Ok((Export::new(server, root, limits, request.policy, connections), mountd))
+    Ok((Export::new(server, root, limits, request.policy, connections), mountd, attributes))
 }
 
 /// Reports to the server's mountd that an export is not used any more. Waits at most `budget`, because nothing depends on the

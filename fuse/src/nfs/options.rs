@@ -6,7 +6,7 @@ use std::time::Duration;
 use podfs_nfs::ExportAddress;
 use podfs_nfs::export::Limits;
 use podfs_nfs::rpc::{Persistence, Policy};
-use podfs_nfs::v3::FileType;
+use podfs_nfs::v3::{Attributes, FileType};
 use serde::{Deserialize, Serialize};
 
 use crate::caller::credentials::ActAs;
@@ -29,6 +29,10 @@ pub struct ExportOptions {
     pub search: Option<PortOptions>,
     /// The root's file handle, as the MOUNT service returned it.
     pub root: Vec<u8>,
+    /// The root's attributes, as podfs found them before the mount. A server process with them begins to serve a new volume without a
+    /// call: meanwhile it could answer no request about another volume.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub root_attributes: Option<Attributes>,
     /// Changes fail with `EROFS` (`ro`).
     pub read_only: bool,
     /// The result of a call that the server does not answer (`hard`, `soft`, `softerr`).
@@ -165,6 +169,7 @@ impl ExportOptions {
             mountd: None,
             search: None,
             root: root.to_vec(),
+            root_attributes: None,
             read_only: false,
             retry_policy: RetryPolicy::default(),
             timeo: 600,

@@ -117,7 +117,7 @@ impl NfsThread {
     /// Serves a new volume.
     ///
     /// # Errors
-    /// When the kernel's handshake fails, or the server does not answer.
+    /// When the kernel's handshake fails, or the options do not have the root's attributes and the server does not answer.
     pub fn serve(&self, export: ServedExport) -> io::Result<()> {
         self.begin(export, false)
     }
@@ -193,7 +193,11 @@ impl ThreadState {
         region.begin();
         let session = Session::open(device, wanted_features(&options), Arc::clone(&region))?;
         let export = self.export(&options, sockets, &region)?;
-        let attributes = look_at_root(&export, &options).await?;
+        let attributes = match options.root_attributes {
+            Some(attributes) => attributes,
+            // A supervisor of an earlier version mounts the export.
+            None => look_at_root(&export, &options).await?,
+        };
         let root = NewNfsNode { handle: export.root(), kind: attributes.kind, fileid: attributes.fileid };
         let state = ClientState {
             nodes: NfsNodes::new(Arc::clone(&region), root)?,

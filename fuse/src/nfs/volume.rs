@@ -135,6 +135,10 @@ impl NfsVolume {
 
     async fn answer(&self, buffer: &RequestBuffer, turn: NfsRequest, reply: PendingAnswer) {
         let Some(request) = buffer.request() else { return };
+        // The records of the request are needed until the answer is written, because the kernel would send the request to a
+        // successor again. This is dropped after the answer, also if the task is dropped.
+        let _end = RequestEnd { filesystem: &self.filesystem, turn: &turn };
+        let reply = reply;
         let entry = request.operation.entry().map(|name| name.as_encoded_bytes());
         let line = self.trace.begin(|| self.filesystem.path(request.node, entry));
         let outcome = self.filesystem.answer(&request, &turn).await;
@@ -144,8 +148,6 @@ impl NfsVolume {
         }
         reply.send(outcome);
         self.note_event(&request);
-        // The records of the request are needed until here, because the kernel would send the request to a successor again.
-        self.filesystem.end(&turn);
     }
 
     /// Keeps the thread awake for the next request, unless this request has much data: then the CPU has other work meanwhile.
@@ -213,6 +215,18 @@ impl RequestBuffer {
 
     fn request(&self) -> Option<Request<'_>> {
         Request::parse(&self.words.as_bytes()[..self.length])
+    }
+}
+
+/// Dropping it forgets the inherited state of a request, which is answered.
+struct RequestEnd<'a> {
+    filesystem: &'a NfsFilesystem,
+    turn: &'a NfsRequest,
+}
+
+impl Drop for RequestEnd<'_> {
+    fn drop(&mut self) {
+        self.filesystem.end(self.turn);
     }
 }
 

@@ -85,6 +85,25 @@ impl SourceListing {
         }
     }
 
+    /// As [`read`](Self::read), for an answer with the taken entries. An error behind them comes with the next call, as with
+    /// getdents(2): the kernel has to get the entries, because their lookups are counted.
+    ///
+    /// # Errors
+    /// When `take` has taken no entry, and the source cannot be read or `take` fails.
+    pub fn read_some(
+        &mut self,
+        offset: u64,
+        mut take: impl FnMut(BorrowedFd<'_>, DirectoryEntry<'_>) -> Result<bool, Errno>,
+    ) -> Result<(), Errno> {
+        let mut has_taken = false;
+        let read = self.read(offset, |directory, entry| {
+            let taken = take(directory, entry)?;
+            has_taken |= taken;
+            Ok(taken)
+        });
+        if has_taken { Ok(()) } else { read }
+    }
+
     /// Drops the read entries: the next request reads them again.
     pub fn drop_chunk(&mut self) {
         (self.chunk, self.position, self.offset) = (Vec::new(), 0, None);
@@ -175,5 +194,21 @@ mod tests {
         let (second, _) = names(&mut pieces, middle, usize::MAX);
         assert_eq!([first, second.clone()].concat(), all);
         assert_eq!(names(&mut pieces, middle, usize::MAX).0, second, "the same place gives the same entries");
+    }
+
+    #[test]
+    fn an_error_behind_taken_entries_comes_with_the_next_read() {
+        let directory = tempfile::tempdir().expect("a directory");
+        std::fs::File::create(directory.path().join("file")).expect("a file");
+        let mut listing = listing(directory.path());
+        let mut taken = Vec::new();
+        let read = listing.read_some(0, |_, entry| {
+            // The source cannot be read any more.
+            let _is_gone_already = std::fs::remove_dir_all(directory.path());
+            taken.push((entry.name.to_owned(), entry.next));
+            Ok(true)
+        });
+        assert_eq!((read, taken.len()), (Ok(()), 3));
+        assert_eq!(listing.read_some(taken[2].1, |_, _| panic!("there is no entry")), Err(Errno::NOENT));
     }
 }

@@ -165,6 +165,7 @@ fn serving(source: &Nfs, options: &NfsOptions, reached: &MountedExport) -> Expor
     let attributes = &options.attributes;
     ExportOptions {
         mountd: Some(reached.mountd),
+        root_attributes: Some(reached.attributes),
         // podfs does not search for a server that the volume names by its address.
         search: (!source.address.is_numeric()).then(|| search(options)),
         retry_policy: options.retry_policy,

@@ -46,6 +46,17 @@ fn root_and_free_space_are_answered_while_the_server_is_silent() {
 }
 
 #[test]
+fn a_server_that_falls_silent_after_podfs_has_reached_it_delays_no_start() {
+    let server = Ganesha::start();
+    fs::write(server.exported().join("file"), "content").expect("written");
+    // podfs has reached the server before this changes the options. It serves the volume afterwards.
+    let shown = Mounted::with(&server, |_| server.stop()).shown();
+    assert!(fs::metadata(shown.path()).expect("the root").is_dir());
+    server.cont();
+    assert_eq!(fs::read_to_string(shown.path().join("file")).expect("read"), "content");
+}
+
+#[test]
 fn the_root_is_answered_when_the_server_is_gone() {
     let (mut server, shown) = stopped();
     server.cont();

@@ -8,7 +8,8 @@
 //!    memory. The client repeats a call sooner if it has sent the call on an earlier connection, too: a server ignores a copy of a
 //!    call that it is executing, and then answers on the connection that is gone.
 //! 3. The caller writes its call at once if no other call waits before it; otherwise the driver writes it.
-//! 4. A message whose writing has begun is written to its end, even if its caller cancels the call.
+//! 4. A message whose writing has begun is written to its end, even if its call has ended. Until then, the queue has the call, and
+//!    with it the owner of its payload, who must not change the bytes.
 //! 5. A reply is given to the pending call with its xid. If the caller has cancelled the call, the reply is dropped.
 //! 6. There is a socket only while calls are pending, or while the server keeps the connection open.
 

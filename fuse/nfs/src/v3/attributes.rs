@@ -1,9 +1,11 @@
 //! Attributes of files, changes of them, and the attributes before and after a change.
 
+use serde::{Deserialize, Serialize};
+
 use crate::xdr::{Malformed, XdrReader, XdrWriter, unknown};
 
 /// The type of a file.
-#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+#[derive(Clone, Copy, Debug, Eq, PartialEq, Serialize, Deserialize)]
 pub enum FileType {
     /// A regular file.
     File,
@@ -22,7 +24,7 @@ pub enum FileType {
 }
 
 /// A time, from 1970 to 2106.
-#[derive(Clone, Copy, Debug, Default, Eq, Ord, PartialEq, PartialOrd)]
+#[derive(Clone, Copy, Debug, Default, Eq, Ord, PartialEq, PartialOrd, Serialize, Deserialize)]
 pub struct Time {
     /// Seconds since 1970.
     pub seconds: u32,
@@ -31,7 +33,7 @@ pub struct Time {
 }
 
 /// The attributes of a file (`fattr3`).
-#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+#[derive(Clone, Copy, Debug, Eq, PartialEq, Serialize, Deserialize)]
 pub struct Attributes {
     /// Its type.
     pub kind: FileType,

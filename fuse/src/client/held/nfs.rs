@@ -25,6 +25,8 @@ pub(in crate::client) struct HeldExport {
 impl HeldExport {
     /// An export with an empty log, over these sockets.
     pub(in crate::client) fn new(log: OwnedFd, sockets: NfsSockets, options: ExportOptions) -> Self {
+        // The attributes are those of the moment of the mount.
+        let options = ExportOptions { root_attributes: None, ..options };
         Self { log, sockets, options: Box::new(options) }
     }
 

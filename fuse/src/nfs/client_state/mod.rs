@@ -25,9 +25,13 @@ pub mod state;
 #[cfg(test)]
 mod tests;
 
+use std::rc::Rc;
+
 use calls::Calls;
 use node::NfsNodes;
-use open_files::NfsOpenFiles;
+use open_files::{NfsOpenFile, NfsOpenFiles};
+
+use crate::session::{HandleId, NodeId};
 
 /// The whole state of a volume.
 pub struct ClientState {
@@ -37,4 +41,15 @@ pub struct ClientState {
     pub files: NfsOpenFiles,
     /// Calls that may not be made twice.
     pub calls: Calls,
+}
+
+impl ClientState {
+    /// Closes an open file. It stays among the closed files while `is_dirty` holds for its node, because data is still to be written
+    /// through it. Otherwise, its node is dropped, too, if the kernel has forgotten the node before.
+    pub fn close(&self, handle: HandleId, is_dirty: impl Fn(NodeId) -> bool) -> Option<Rc<NfsOpenFile>> {
+        let node = self.files.get(handle).ok()?.node.id;
+        let open = self.files.remove(handle, is_dirty(node));
+        self.nodes.drop_forgotten(is_dirty);
+        open
+    }
 }

@@ -1,7 +1,7 @@
 //! Nodes: the files that the kernel knows, by the kernel's number and by the NFS server's handle.
 //!
 //! A number is never used for two nodes. podfs drops a node when the kernel has forgotten it, it is not open, and podfs has no
-//! data to write to it.
+//! data to write to it and no name of its own to remove.
 
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
@@ -99,6 +99,12 @@ impl NfsNode {
         self.opens.set(self.opens.get().saturating_sub(1));
     }
 
+    /// Whether podfs needs it even if the kernel has forgotten it: it is open, has a name that podfs has to remove, or has data to
+    /// write, for which `is_dirty` holds.
+    fn is_needed(&self, is_dirty: impl Fn(NodeId) -> bool) -> bool {
+        self.is_open() || self.is_silly() || is_dirty(self.id)
+    }
+
     /// Fills the cell of a new node.
     fn fill(cell: &NfsNodeCell, id: NodeId, lookups: u64, found: &NewNfsNode, name: u64, flags: u64) {
         let handle = found.handle.as_bytes();
@@ -132,7 +138,7 @@ struct NodeTable {
     by_handle: HashMap<NfsFileHandle, Rc<NfsNode>>,
     /// The nodes by name, if they have one: by the name under which each was found last.
     by_name: HashMap<(NodeId, Box<[u8]>), NodeId>,
-    /// Nodes that the kernel has forgotten, and that are open or have data to write.
+    /// Nodes that the kernel has forgotten, and that podfs [needs](NfsNode::is_needed).
     lingering: Vec<NodeId>,
 }
 
@@ -288,8 +294,7 @@ impl NfsNodes {
         Ok(())
     }
 
-    /// Handles FORGET: reduces the lookup count of a node. A forgotten node stays as long as `is_dirty` holds for it, or it is
-    /// open.
+    /// Handles FORGET: reduces the lookup count of a node. A forgotten node stays as long as podfs [needs](NfsNode::is_needed) it.
     pub fn forget(&self, id: NodeId, lookups: u64, is_dirty: impl Fn(NodeId) -> bool) {
         let mut table = self.table.borrow_mut();
         let Some(node) = table.by_id.get(&id) else { return };
@@ -302,14 +307,14 @@ impl NfsNodes {
         if remaining > 0 || id == NodeId::ROOT {
             return;
         }
-        if is_dirty(id) || node.is_open() {
+        if node.is_needed(is_dirty) {
             table.lingering.push(id);
         } else {
             table.remove(id);
         }
     }
 
-    /// Drops forgotten nodes, except those that are open or for which `is_dirty` holds.
+    /// Drops forgotten nodes, except those that podfs [needs](NfsNode::is_needed).
     pub fn drop_forgotten(&self, is_dirty: impl Fn(NodeId) -> bool) {
         let mut table = self.table.borrow_mut();
         if table.lingering.is_empty() {
@@ -321,7 +326,7 @@ impl NfsNodes {
             if node.record.borrow().lookups.load(Relaxed) > 0 {
                 continue;
             }
-            if is_dirty(id) || node.is_open() {
+            if node.is_needed(&is_dirty) {
                 table.lingering.push(id);
             } else {
                 table.remove(id);

@@ -110,6 +110,36 @@ fn ended_calls_leave_nothing() {
 }
 
 #[test]
+fn a_file_that_the_kernel_forgets_before_it_closes_it_leaves_nothing() {
+    let (known, region) = volume();
+    let cells = || region.cells().tagged().count();
+    let before = cells();
+    let node = known.nodes.enter(new_node(100, FileType::File), Some((NodeId::ROOT, b"x"))).expect("memory");
+    let handle = known.files.add(2, &node, user(), false).expect("memory").handle;
+    known.nodes.forget(node.id, 1, |_| false);
+    let id = node.id;
+    drop(node);
+    drop(known.close(handle, |_| false));
+    assert!(known.nodes.get(id).is_err());
+    assert_eq!(cells(), before);
+}
+
+#[test]
+fn a_file_that_podfs_has_to_remove_stays_until_it_is_removed() {
+    let (known, _region) = volume();
+    let node = known.nodes.enter(new_node(100, FileType::File), Some((NodeId::ROOT, b".nfs1"))).expect("memory");
+    let handle = known.files.add(2, &node, user(), false).expect("memory").handle;
+    node.set_silly(true);
+    drop(known.close(handle, |_| false));
+    known.nodes.forget(node.id, 1, |_| false);
+    let at = || known.nodes.at(NodeId::ROOT, b".nfs1").map(|node| node.id);
+    assert_eq!(at(), Some(node.id), "the end of the volume waits for its removal, and listings hide it");
+    node.set_silly(false);
+    known.nodes.drop_forgotten(|_| false);
+    assert_eq!(at(), None);
+}
+
+#[test]
 fn a_region_without_a_root_is_refused() {
     let region = Arc::new(Region::create(region::VolumeKind::Nfs).expect("a region"));
     assert!(InheritedState::read(&region).is_none());

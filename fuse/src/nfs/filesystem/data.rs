@@ -10,6 +10,7 @@ use rustix::io::Errno;
 use tokio::task::spawn_local;
 use tokio::time::sleep;
 
+use super::look::CountedLookup;
 use super::turn::NfsRequest;
 use super::{NfsAnswer, NfsFilesystem};
 use crate::caller::ending::is_exiting;
@@ -106,6 +107,7 @@ impl NfsFilesystem {
         let exclusive = arguments.flags & libc::O_EXCL as u32 != 0;
         let made = self.make_file(parent, name, arguments.mode, exclusive, &credential, turn).await;
         let (node, mut entry) = made?;
+        let lookup = CountedLookup::new(self, node.id);
         let opened = async {
             if arguments.flags & libc::O_TRUNC as u32 != 0 && entry.attr.size > 0 {
                 // Another process has created the file first.
@@ -117,8 +119,9 @@ impl NfsFilesystem {
             found.map(|found| node.freshness.borrow_mut().opened(&found));
             self.state.files.add(turn.unique, &node, credential.clone(), false)
         };
-        let open = opened.await.inspect_err(|_| self.forget(node.id, 1))?;
+        let open = opened.await?;
         turn.set_opened(&open);
+        lookup.keep();
         let open = OpenOut { fh: open.handle, open_flags: fopen::KEEP_CACHE, backing_id: 0 };
         Ok(Answer::Created(entry, open).into())
     }
@@ -197,10 +200,10 @@ impl NfsFilesystem {
 
     /// Handles RELEASE. Does not wait for data that is still to be written.
     pub(super) fn release(self: &Rc<Self>, handle: HandleId) -> NfsAnswer {
-        let keep = self.state.files.get(handle).is_ok_and(|open| self.writeback().is_dirty(open.node.id));
-        if let Some(open) = self.state.files.remove(handle, keep) {
+        let is_dirty = |node| self.writeback().is_dirty(node);
+        if let Some(open) = self.state.close(handle, is_dirty) {
             let (filesystem, node) = (Rc::clone(self), Rc::clone(&open.node));
-            if keep {
+            if is_dirty(node.id) {
                 spawn_local(async move { filesystem.tidy_up(&node).await });
             } else if node.is_silly() && !node.is_open() {
                 spawn_local(filesystem.remove_silly(node));

@@ -27,6 +27,34 @@ const TIMEOUT: Duration = Duration::from_millis(500);
 /// Bytes of a block of free space.
 const BLOCK: u64 = 4096;
 
+/// A lookup of a node that is counted for a request. If the request fails, or its caller is killed, the kernel does not get the node,
+/// and dropping this takes the lookup back.
+pub(super) struct CountedLookup<'a> {
+    filesystem: &'a NfsFilesystem,
+    node: NodeId,
+    is_kept: bool,
+}
+
+impl<'a> CountedLookup<'a> {
+    /// The lookup that was just counted for a node.
+    pub(super) fn new(filesystem: &'a NfsFilesystem, node: NodeId) -> Self {
+        Self { filesystem, node, is_kept: false }
+    }
+
+    /// Records that the kernel gets the node.
+    pub(super) fn keep(mut self) {
+        self.is_kept = true;
+    }
+}
+
+impl Drop for CountedLookup<'_> {
+    fn drop(&mut self) {
+        if !self.is_kept {
+            self.filesystem.forget(self.node, 1);
+        }
+    }
+}
+
 impl NfsFilesystem {
     pub(super) async fn lookup(
         &self,
@@ -81,18 +109,14 @@ impl NfsFilesystem {
             }
         };
         let node = self.state.nodes.enter(new_node(handle, &attributes), Some((parent.id, name)))?;
+        let lookup = CountedLookup::new(self, node.id);
         let mut current = attributes;
         let is_settled = !self.writeback().overlaps(node.id, 0..u64::MAX);
         if !is_settled || self.learn(&node, &attributes, query) == AttributeChange::Outdated {
             // Data is on its way to the server that these attributes do not include yet.
-            match self.fetch_attributes(&node).await {
-                Ok(found) => current = found,
-                Err(errno) => {
-                    self.forget(node.id, 1);
-                    return Err(errno);
-                }
-            }
+            current = self.fetch_attributes(&node).await?;
         }
+        lookup.keep();
         let holds = node.freshness.borrow().remaining(Instant::now());
         let attr = self.converter.attr(&current, node.is_silly());
         let entry = entry(node.id, attr, self.name_holds(parent), holds);

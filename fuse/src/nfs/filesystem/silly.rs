@@ -137,26 +137,32 @@ impl NfsFilesystem {
 
     async fn remove_silly_file(&self, node: &Rc<NfsNode>) {
         self.settle(node).await;
-        let Some(name) = node.name() else { return };
-        let Ok(parent) = self.state.nodes.get(name.parent) else { return };
-        let remover = node.remover.take();
+        if let Some(name) = node.name()
+            && let Ok(parent) = self.state.nodes.get(name.parent)
+        {
+            self.remove_silly_name(&parent, &name.name, node.remover.take()).await;
+        }
+        self.state.nodes.unname(node);
+        node.set_silly(false);
+        self.state.nodes.drop_forgotten(|node| self.writeback().is_dirty(node));
+    }
+
+    async fn remove_silly_name(&self, parent: &Rc<NfsNode>, name: &[u8], remover: Option<Credential>) {
         // A successor does not know the credential of the removal. Most servers map root to an unprivileged user, so the
         // directory's owner is tried too.
-        let owner = self.owner(&parent).await;
+        let owner = self.owner(parent).await;
         for credential in [remover, Some(Self::root_credential()), owner].into_iter().flatten() {
             let options = CallOptions::new(&credential);
-            let remove = async |handle| self.export.remove(options, &handle, &name.name).await;
-            match self.with_handle(&parent, &credential, remove).await {
+            let remove = async |handle| self.export.remove(options, &handle, name).await;
+            match self.with_handle(parent, &credential, remove).await {
                 Ok(around) => {
-                    self.changed(&parent, &around);
+                    self.changed(parent, &around);
                     break;
                 }
                 Err(error) if error.status() == Some(NfsStatus::NOENT) => break,
                 Err(_) => {}
             }
         }
-        self.state.nodes.unname(node);
-        node.set_silly(false);
     }
 
     async fn owner(&self, directory: &Rc<NfsNode>) -> Option<Credential> {

@@ -2,7 +2,8 @@
 //!
 //! The memory file has a header and then segments, each with room for a fixed number of records and for their bytes.
 //! Records are added to one segment until it is full. A segment is used again when none of its records is in use, so
-//! files need not be committed in the order in which they were written.
+//! files need not be committed in the order in which they were written. It is not used again either while there is a piece of it:
+//! a connection sends a WRITE whose sending has begun to its end, also if the call was given up and its record was freed.
 //!
 //! 1. A record's state is written last when it begins and first when it ends. *Killed between:* the data is not accepted yet, and
 //!    the kernel sends it again; or it is not needed any more.
@@ -123,14 +124,23 @@ pub struct Log {
 }
 
 /// The state of a segment in this process.
-#[derive(Clone, Copy, Default)]
+#[derive(Clone, Default)]
 struct Segment {
     has_memory: bool,
     /// Records that are in use.
     used: usize,
-    /// Records and bytes that were given out since it was empty.
+    /// Records and bytes that were given out since it was last unused.
     records: usize,
     bytes: usize,
+    /// Each piece of the segment has a clone of this.
+    in_use: Rc<()>,
+}
+
+impl Segment {
+    /// Whether none of its records is in use, and there is no piece of it.
+    fn is_unused(&self) -> bool {
+        self.used == 0 && Rc::strong_count(&self.in_use) == 1
+    }
 }
 
 impl Log {
@@ -171,7 +181,7 @@ impl Log {
     }
 
     fn over(memory: Memory, most: usize) -> Log {
-        let segments = RefCell::new(vec![Segment::default(); most]);
+        let segments = RefCell::new((0..most).map(|_| Segment::default()).collect());
         Log { memory: Rc::new(memory), most, segments, current: Cell::new(None), sequence: Cell::new(1) }
     }
 
@@ -242,7 +252,9 @@ impl Log {
         let number = |word: &AtomicU32| word.load(Relaxed) as usize;
         let (place, length) = cell.map_or((0, 0), |cell| (number(&cell.place), number(&cell.length)));
         let skip = skip.min(length);
-        Piece { memory: Rc::clone(&self.memory), at: bytes_of(id) + place + skip, length: length - skip }
+        let in_use = Rc::clone(&self.segments.borrow()[id.segment as usize].in_use);
+        let at = bytes_of(id) + place + skip;
+        Piece { memory: Rc::clone(&self.memory), at, length: length - skip, _in_use: in_use }
     }
 
     /// Records that writing the data has failed. The record keeps only the error.
@@ -253,16 +265,13 @@ impl Log {
         }
     }
 
-    /// Frees a record whose data is not needed any more.
+    /// Frees a record whose data is not needed any more. Its bytes stay while there is a [`Piece`] of its segment.
     pub fn free(&self, id: RecordId) {
         let Some(cell) = self.cell(id) else { return };
         cell.state.store(FREE, Release);
         let mut segments = self.segments.borrow_mut();
         let segment = &mut segments[id.segment as usize];
         segment.used = segment.used.saturating_sub(1);
-        if segment.used == 0 {
-            (segment.records, segment.bytes) = (0, 0);
-        }
     }
 
     /// The number of the next accepted record.
@@ -270,10 +279,10 @@ impl Log {
         self.sequence.get()
     }
 
-    /// Gives memory back to the kernel, if the log is empty. Returns whether it is.
+    /// Gives memory back to the kernel, if the log is empty and there is no piece of it. Returns whether this is so.
     pub fn return_memory(&self) -> bool {
         let mut segments = self.segments.borrow_mut();
-        let is_empty = segments.iter().all(|segment| segment.used == 0);
+        let is_empty = segments.iter().all(Segment::is_unused);
         let warm = segments.iter_mut().enumerate().skip(WARM).filter(|(_, segment)| is_empty && segment.has_memory);
         for (number, segment) in warm {
             segment.has_memory = self.memory.give_back(HEADER + number * STRIDE, STRIDE).is_err();
@@ -288,12 +297,14 @@ impl Log {
 
     /// The place for a record of `length` bytes: its segment, its index, and the offset of its bytes.
     fn allot(&self, length: usize) -> Option<(usize, usize, usize)> {
+        if length > SEGMENT {
+            return None;
+        }
         let mut segments = self.segments.borrow_mut();
         let fits = |segment: &Segment| segment.records < RECORDS && segment.bytes + length <= SEGMENT;
-        let current = self.current.get().filter(|number| fits(&segments[*number]));
-        // The first that is empty: few segments are used as long as few are needed.
-        let empty = || segments.iter().position(|segment| segment.used == 0 && length <= SEGMENT);
-        let number = current.or_else(empty)?;
+        let current = self.current.get().filter(|number| fits(&segments[*number]) || segments[*number].is_unused());
+        // The first that is not used: few segments are used as long as few are needed.
+        let number = current.or_else(|| segments.iter().position(Segment::is_unused))?;
         if !segments[number].has_memory {
             // Without memory there is no room.
             self.memory.allocate(HEADER + number * STRIDE, STRIDE).ok()?;
@@ -301,6 +312,9 @@ impl Log {
         }
         self.current.set(Some(number));
         let segment = &mut segments[number];
+        if segment.is_unused() {
+            (segment.records, segment.bytes) = (0, 0);
+        }
         let (index, place) = (segment.records, segment.bytes);
         segment.records += 1;
         segment.bytes += length;
@@ -330,17 +344,20 @@ impl AsFd for Log {
     }
 }
 
-/// Bytes in the log, which stay as long as their record is not freed.
+/// Bytes in the log, which stay also if their record is freed.
 #[derive(Clone)]
 pub struct Piece {
     memory: Rc<Memory>,
     at: usize,
     length: usize,
+    /// Keeps the segment from being used again.
+    _in_use: Rc<()>,
 }
 
 impl AsRef<[u8]> for Piece {
     fn as_ref(&self) -> &[u8] {
-        // SAFETY: bytes of a record are written once, before there is a piece of them, and until it is freed.
+        // SAFETY: bytes of a record are written once, before there is a piece of them. Their segment is not used again, and keeps its
+        // memory, while there is one.
         unsafe { self.memory.bytes(self.at, self.length) }
     }
 }

@@ -70,7 +70,7 @@ impl PassthroughFilesystem {
     ) -> Result<Answer, Errno> {
         let room = arguments.size as usize;
         self.continue_listing(node, arguments, |listing, _| {
-            listing.read(arguments.offset, |directory, entry| {
+            listing.read_some(arguments.offset, |directory, entry| {
                 if buffer.len() + listed(entry, 0).length() > room {
                     return Ok(false);
                 }
@@ -92,7 +92,7 @@ impl PassthroughFilesystem {
         let room = arguments.size as usize;
         let mut names = 0;
         self.continue_listing(node, arguments, |listing, with_attributes| {
-            listing.read(arguments.offset, |directory, entry| {
+            listing.read_some(arguments.offset, |directory, entry| {
                 if buffer.len() + size_of::<EntryOut>() + listed(entry, 0).length() > room {
                     return Ok(false);
                 }

@@ -1,4 +1,5 @@
-//! Tests: the log refuses invalid content of its memory, and gives memory back when it is empty.
+//! Tests: the log refuses invalid content of its memory, keeps the bytes that a connection still sends, and gives memory back when it
+//! is empty.
 
 use rustix::io::pwrite;
 
@@ -19,6 +20,21 @@ fn memory_is_given_back_only_when_nothing_is_in_the_log() {
     assert!(log.return_memory() && blocks() < full / 2, "{} of {full} blocks", blocks());
     let again: Vec<_> = (0..20).map(|_| log.append(TARGET, &data)).collect();
     assert!(again.iter().all(Option::is_some) && blocks() == full);
+}
+
+#[test]
+fn bytes_that_a_connection_still_sends_are_not_overwritten() {
+    let log = Log::create(20).expect("a log");
+    let data = vec![1; SEGMENT];
+    let records: Vec<_> = (0..20).map(|_| log.append(TARGET, &data).expect("room").0).collect();
+    let sent: Vec<_> = [0, 19].map(|number| log.piece(records[number], 0)).into();
+    records.iter().for_each(|record| log.free(*record));
+    assert!(!log.return_memory(), "pieces need their memory");
+    let later: Vec<_> = std::iter::from_fn(|| log.append(TARGET, &vec![2; SEGMENT])).collect();
+    assert_eq!(later.len(), 18);
+    assert!(sent.iter().all(|piece| piece.as_ref() == data), "a piece has other data");
+    drop(sent);
+    assert!(log.append(TARGET, &data).is_some(), "the segment of a piece that was sent is used again");
 }
 
 #[test]
