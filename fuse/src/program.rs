@@ -57,7 +57,7 @@ pub fn main() -> ExitCode {
 fn fail(code: u8, sentence: &str) -> ExitCode {
     // One write(2) writes the whole line: the supervisor writes to the same file, and may kill this process at any time.
     let line = format!("{NAME}: {}\n", printable(sentence));
-    let _no_reader = std::io::stderr().write_all(line.as_bytes());
+    crate::log::write_unless_stuck(line.as_bytes());
     ExitCode::from(code)
 }
 

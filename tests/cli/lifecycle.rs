@@ -1,8 +1,8 @@
 //! From the start of `podfs run` to its end: readiness, identity, ways to give the pod, a clean stop.
 
 use std::fs::{self, File};
-use std::io::Read;
-use std::os::unix::fs::{FileExt, MetadataExt};
+use std::io::{Read, Write};
+use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
 use std::os::unix::net::UnixDatagram;
 use std::os::unix::process::CommandExt;
 use std::path::Path;
@@ -12,6 +12,8 @@ use std::thread;
 
 use crate::common::*;
 use nix::sys::signal::{Signal, kill, killpg};
+use nix::sys::stat::Mode;
+use nix::unistd::mkfifo;
 use serde_json::{Value, json};
 
 /// A pod with one volume of each kind.
@@ -407,4 +409,41 @@ fn a_run_directory_that_another_process_deletes_is_made_again_and_the_next_podfs
     assert_eq!(next.server(), server);
     assert!(next.stop().success(), "{}", next.log());
     fixture.assert_nothing_left();
+}
+
+#[test]
+fn a_reader_of_the_log_that_stands_still_delays_neither_volumes_nor_the_end() {
+    let fixture = small_fixture();
+    let pipe = fixture.path("pipe");
+    mkfifo(&pipe, Mode::S_IRWXU).expect("a pipe");
+    let mut command = Command::new("sh");
+    command.args(["-c", "exec \"$@\" 2<>\"$0\""]).arg(&pipe);
+    let podfs = fixture.command();
+    command.arg(podfs.get_program()).args(podfs.get_args());
+    let mut running = fixture.start_command(command);
+    running.wait_ready();
+    let volume = running.volume("config");
+    let mut reader =
+        File::options().read(true).write(true).custom_flags(libc::O_NONBLOCK).open(&pipe).expect("the same pipe");
+    while reader.write(&[b'x'; 4096]).is_ok() {}
+    while reader.write(b"x").is_ok() {}
+    for content in ["2", "3", "4"] {
+        fixture.write("objects/app.json", &config_map("app", &[("a", content)]));
+        wait_content(&volume.join("a"), content);
+        fixture.write("objects/other.json", "{");
+        kill(running.server(), Signal::SIGKILL).expect("a server");
+        fixture.write("objects/other.json", "{}");
+    }
+    let mut text = Vec::new();
+    let _would_block = reader.read_to_end(&mut text);
+    let has_report = |text: &[u8]| String::from_utf8_lossy(text).contains("line(s) of this log are lost");
+    assert!(!has_report(&text));
+    eventually("podfs says that lines are lost", || {
+        kill(running.server(), Signal::SIGKILL).expect("a server");
+        let _would_block = reader.read_to_end(&mut text);
+        has_report(&text)
+    });
+    while reader.write(&[b'x'; 4096]).is_ok() {}
+    while reader.write(b"x").is_ok() {}
+    running.stop();
 }

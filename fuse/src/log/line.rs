@@ -47,6 +47,20 @@ pub fn json(event: &Event<'_>, at: SystemTime, context: Map<String, Value>) -> S
     format!("{{\"timestamp\":{timestamp},\"level\":{level},\"fields\":{fields},\"target\":{target}}}\n")
 }
 
+/// The line that reports lost lines.
+pub(super) fn of_lost_lines(count: u64, at: SystemTime, is_json: bool) -> String {
+    let message = format!("{count} line(s) of this log are lost: the reader of standard error took nothing");
+    let (time, target) = (Timestamp(at), "podfs_fuse::log");
+    if !is_json {
+        return format!("{time}  WARN {target}: {message}\n");
+    }
+    let mut fields = super::process_fields();
+    fields.insert("message".to_owned(), message.into());
+    fields.insert("lost".to_owned(), count.into());
+    let (timestamp, fields, target) = (json!(time.to_string()), Value::Object(fields), json!(target));
+    format!("{{\"timestamp\":{timestamp},\"level\":\"WARN\",\"fields\":{fields},\"target\":{target}}}\n")
+}
+
 /// A time in the format of log lines.
 pub(crate) struct Timestamp(pub(crate) SystemTime);
 

@@ -7,12 +7,14 @@
 //! |---|---|
 //! | `filter` | the filter of events (`RUST_LOG`) |
 //! | `line` | the format of lines: text or JSON |
+//! | `output` | standard error, whose reader may stand still |
 
 mod filter;
 pub mod line;
+mod output;
 
 use std::env;
-use std::io::{self, Write};
+use std::io::Write;
 use std::sync::OnceLock;
 use std::time::SystemTime;
 
@@ -21,8 +23,8 @@ use tracing::span::{Attributes, Id, Record};
 use tracing::subscriber::{Interest, Subscriber, set_global_default};
 use tracing::{Event, Metadata};
 
-use crate::printable::printable_with_colours;
 use filter::Filter;
+pub use output::{StandardError, set_json, write_unless_stuck};
 
 /// The environment variable with the filter of events.
 const FILTER: &str = "RUST_LOG";
@@ -69,6 +71,7 @@ impl LineFormat {
 pub fn start(lines: LineFormat) {
     let filter = Filter::parse(&env::var(FILTER).unwrap_or_default());
     let coloured = lines == LineFormat::Text && may_be_coloured();
+    set_json(lines == LineFormat::Json);
     // A second call has no effect.
     let _ = set_global_default(Logger { filter, lines, coloured });
 }
@@ -78,21 +81,6 @@ pub fn may_be_coloured() -> bool {
     let unwanted = env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
     let dumb = env::var_os("TERM").is_some_and(|terminal| terminal == "dumb");
     rustix::termios::isatty(rustix::stdio::stderr()) && !unwanted && !dumb
-}
-
-/// Standard error with control characters escaped. It ignores errors, so the program continues when its log has no reader.
-pub struct StandardError;
-
-impl Write for StandardError {
-    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        let text = String::from_utf8_lossy(bytes);
-        let _no_reader = io::stderr().write_all(printable_with_colours(&text).as_bytes());
-        Ok(bytes.len())
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        Ok(())
-    }
 }
 
 struct Logger {

@@ -1,7 +1,6 @@
 //! How a program reports that it failed: an exit code and one sentence.
 
 use std::fmt;
-use std::io::{self, Write};
 use std::process::ExitCode;
 
 use podfs_fuse::mount::MountError;
@@ -39,7 +38,7 @@ impl Failure {
     pub(crate) fn report(self) -> ExitCode {
         // One write(2) for the whole line, because a server may write to the same standard error.
         let line = format!("podfs: {}\n", printable(&self.to_string()));
-        let _no_reader = io::stderr().write_all(line.as_bytes());
+        podfs_fuse::log::write_unless_stuck(line.as_bytes());
         ExitCode::from(self.code)
     }
 }

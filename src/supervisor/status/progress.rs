@@ -188,7 +188,8 @@ impl TermLike for TerminalOutput {
     fn flush(&self) -> io::Result<()> {
         self.add("\r")?;
         let drawn = std::mem::take(&mut *self.0.lock().expect("no thread panics while it is locked"));
-        io::stderr().write_all(drawn.as_bytes())
+        log::write_unless_stuck(drawn.as_bytes());
+        Ok(())
     }
 }
 
