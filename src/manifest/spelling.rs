@@ -54,15 +54,20 @@ const OF_SPEC: [&str; 6] =
 const OF_CONTAINER: [&str; 2] = ["volumeDevices", "volumeMounts"];
 const CONTAINERS: [&str; 3] = ["initContainers", "containers", "ephemeralContainers"];
 
-/// Checks the spelling of the kind of a document. podfs ignores documents of kinds that it does not know.
+/// Checks the spelling of the kind of a document, and the version of core kinds. podfs ignores documents of kinds that it does not
+/// know.
 ///
 /// # Errors
-/// A kind that is a known one but for lower-case and upper-case letters.
+/// A kind that is a known one but for lower-case and upper-case letters, and a core kind with another version than `v1`.
 pub fn check_kind(document: &Document) -> Result<(), ManifestError> {
     let group = document.api_version.rsplit_once('/').map_or("", |(group, _)| group);
     let is_meant = |(of, kind): &&(&str, &str)| {
         *of == group && *kind != document.kind && kind.eq_ignore_ascii_case(&document.kind)
     };
+    if group.is_empty() && document.api_version != "v1" && KINDS.contains(&("", document.kind.as_str())) {
+        let sentence = format!("must be v1 for a {}, not {:?}", document.kind, document.api_version);
+        return Err(ManifestError::invalid(&document.origin, "apiVersion", sentence));
+    }
     match KINDS.iter().find(is_meant) {
         Some((_, meant)) => {
             let sentence = format!("{:?} is no kind of object; did you mean {meant:?}?", document.kind);
@@ -408,6 +413,23 @@ mod tests {
         }
         for kind in ["deployment", "Pdo", "Pod"] {
             assert_eq!(complaint(kind, json!({})), None, "of the group of v1");
+        }
+    }
+    #[test]
+    fn a_core_kind_has_the_version_v1() {
+        for (api_version, kind) in [("V1", "Pod"), ("v2", "ConfigMap"), ("v1beta1", "Secret")] {
+            let document = json!({"apiVersion": api_version, "kind": kind, "metadata": {"name": "a"}});
+            let document =
+                Document::of_server(super::super::Origin::file("a.yaml".as_ref()), document).expect("a document");
+            let error = check_kind(&document).expect_err("refused").to_string();
+            assert_eq!(error, format!("a.yaml: apiVersion: must be v1 for a {kind}, not \"{api_version}\""));
+        }
+        for (api_version, kind) in [("v1", "Pod"), ("example.org/v2", "Secret"), ("v2", "Other")] {
+            let document = json!({"apiVersion": api_version, "kind": kind, "metadata": {"name": "a"}});
+            check_kind(
+                &Document::of_server(super::super::Origin::file("a.yaml".as_ref()), document).expect("a document"),
+            )
+            .expect("ignored");
         }
     }
 }

@@ -119,7 +119,7 @@ fn another_kind_is_no_pod() {
     let deployment = "{apiVersion: apps/v1, kind: Deployment, metadata: {name: web}}";
     assert_refused(deployment, &[], &["/pod.yaml: expected one Pod, found Deployment"]);
     let other_version = config_pod().replace("apiVersion: v1", "apiVersion: v2");
-    assert_refused(&other_version, &[], &["/pod.yaml: expected a Pod of v1, found a Pod of v2"]);
+    assert_refused(&other_version, &[], &["/pod.yaml: apiVersion: must be v1 for a Pod, not \"v2\""]);
     assert_refused(
         "kind: Pod\nmetadata: {name: web}\n",
         &[],

@@ -2,11 +2,13 @@
 
 use std::fs::{self, File};
 use std::io::{Read, Write};
+use std::os::fd::AsRawFd;
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 
 use crate::common::*;
 use nix::sys::signal::{Signal, kill};
+use nix::sys::socket::{AddressFamily, SockFlag, SockType, UnixAddr, connect, socket};
 use serde_json::{Value, json};
 
 /// A pod whose one volume `config` has the file `a` with content 1.
@@ -174,6 +176,27 @@ fn a_supervisor_that_hangs_delays_no_other() {
     assert!(outcome.stdout.contains(&nothing), "{}", outcome.stdout);
     assert!(outcome.stdout.contains("default/db  running"), "{}", outcome.stdout);
     assert!(outcome.stdout.contains(&second.uid()), "{}", outcome.stdout);
+}
+
+#[test]
+fn a_stopped_supervisor_is_named_also_when_its_queue_of_clients_is_full() {
+    let fixture = fixture();
+    let running = fixture.run();
+    running.signal(Signal::SIGSTOP);
+    let socket_path = fixture.path(&format!("run/{}/control.sock", running.uid()));
+    let mut clients = Vec::new();
+    loop {
+        let client = socket(AddressFamily::Unix, SockType::Stream, SockFlag::SOCK_NONBLOCK, None).expect("a socket");
+        match connect(client.as_raw_fd(), &UnixAddr::new(&socket_path).expect("an address")) {
+            Ok(()) => clients.push(client),
+            Err(errno) => break assert_eq!(errno, nix::errno::Errno::EAGAIN),
+        }
+    }
+    let outcome = fixture.status(&[]);
+    running.signal(Signal::SIGCONT);
+    let reason =
+        format!("the supervisor (pid {}) does not answer: it accepts no connections; it is stopped", running.pid());
+    assert!(outcome.stdout.contains(&reason), "{}", outcome.stdout);
 }
 
 #[test]

@@ -16,7 +16,7 @@ use serde_json::Value;
 use super::protocol::{
     ControlAnswer, ControlQuestion, Envelope, LONGEST_ANSWER, PROTOCOL, TIMEOUT, Upgrade, send_message,
 };
-use crate::supervisor::run_dir::claim::CONTROL;
+use crate::supervisor::run_dir::claim::{CONTROL, PodLockRecord};
 use crate::supervisor::run_dir::socket;
 
 /// Why a supervisor gave no answer.
@@ -148,6 +148,11 @@ impl SupervisorConnection {
             Ok(stream) => stream,
             Err(cause) if matches!(cause.kind(), ErrorKind::NotFound | ErrorKind::ConnectionRefused) => {
                 return Err(AskError::NotListening(path));
+            }
+            // The queue of the socket is full: the supervisor accepts no connections.
+            Err(cause) if cause.kind() == ErrorKind::WouldBlock => {
+                let pid = PodLockRecord::read(directory).map_or(0, |record| record.pid);
+                return Err(AskError::Silent { pid, reason: "it accepts no connections".to_owned() });
             }
             Err(cause) => return Err(AskError::Failed { path, cause }),
         };
