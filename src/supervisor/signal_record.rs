@@ -3,7 +3,8 @@
 //!
 //! 1. The signal handlers write each signal into a pipe, the record. The next program inherits the record, and obeys the first
 //!    signal in it.
-//! 2. The thread that executes the next program blocks the signals just before `execve(2)`, which keeps the thread's signal mask
+//! 2. A supervisor records signals before it makes its first file. When it can obey orders, it obeys the first signal in its record.
+//! 3. The thread that executes the next program blocks the signals just before `execve(2)`, which keeps the thread's signal mask
 //!    and the pending signals. The next program unblocks the signals when it has set its handlers.
 
 use std::fs::File;
@@ -19,14 +20,20 @@ const SIGNALS: [Signal; 4] = [Signal::SIGTERM, Signal::SIGINT, Signal::SIGHUP, S
 
 /// The read end of the record.
 static RECORD: OnceLock<OwnedFd> = OnceLock::new();
+/// The write end of the record.
+static WRITER: OnceLock<File> = OnceLock::new();
 
-/// Makes this process record its signals. Other handlers of these signals still run. `inherited` is the record of the program
-/// that has executed this one in an upgrade. Returns the first signal in that record.
+/// Makes this process record its signals, so that none of them ends it by default. Other handlers of these signals still run.
+/// `inherited` finds the record of the program that has executed this one in an upgrade. Does nothing in a process that records
+/// signals already.
 ///
 /// # Errors
 /// When the kernel makes no pipe, or sets no handlers.
-pub(super) fn start(inherited: Option<OwnedFd>) -> io::Result<Option<Signal>> {
-    let earlier = inherited.and_then(|record| first(&File::from(record)));
+pub(super) fn start(inherited: impl FnOnce() -> Option<OwnedFd>) -> io::Result<()> {
+    if RECORD.get().is_some() {
+        return Ok(());
+    }
+    let earlier = inherited().and_then(|record| first(&File::from(record)));
     let (reader, writer) = pipe_with(PipeFlags::CLOEXEC | PipeFlags::NONBLOCK)?;
     let mut writer = File::from(writer);
     if let Some(signal) = earlier {
@@ -41,9 +48,18 @@ pub(super) fn start(inherited: Option<OwnedFd>) -> io::Result<Option<Signal>> {
             unsafe { signal_hook_registry::register(signal as libc::c_int, record_signal) }?;
         }
     }
+    let _it_is_set_once = WRITER.set(writer);
     // The program that has executed this one has blocked the signals.
     unblock();
-    Ok(earlier)
+    Ok(())
+}
+
+/// The first signal in the record of this process. It stays there, for the earlier program if this one rolls the upgrade back.
+pub(super) fn first_recorded() -> Option<Signal> {
+    let signal = first(&File::from(RECORD.get()?.try_clone().ok()?))?;
+    // The pipe has room, because a byte of it was read.
+    WRITER.get().and_then(|mut writer| writer.write_all(&[signal as u8]).ok());
+    Some(signal)
 }
 
 /// The record of this process, for the next program.

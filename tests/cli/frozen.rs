@@ -89,6 +89,19 @@ fn a_pod_whose_run_directory_is_on_a_frozen_disk_ends_when_the_disk_answers() {
 }
 
 #[test]
+fn a_pod_that_ends_before_its_run_directory_is_made_on_a_frozen_disk_leaves_nothing() {
+    let (device, fixture) = (LoopDevice::new(16), Fixture::new(""));
+    let disk = pod_and_disk(&fixture, &device, "run");
+    let frozen = disk.freeze();
+    let mut running = fixture.start();
+    running.wait_log(&format!("podfs still waits to lock the pod below {}", disk.at().display()));
+    running.signal(Signal::SIGTERM);
+    drop(frozen);
+    assert!(running.wait().success(), "{}", running.log());
+    assert_empty(&fixture, disk);
+}
+
+#[test]
 fn a_pod_whose_mount_points_are_on_a_frozen_disk_starts_and_ends_when_the_disk_answers() {
     let (device, fixture) = (LoopDevice::new(16), Fixture::new(""));
     let disk = pod_and_disk(&fixture, &device, "root");

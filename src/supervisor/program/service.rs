@@ -17,7 +17,7 @@ use crate::supervisor::run_dir::site::Site;
 use crate::supervisor::run_dir::trust;
 use crate::supervisor::server::program::ServerProgram;
 use crate::supervisor::status::report::{Report, ReportScope};
-use crate::supervisor::{self, Assignment};
+use crate::supervisor::{self, Assignment, SupervisorError, exec_state, signal_record};
 
 /// The pod's settings, from the command line.
 pub(crate) struct PodService {
@@ -47,6 +47,8 @@ impl PodService {
     /// Serves the pod until a signal ends the process.
     pub(crate) fn run(self, pod: &Arc<Pod>, source: Source, snapshot: Snapshot) -> Result<(), Failure> {
         trust::check(&self.root_dir).map_err(Failure::input)?;
+        // A disk may delay the lock. If a signal ended podfs meanwhile, the run directory would stay.
+        signal_record::start(exec_state::record_left).map_err(SupervisorError::Signals)?;
         let step = format!("lock the pod below {}", self.run_dir.display());
         let locked = || PodLock::take(&self.run_dir, &self.root_dir, &pod.identity);
         let (claim, inheritance) = report_if_long(&step, locked)?;

@@ -27,7 +27,7 @@ pub(in crate::supervisor) enum SupervisorOrder {
 
 /// The signals that are orders to a supervisor.
 pub(in crate::supervisor) struct OrderSignals {
-    /// In an upgrade: a signal that the earlier program has received and not obeyed.
+    /// A signal that this program received before it listened, or that the program before an upgrade has not obeyed.
     earlier: Option<SignalNumber>,
     stop: StopSignals,
     leave: Signal,
@@ -37,7 +37,8 @@ impl OrderSignals {
     /// Starts to listen. From now on, none of these signals ends the process by default.
     pub(in crate::supervisor) fn listen() -> io::Result<Self> {
         let (stop, leave) = (StopSignals::listen()?, signal(SignalKind::user_defined1())?);
-        Ok(Self { earlier: signal_record::start(record_left())?, stop, leave })
+        signal_record::start(record_left)?;
+        Ok(Self { earlier: signal_record::first_recorded(), stop, leave })
     }
 
     /// Waits for the next order. Returns it with the signal's name.
