@@ -3,7 +3,7 @@
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read, Write};
-use std::os::unix::fs::symlink;
+use std::os::unix::fs::{MetadataExt, symlink};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -314,6 +314,27 @@ fn while_a_supervisor_lives_another_one_is_refused_also_after_an_adoption() {
     let mut running = pod.fixture.run();
     let second = finish(&mut pod.fixture.command());
     second.says(1, &["is already served by podfs", &format!("(pid {})", running.pid()), "stop that one first"]);
+    assert!(running.stop().success());
+    pod.fixture.assert_nothing_left();
+}
+
+#[test]
+fn a_supervisor_with_another_root_directory_is_refused_while_the_server_lives() {
+    let pod = OrphanedPod::new();
+    let mut running = pod.fixture.run();
+    let config = running.volume("config");
+    kill_supervisor(&mut running);
+    let mut elsewhere = Command::new(PODFS);
+    elsewhere.arg("run").arg("--pod").arg(pod.fixture.pod()).arg("--objects").arg(pod.fixture.objects());
+    elsewhere.arg("--root-dir").arg(pod.fixture.path("elsewhere")).arg("--run-dir").arg(pod.fixture.path("run"));
+    finish(&mut elsewhere)
+        .says(2, &["are mounted elsewhere, such as at", "root/pods", "start podfs with the --root-dir"]);
+    assert_eq!(fs::read_to_string(config.join("a")).expect("the server serves it still"), "1");
+    // Nothing was recorded: the next podfs adopts the volumes.
+    let inode = fs::metadata(&config).expect("a directory").ino();
+    let mut running = pod.fixture.run();
+    assert_eq!(fs::metadata(&config).expect("a directory").ino(), inode);
+    assert!(!running.log().contains("the pod no longer has volume"), "{}", running.log());
     assert!(running.stop().success());
     pod.fixture.assert_nothing_left();
 }

@@ -65,7 +65,9 @@ impl From<PodLockError> for Failure {
     fn from(error: PodLockError) -> Self {
         match error {
             PodLockError::Directory(error) => error.into(),
-            PodLockError::TooLong { .. } | PodLockError::Untrusted(_) => Self::input(error),
+            PodLockError::TooLong { .. } | PodLockError::Untrusted(_) | PodLockError::Elsewhere { .. } => {
+                Self::input(error)
+            }
             other => Self::general(other),
         }
     }

@@ -20,6 +20,7 @@ use serde::{Deserialize, Serialize};
 use tracing::warn;
 
 use super::bounds::{Bounds, OUTSIDE, path_exists};
+use super::socket;
 use super::trust::{self, Untrusted};
 use crate::manifest::pod::PodIdentity;
 use crate::types::PodName;
@@ -57,6 +58,17 @@ pub enum PodLockError {
         uid: String,
         /// The process id of the other supervisor.
         pid: u32,
+    },
+    /// A server that lives shows the pod's volumes below another root directory. If podfs went on, they would be dead.
+    #[error(
+        "the volumes of pod {uid} are mounted elsewhere, such as at {}; start podfs with the --root-dir with which it has mounted them",
+        .mount.display()
+    )]
+    Elsewhere {
+        /// The uid of the pod.
+        uid: String,
+        /// One of the mount points.
+        mount: PathBuf,
     },
     /// The paths of the pod's sockets are too long for the kernel.
     #[error(
@@ -212,8 +224,13 @@ impl PodLock {
             if is_still_at(&lock, &path) {
                 let mut record = read_or_keep(&mut lock, &directory).map_err(failed)?;
                 let bounds = Bounds::new(&directory, root_directory).map_err(failed)?;
+                let mounts = record.mounts.clone();
                 let outside: Vec<_> =
                     bounds.apply(&mut record).into_iter().filter(|other| path_exists(other)).collect();
+                let elsewhere = mounts.into_iter().find(|mount| outside.contains(mount));
+                if let Some(mount) = elsewhere.filter(|_| has_server(&directory)) {
+                    return Err(PodLockError::Elsewhere { uid: uid.to_string(), mount });
+                }
                 report_outside(&path, &outside);
                 // The podfs that gives up the claim removes the pod's run directory, whichever process has made it.
                 if !record.run.contains(&directory) && !run.made().contains(&directory) {
@@ -337,6 +354,11 @@ impl PodLock {
     pub fn leave_record(mut self) {
         self.leaves_record = true;
     }
+}
+
+/// Whether a server listens in this run directory.
+fn has_server(directory: &Path) -> bool {
+    socket::stream().is_ok_and(|stream| socket::connect_to(&stream, directory, SERVER).is_ok())
 }
 
 /// Reports recorded paths that lie elsewhere, in one line however many they are.
