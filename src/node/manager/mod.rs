@@ -249,7 +249,7 @@ impl Manager {
         let Some(known) = self.pods.get(uid) else { return };
         match known.needs_volumes() {
             true => {
-                self.desired.put(known.pod.clone(), &self.plugins);
+                self.desired.put(known.pod.clone(), &self.plugins, &self.actual);
                 self.pushers.describe(&known.pod);
                 // A supervisor that starts later reads the checkpoint.
                 if self.pids.contains_key(uid) && self.desired.pod(uid).is_some_and(DesiredPod::is_processed) {
