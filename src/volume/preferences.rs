@@ -188,12 +188,18 @@ pub(crate) fn set_within(manifest: &mut Value, name: &str, within: Option<&Path>
     set_annotation(manifest, format!("{WITHIN}{name}"), value);
 }
 
-/// Gives a volume in a pod's manifest the definition that it has in another manifest of the pod, and the annotations about it.
+/// Gives a pod's manifest the definition that a volume has in an earlier manifest of the pod, and the annotations about it.
 pub(crate) fn keep_volume(manifest: &mut Value, earlier: &Value, name: &str) {
     let is_named = |volume: &&Value| volume["name"] == name;
     let Some(definition) = earlier["spec"]["volumes"].as_array().into_iter().flatten().find(is_named) else { return };
-    let volumes = manifest["spec"]["volumes"].as_array_mut().into_iter().flatten();
-    volumes.filter(|volume| volume["name"] == name).for_each(|volume| volume.clone_from(definition));
+    let volumes = &mut manifest["spec"]["volumes"];
+    match volumes.as_array_mut() {
+        Some(volumes) => match volumes.iter_mut().find(|volume| volume["name"] == name) {
+            Some(volume) => volume.clone_from(definition),
+            None => volumes.push(definition.clone()),
+        },
+        None => *volumes = json!([definition]),
+    }
     for prefix in ABOUT_VOLUMES {
         let key = format!("{prefix}{name}");
         let value = earlier["metadata"]["annotations"][&key].as_str().map(str::to_owned);

@@ -56,7 +56,7 @@ use super::state::{MountState, NodeState};
 use super::supervisors::{SupervisorReport, Supervisors};
 use super::world::VolumeId;
 use super::world::actual::{ActualWorld, ObservedVolume};
-use super::world::desired::{DesiredPod, DesiredWorld};
+use super::world::desired::DesiredWorld;
 use crate::manifest::pod::{Pod, PodUid};
 use crate::supervisor::status::{PodStatus, VolumeState, VolumeStatus};
 use claims::Claims;
@@ -249,11 +249,13 @@ impl Manager {
         let Some(known) = self.pods.get(uid) else { return };
         match known.needs_volumes() {
             true => {
-                self.desired.put(known.pod.clone(), &self.plugins);
-                self.pushers.describe(&known.pod);
-                // A supervisor that starts later reads the checkpoint.
-                if self.pids.contains_key(uid) && self.desired.pod(uid).is_some_and(DesiredPod::is_processed) {
-                    self.supervisors.update(&known.pod);
+                self.desired.put(known.pod.clone(), &self.plugins, &self.actual);
+                if let Some(wanted) = self.desired.pod(uid) {
+                    self.pushers.describe(&wanted.pod);
+                    // A supervisor that starts later reads the checkpoint.
+                    if self.pids.contains_key(uid) && wanted.is_processed() {
+                        self.supervisors.update(&wanted.pod);
+                    }
                 }
             }
             false => self.desired.remove(uid),
@@ -281,8 +283,9 @@ impl Manager {
     /// Pushes all objects to a new supervisor.
     fn supervisor_is_up(&mut self, uid: &PodUid, pid: u32) {
         self.pids.insert(uid.clone(), pid);
-        if let Some(known) = self.pods.get(uid) {
-            self.pushers.start(&known.pod);
+        let wanted = self.desired.pod(uid).map(|wanted| &wanted.pod);
+        if let Some(pod) = wanted.or_else(|| self.pods.get(uid).map(|known| &known.pod)) {
+            self.pushers.start(pod);
         }
     }
 

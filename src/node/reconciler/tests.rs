@@ -16,7 +16,9 @@ fn id(pod: &str, volume: &str) -> VolumeId {
 
 fn desired(pods: &[(&str, &[&str])]) -> DesiredWorld {
     let mut desired = DesiredWorld::default();
-    pods.iter().for_each(|(uid, used)| desired.put(sample::pod(uid, &VOLUMES, used), &PluginRegistry::built_in()));
+    pods.iter().for_each(|(uid, used)| {
+        desired.put(sample::pod(uid, &VOLUMES, used), &PluginRegistry::built_in(), &ActualWorld::default())
+    });
     desired
 }
 
@@ -115,7 +117,7 @@ impl Model {
             ModelStep::Want(pod, used) if used.is_empty() => self.desired.remove(&sample::uid(PODS[pod])),
             ModelStep::Want(pod, used) => {
                 let names: Vec<_> = used.iter().map(|volume| ["a", "b"][*volume]).collect();
-                self.desired.put(sample::pod(PODS[pod], &VOLUMES, &names), &PluginRegistry::built_in());
+                self.desired.put(sample::pod(PODS[pod], &VOLUMES, &names), &PluginRegistry::built_in(), &self.actual);
             }
             ModelStep::End(number, outcome) if number < self.running.len() => self.end(number, outcome),
             ModelStep::End(..) => {}

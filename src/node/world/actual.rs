@@ -27,6 +27,8 @@ pub struct ActualVolume {
     pub remount_required: bool,
     /// Whether an earlier daemon left it, and no operation on it has succeeded since.
     pub reconstructed: bool,
+    /// Whether it was mounted since its last unmount, or may have been: containers may use it.
+    pub was_mounted: bool,
     /// The last report of its supervisor.
     pub observed: ObservedVolume,
     /// Why it is not mounted, or not current, according to its supervisor.
@@ -67,6 +69,7 @@ impl Default for ActualVolume {
             mount: MountState::NotMounted,
             remount_required: false,
             reconstructed: false,
+            was_mounted: false,
             observed: ObservedVolume::default(),
             reported_reason: None,
             failure: None,
@@ -105,7 +108,12 @@ impl ActualWorld {
 
     /// Adds a volume that an earlier daemon left, unless it is known.
     pub fn reconstruct(&mut self, id: VolumeId) {
-        let found = ActualVolume { mount: MountState::Uncertain, reconstructed: true, ..ActualVolume::default() };
+        let found = ActualVolume {
+            mount: MountState::Uncertain,
+            reconstructed: true,
+            was_mounted: true,
+            ..ActualVolume::default()
+        };
         self.volumes.entry(id).or_insert(found);
     }
 
@@ -117,6 +125,7 @@ impl ActualWorld {
         match (outcome, volume.mount) {
             (OperationOutcome::Done, _) => {
                 volume.mount = MountState::Mounted;
+                volume.was_mounted = true;
                 volume.remount_required = false;
                 volume.reconstructed = false;
                 volume.failure = None;
@@ -153,6 +162,7 @@ impl ActualWorld {
         match (is_mounted, volume.mount) {
             (true, _) => {
                 volume.mount = MountState::Mounted;
+                volume.was_mounted = true;
                 volume.reconstructed = false;
             }
             // Its supervisor no longer has a mount of it.

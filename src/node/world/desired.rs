@@ -3,7 +3,8 @@
 //! Invariants:
 //! 1. A pod is in this world while its containers run or may run: from the moment its source describes it until it is
 //!    released.
-//! 2. A volume is in this world only if a container of its pod uses it (VM-03) and a plugin serves it.
+//! 2. A volume is in this world only if a plugin serves it, and a container of its pod uses it (VM-03) or may still use
+//!    it: the manifest of a pod with an agent does not say when its containers stop.
 //! 3. A pod is processed when each of its volumes is in this world or is used by no container; otherwise its errors say
 //!    why not.
 
@@ -11,10 +12,11 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use super::VolumeId;
+use super::actual::ActualWorld;
 use super::errors::DistinctErrors;
 use crate::manifest::pod::{Pod, PodUid};
 use crate::node::plugin::PluginRegistry;
-use crate::node::pod::NodePod;
+use crate::node::pod::{NodePod, PodOrigin};
 use crate::volume::{ClaimUsage, Volume, VolumeSource, keep_volume};
 
 /// The pods that want volumes.
@@ -47,27 +49,36 @@ pub struct DesiredVolume {
 
 impl DesiredPod {
     /// The volumes that this pod wants. A volume that podfs cannot serve does not affect the other volumes (VM-10). A
-    /// volume whose definition differs from `before` stays as it was: containers of the pod use it. Only an emptyDir
-    /// gets a new size limit.
-    fn of(mut pod: NodePod, plugins: &PluginRegistry, before: Option<DesiredPod>) -> DesiredPod {
+    /// volume whose definition differs from `before`, or that was mounted and is in no use any more, stays as it was:
+    /// containers of the pod use it. Only an emptyDir gets a new size limit.
+    fn of(mut pod: NodePod, plugins: &PluginRegistry, before: Option<DesiredPod>, actual: &ActualWorld) -> DesiredPod {
         let (mut volumes, mut errors) = (BTreeMap::new(), DistinctErrors::default());
         let described = Arc::clone(&pod.pod);
         let uid = &described.identity.uid;
-        for volume in described.volumes.iter().filter(|volume| is_used(&described, volume)) {
-            let known = before.as_ref().and_then(|before| Some((before, before.volumes.get(volume.name.as_str())?)));
-            if let Some((before, kept)) = known.filter(|(_, known)| !known.volume.source.can_become(&volume.source)) {
+        let known = |name: &str| before.as_ref().and_then(|before| Some((before, before.volumes.get(name)?)));
+        for volume in &described.volumes {
+            let (name, known) = (volume.name.as_str(), known(volume.name.as_str()));
+            if is_used(&described, volume) {
+                if let Some((before, kept)) = known.filter(|(_, known)| !known.volume.source.can_become(&volume.source))
+                {
+                    errors.add(format!(
+                        "volume {name:?} is described otherwise than when it was mounted, and stays as it is; give the pod \
+                         another uid, or delete it and make it anew"
+                    ));
+                    volumes.insert(name.to_owned(), kept.clone());
+                    keep(&mut pod, before, kept);
+                    continue;
+                }
+            } else if may_be_used(&pod, before.as_ref(), actual, name) {
                 errors.add(format!(
-                    "volume {:?} is described otherwise than when it was mounted, and stays as it is; give the pod another \
-                     uid, or delete it and make it anew",
-                    volume.name.as_str()
+                    "volume {name:?} is used by no container of the manifest any more, and stays until the pod is released"
                 ));
-                volumes.insert(volume.name.to_string(), kept.clone());
-                // The pod's supervisor refuses a manifest with another definition of a mounted volume.
-                let definitions = Arc::make_mut(&mut pod.pod).volumes.iter_mut();
-                definitions
-                    .filter(|other| other.name == volume.name)
-                    .for_each(|definition| definition.clone_from(&kept.volume));
-                keep_volume(Arc::make_mut(&mut pod.manifest), &before.pod.manifest, volume.name.as_str());
+                if let Some((before, kept)) = known {
+                    volumes.insert(name.to_owned(), kept.clone());
+                    keep(&mut pod, before, kept);
+                    continue;
+                }
+            } else {
                 continue;
             }
             match plugins.find(volume) {
@@ -82,6 +93,17 @@ impl DesiredPod {
                 Err(error) => errors.add(error.to_string()),
             }
         }
+        let is_described = |name: &str| described.volumes.iter().any(|volume| volume.name.as_str() == name);
+        for (before, (name, kept)) in
+            before.iter().flat_map(|before| before.volumes.iter().map(move |one| (before, one)))
+        {
+            if !is_described(name) && may_be_used(&pod, Some(before), actual, name) {
+                errors
+                    .add(format!("volume {name:?} is no longer in the manifest, and stays until the pod is released"));
+                volumes.insert(name.clone(), kept.clone());
+                keep(&mut pod, before, kept);
+            }
+        }
         DesiredPod { pod, volumes, errors }
     }
 
@@ -89,6 +111,30 @@ impl DesiredPod {
     pub fn is_processed(&self) -> bool {
         self.errors.is_empty()
     }
+}
+
+/// Gives the pod the earlier definition of a volume. The pod's supervisor refuses a manifest with another one of a
+/// mounted volume.
+fn keep(pod: &mut NodePod, before: &DesiredPod, kept: &DesiredVolume) {
+    let definitions = &mut Arc::make_mut(&mut pod.pod).volumes;
+    match definitions.iter_mut().find(|other| other.name == kept.volume.name) {
+        Some(definition) => definition.clone_from(&kept.volume),
+        None => definitions.push(kept.volume.clone()),
+    }
+    keep_volume(Arc::make_mut(&mut pod.manifest), &before.pod.manifest, kept.volume.name.as_str());
+}
+
+/// Whether containers that still run may use the volume although the manifest no longer says so. Before the first
+/// description, that may be a volume of an earlier daemon. A kubelet and a container runtime report themselves that
+/// containers no longer use a volume.
+fn may_be_used(pod: &NodePod, before: Option<&DesiredPod>, actual: &ActualWorld, name: &str) -> bool {
+    let id = VolumeId { pod: pod.pod.identity.uid.clone(), volume: name.to_owned() };
+    let has_agent = matches!(pod.origin, PodOrigin::File(_) | PodOrigin::Api);
+    has_agent
+        && actual.volume(&id).is_some_and(|volume| match before {
+            Some(before) => volume.was_mounted && before.volumes.contains_key(name),
+            None => volume.reconstructed,
+        })
 }
 
 /// Whether a container uses the volume, as a directory or as a device.
@@ -100,11 +146,12 @@ pub fn is_used(pod: &Pod, volume: &Volume) -> bool {
 }
 
 impl DesiredWorld {
-    /// Adds a new or changed pod. Removes volumes that no container uses any more, and adds new ones.
-    pub fn put(&mut self, pod: NodePod, plugins: &PluginRegistry) {
+    /// Adds a new or changed pod with the volumes that it describes. Keeps volumes that were mounted until the pod is
+    /// removed.
+    pub fn put(&mut self, pod: NodePod, plugins: &PluginRegistry, actual: &ActualWorld) {
         let uid = pod.pod.identity.uid.clone();
         let before = self.pods.remove(&uid);
-        self.pods.insert(uid, DesiredPod::of(pod, plugins, before));
+        self.pods.insert(uid, DesiredPod::of(pod, plugins, before, actual));
     }
 
     /// Removes the pod: its containers have stopped.

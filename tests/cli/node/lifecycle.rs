@@ -214,3 +214,28 @@ fn ed_07_an_empty_dir_that_had_no_limit_when_it_was_mounted_gets_none_and_the_po
     });
     fs::write(node.path("web", "scratch").join("file"), vec![7; 2 << 20]).expect("it has no limit");
 }
+
+#[test]
+fn a_redefined_volume_follows_the_object_of_its_mount() {
+    let node = Node::new();
+    node.put("app.yaml", &config_map("app", &[("key", "one")]));
+    node.put("web.yaml", &pod("web", &[CONFIG], &["config"]));
+    let _daemon = node.start();
+    node.expect(&["wait", "default/web"]);
+    let config = node.path("web", "config");
+    node.put("web.yaml", &pod("web", &["{name: config, configMap: {name: other}}"], &["config"]));
+    eventually("the pod says that the volume stays as it is", || {
+        node.pod("web").expect("the pod")["errors"].to_string().contains("is described otherwise")
+    });
+    node.put("app.yaml", &config_map("app", &[("key", "two")]));
+    wait_content(&config.join("key"), "two");
+    // The next supervisor gets the same objects.
+    let supervisor = node.supervisor("web");
+    nix::sys::signal::kill(supervisor, nix::sys::signal::Signal::SIGKILL).expect("killed");
+    eventually("there is another supervisor", || {
+        node.pod("web")
+            .is_some_and(|pod| pod["supervisor"].as_i64().is_some_and(|pid| pid != i64::from(supervisor.as_raw())))
+    });
+    node.put("app.yaml", &config_map("app", &[("key", "three")]));
+    wait_content(&config.join("key"), "three");
+}

@@ -2,6 +2,7 @@ use serde_json::json;
 
 use super::*;
 use crate::node::sample::{pod, uid};
+use crate::node::world::actual::{ObservedVolume, OperationOutcome};
 
 #[test]
 fn vm_03_a_volume_that_no_container_uses_is_not_wanted() {
@@ -9,6 +10,7 @@ fn vm_03_a_volume_that_no_container_uses_is_not_wanted() {
     desired.put(
         pod("u", &["{name: used, emptyDir: {}}", "{name: idle, emptyDir: {}}"], &["used"]),
         &PluginRegistry::built_in(),
+        &ActualWorld::default(),
     );
     let wanted: Vec<_> = desired.volumes().map(|(id, _)| id.volume).collect();
     assert_eq!(wanted, ["used"]);
@@ -19,7 +21,7 @@ fn vm_03_a_volume_that_no_container_uses_is_not_wanted() {
 fn vm_10_a_volume_without_a_plugin_does_not_affect_the_others() {
     let mut desired = DesiredWorld::default();
     let volumes = ["{name: odd, iscsi: {targetPortal: a, iqn: b, lun: 0}}", "{name: good, emptyDir: {}}"];
-    desired.put(pod("u", &volumes, &["odd", "good"]), &PluginRegistry::built_in());
+    desired.put(pod("u", &volumes, &["odd", "good"]), &PluginRegistry::built_in(), &ActualWorld::default());
     let pod = desired.pod(&uid("u")).expect("the pod");
     assert!(!pod.is_processed() && pod.volumes.contains_key("good"));
     assert_eq!(pod.errors.iter().count(), 1);
@@ -29,8 +31,8 @@ fn vm_10_a_volume_without_a_plugin_does_not_affect_the_others() {
 fn a_changed_pod_wants_the_volumes_of_its_new_description() {
     let (mut desired, plugins) = (DesiredWorld::default(), PluginRegistry::built_in());
     let volumes = ["{name: a, emptyDir: {}}", "{name: b, emptyDir: {}}"];
-    desired.put(pod("u", &volumes, &["a"]), &plugins);
-    desired.put(pod("u", &volumes, &["b"]), &plugins);
+    desired.put(pod("u", &volumes, &["a"]), &plugins, &ActualWorld::default());
+    desired.put(pod("u", &volumes, &["b"]), &plugins, &ActualWorld::default());
     assert_eq!(desired.volumes().map(|(id, _)| id.volume).collect::<Vec<_>>(), ["b"]);
     desired.remove(&uid("u"));
     assert_eq!(desired.volumes().count(), 0);
@@ -39,13 +41,73 @@ fn a_changed_pod_wants_the_volumes_of_its_new_description() {
 #[test]
 fn a_volume_whose_definition_changes_while_its_pod_runs_stays_as_it_is() {
     let (mut desired, plugins) = (DesiredWorld::default(), PluginRegistry::built_in());
-    desired.put(pod("u", &["{name: a, configMap: {name: x}}"], &["a"]), &plugins);
+    desired.put(pod("u", &["{name: a, configMap: {name: x}}"], &["a"]), &plugins, &ActualWorld::default());
     let before = desired.pod(&uid("u")).expect("the pod").volumes["a"].clone();
-    desired.put(pod("u", &["{name: a, configMap: {name: other}}"], &["a"]), &plugins);
+    desired.put(pod("u", &["{name: a, configMap: {name: other}}"], &["a"]), &plugins, &ActualWorld::default());
     let after = desired.pod(&uid("u")).expect("the pod");
     assert_eq!(after.volumes["a"], before);
     let errors: Vec<_> = after.errors.iter().collect();
     assert!(errors.len() == 1 && errors[0].starts_with("volume \"a\" is described otherwise"), "{errors:?}");
+}
+
+fn id(volume: &str) -> VolumeId {
+    VolumeId { pod: uid("u"), volume: volume.to_owned() }
+}
+
+#[test]
+fn vm_11_a_volume_that_was_mounted_stays_when_the_manifest_loses_it_or_its_use() {
+    let (mut desired, plugins, mut actual) =
+        (DesiredWorld::default(), PluginRegistry::built_in(), ActualWorld::default());
+    let all = ["{name: gone, emptyDir: {}}", "{name: idle, emptyDir: {}}", "{name: never, configMap: {name: typo}}"];
+    desired.put(pod("u", &all, &["gone", "idle", "never"]), &plugins, &actual);
+    for mounted in ["gone", "idle"] {
+        actual.report(&id(mounted), true, ObservedVolume::default(), None);
+    }
+    actual.mounted(&id("never"), OperationOutcome::Uncertain, None);
+    let rest = ["{name: idle, emptyDir: {}}", "{name: new, emptyDir: {}}"];
+    for _ in 0..2 {
+        desired.put(pod("u", &rest, &["new"]), &plugins, &actual);
+        let DesiredPod { pod, volumes, errors } = desired.pod(&uid("u")).expect("the pod");
+        assert_eq!(volumes.keys().collect::<Vec<_>>(), ["gone", "idle", "new"]);
+        let errors: Vec<_> = errors.iter().collect();
+        assert_eq!(
+            errors,
+            [
+                "volume \"idle\" is used by no container of the manifest any more, and stays until the pod is released",
+                "volume \"gone\" is no longer in the manifest, and stays until the pod is released",
+            ]
+        );
+        let names: Vec<_> = pod.pod.volumes.iter().map(|volume| volume.name.as_str()).collect();
+        assert_eq!(names, ["idle", "new", "gone"]);
+        assert_eq!(pod.manifest["spec"]["volumes"][2], json!({"name": "gone", "emptyDir": {}}));
+    }
+    // The next daemon has the manifest of the checkpoint, and the names of the volumes that were mounted.
+    let (mut next, mut found) = (DesiredWorld::default(), ActualWorld::default());
+    ["gone", "idle"].iter().for_each(|name| found.reconstruct(id(name)));
+    let checkpoint = desired.pod(&uid("u")).expect("the pod").pod.clone();
+    for pod in [checkpoint, pod("u", &rest, &["new"])] {
+        next.put(pod, &plugins, &found);
+        assert_eq!(next.volumes().map(|(id, _)| id.volume).collect::<Vec<_>>(), ["gone", "idle", "new"]);
+    }
+    // A manifest without volumes.
+    desired.put(pod("u", &[], &[]), &plugins, &actual);
+    let volumes = &desired.pod(&uid("u")).expect("the pod").pod.manifest["spec"]["volumes"];
+    assert_eq!(volumes.as_array().map(Vec::len), Some(2), "{volumes}");
+    desired.remove(&uid("u"));
+    desired.put(pod("u", &rest, &["new"]), &plugins, &actual);
+    assert_eq!(desired.volumes().map(|(id, _)| id.volume).collect::<Vec<_>>(), ["new"], "it was released");
+}
+
+#[test]
+fn a_volume_that_a_kubelet_has_unpublished_is_not_wanted_any_more() {
+    let (mut desired, plugins, mut actual) =
+        (DesiredWorld::default(), PluginRegistry::built_in(), ActualWorld::default());
+    let of_kubelet =
+        |volumes: &[&str], used: &[&str]| NodePod { origin: PodOrigin::Kubelet, ..pod("u", volumes, used) };
+    desired.put(of_kubelet(&["{name: a, emptyDir: {}}"], &["a"]), &plugins, &actual);
+    actual.report(&id("a"), true, ObservedVolume::default(), None);
+    desired.put(of_kubelet(&["{name: b, emptyDir: {}}"], &["b"]), &plugins, &actual);
+    assert_eq!(desired.volumes().map(|(id, _)| id.volume).collect::<Vec<_>>(), ["b"]);
 }
 
 #[test]
@@ -57,10 +119,10 @@ fn vm_10_a_redefined_volume_stays_in_the_manifest_and_holds_back_no_new_volume()
         pod
     };
     let first = ["{name: a, configMap: {name: x}}"];
-    desired.put(annotated(&first, &["a"], "podfs.io/sub-path.a"), &plugins);
+    desired.put(annotated(&first, &["a"], "podfs.io/sub-path.a"), &plugins, &ActualWorld::default());
     let redefined = ["{name: a, hostPath: {path: /srv}}", "{name: b, emptyDir: {}}"];
     for _ in 0..2 {
-        desired.put(annotated(&redefined, &["a", "b"], "podfs.io/cache.a"), &plugins);
+        desired.put(annotated(&redefined, &["a", "b"], "podfs.io/cache.a"), &plugins, &ActualWorld::default());
         let DesiredPod { pod, volumes, .. } = desired.pod(&uid("u")).expect("the pod");
         assert_eq!(volumes.keys().collect::<Vec<_>>(), ["a", "b"]);
         assert_eq!(
@@ -70,7 +132,7 @@ fn vm_10_a_redefined_volume_stays_in_the_manifest_and_holds_back_no_new_volume()
         assert_eq!(pod.manifest["metadata"]["annotations"], json!({"podfs.io/sub-path.a": "none", "x": "y"}));
         assert_eq!(pod.pod.volumes.iter().collect::<Vec<_>>(), [&volumes["a"].volume, &volumes["b"].volume]);
     }
-    desired.put(annotated(&redefined, &["b"], "podfs.io/cache.a"), &plugins);
+    desired.put(annotated(&redefined, &["b"], "podfs.io/cache.a"), &plugins, &ActualWorld::default());
     let DesiredPod { pod, .. } = desired.pod(&uid("u")).expect("the pod");
     assert_eq!(pod.manifest["spec"]["volumes"][0]["hostPath"]["path"], "/srv", "no container uses it any more");
 }

@@ -8,25 +8,41 @@ use nix::sys::signal::{Signal, kill};
 use super::super::lifecycle::pod;
 use super::{CONFIG, LATE, SCRATCH, count, end_web, is, line, node_with, reason, start_verbose};
 use crate::common::node::Node;
-use crate::common::{PODFS, Running, eventually, wait_content};
+use crate::common::{PODFS, Running, config_map, eventually, wait_content};
 
 #[test]
-fn vm_01_in_a_pass_the_volumes_that_no_container_uses_any_more_are_unmounted_before_new_ones_are_mounted() {
-    // In the order of their names, the new volume would be first.
-    let node = node_with(&[CONFIG, SCRATCH], &["scratch"]);
-    let _daemon = start_verbose(&node);
+fn vm_11_a_mounted_volume_that_leaves_the_manifest_stays_until_the_pod_is_released() {
+    let node = node_with(&[CONFIG, SCRATCH], &["config", "scratch"]);
+    let daemon = node.start();
     node.expect(&["wait", "default/web"]);
-    let scratch = node.path("web", "scratch");
+    let (config, scratch) = (node.path("web", "config"), node.path("web", "scratch"));
     fs::write(scratch.join("file"), "data").expect("written");
-    node.put("web.yaml", &pod("web", &[CONFIG, SCRATCH], &["config"]));
-    eventually("the new volume is there, and the old one is gone", || {
-        is(&node, "config", "mounted") && node.volume("web", "scratch").is_none()
-    });
-    assert!(!scratch.exists(), "it is unmounted, and its content deleted");
-    wait_content(&node.path("web", "config").join("key"), "one");
-    let log = node.log();
-    let at = |line: String| log.find(&line).unwrap_or_else(|| panic!("{line} is not logged:\n{log}"));
-    assert!(at(line("scratch", "volume_unmount", "begins")) < at(line("config", "volume_mount", "begins")), "{log}");
+    let says = |sentence: &str| node.pod("web").is_some_and(|pod| pod["errors"].to_string().contains(sentence));
+    let stays = || {
+        wait_content(&scratch.join("file"), "data");
+        assert!(is(&node, "scratch", "mounted") && is(&node, "config", "mounted"));
+    };
+
+    // The volume with the smaller name is new: it is mounted beside those that stay.
+    const ALSO: &str = "{name: also, emptyDir: {}}";
+    node.put("web.yaml", &pod("web", &[CONFIG, ALSO], &["also"]));
+    eventually("the new volume is there", || is(&node, "also", "mounted"));
+    assert!(says("is no longer in the manifest, and stays until the pod is released"));
+    assert!(says("is used by no container of the manifest any more, and stays until the pod is released"));
+    stays();
+    node.put("app.yaml", &config_map("app", &[("key", "two")]));
+    wait_content(&config.join("key"), "two");
+
+    drop(daemon);
+    let _daemon = node.start();
+    eventually("the next daemon has read the manifest", || says("is no longer in the manifest"));
+    eventually("its supervisor has reported", || is(&node, "scratch", "mounted"));
+    stays();
+
+    node.put("web.yaml", &pod("web", &[CONFIG, SCRATCH], &["config", "scratch"]));
+    eventually("the manifest has them again", || !says("scratch"));
+    stays();
+    end_web(&node);
 }
 
 #[test]
