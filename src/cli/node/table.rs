@@ -102,7 +102,7 @@ fn head(state: &NodeState) -> String {
         (true, true) => None,
         (false, _) => Some("not all sources have listed their pods yet; podfs unmounts nothing until then"),
         (true, false) => {
-            Some("podfs has not found all volumes of an earlier podfs node yet; it unmounts nothing until then")
+            Some("podfs does not know yet of all volumes of an earlier podfs node whether they are mounted")
         }
     };
     let trouble = state.trouble.iter().map(|text| one_line(text));

@@ -111,13 +111,13 @@ pub async fn for_unmount(node: &NodeHandle, pod: &str, timeout: Duration) -> Res
     loop {
         let state = Arc::clone(&states.borrow_and_update());
         let still_mounted = mounted(&state, pod);
-        if still_mounted.is_empty() && (state.states_synced || state.find(pod).is_some()) {
+        if still_mounted.is_empty() && (state.sources_ready || state.find(pod).is_some()) {
             return Ok(());
         }
         if deadline <= Instant::now() {
             let reason = match state.find(pod) {
                 Some((_, entry)) => reason(entry, is_mounted),
-                None => format!("{TIME_IS_OVER}; podfs node still looks for the volumes of an earlier one"),
+                None => format!("{TIME_IS_OVER}; not all sources have listed their pods yet"),
             };
             return Err(WaitError::StillMounted { volumes: still_mounted, reason });
         }
@@ -332,10 +332,12 @@ mod tests {
     async fn vm_11_a_pod_that_is_gone_is_unmounted_once_the_state_is_known() {
         let (fabricated, handle) = FakeManager::new(NodeState::default());
         let error = for_unmount(&handle, UID, NOT_AT_ALL).await.expect_err("an earlier daemon may have mounted it");
-        let text =
-            "mounted volumes=[]: context deadline exceeded; podfs node still looks for the volumes of an earlier one";
+        let text = "mounted volumes=[]: context deadline exceeded; not all sources have listed their pods yet";
         assert_eq!(error.to_string(), text);
-        fabricated.publish(node([]));
+        // The state has each pod of an earlier daemon, so its volumes hold back the wait for no other pod.
+        let mut other = pod([volume("a", Uncertain)]);
+        (other.uid, other.name) = ("other".to_owned(), Some("other".to_owned()));
+        fabricated.publish(NodeState { states_synced: false, ..node([other]) });
         assert_eq!(for_unmount(&handle, UID, NOT_AT_ALL).await, Ok(()));
     }
 
