@@ -75,6 +75,8 @@ impl Pods {
     /// Adds a pod that an earlier daemon served, which no source has described yet.
     pub fn recover(&mut self, pod: NodePod, released: bool) {
         let uid = pod.pod.identity.uid.clone();
+        // A daemon without sources gets no list that could say that the pod is gone.
+        let released = released || (self.release_when_gone && self.awaited.is_empty());
         self.pods.insert(uid, KnownPod { pod, described: false, released, was_wanted: true });
     }
 
@@ -82,10 +84,12 @@ impl Pods {
     pub fn take_list(&mut self, source: PodSource, pods: Vec<NodePod>) -> Vec<PodUid> {
         let mut changed: Vec<_> = pods.into_iter().map(|pod| self.put(pod)).collect();
         self.awaited.remove(&source);
-        // An earlier daemon served these pods, and their source no longer has them.
-        let gone = self.pods.iter().filter(|(uid, known)| {
-            !known.described && PodSource::of(&known.pod.origin) == source && !changed.contains(uid)
-        });
+        // An earlier daemon served these pods, and their source no longer has them, or is no source of this daemon.
+        let is_over = |origin| PodSource::of(origin) == source || self.awaited.is_empty();
+        let gone = self
+            .pods
+            .iter()
+            .filter(|(uid, known)| !known.described && is_over(&known.pod.origin) && !changed.contains(uid));
         let gone: Vec<_> = gone.map(|(uid, _)| uid.clone()).collect();
         gone.iter().for_each(|uid| self.gone(uid));
         changed.extend(gone);

@@ -1,4 +1,5 @@
 use super::*;
+use crate::node::pod::PodOrigin;
 use crate::node::sample;
 
 fn pod(uid: &str, stage: PodStage) -> NodePod {
@@ -87,4 +88,18 @@ fn a_pod_that_comes_back_after_its_release_is_wanted_again() {
     assert!(needs(&pods, "u"));
     pods.gone(&sample::uid("u"));
     assert!(needs(&pods, "u"), "the release was of its earlier life");
+}
+
+#[test]
+fn a_pod_of_a_source_that_the_daemon_no_longer_has_is_gone_when_all_sources_are_ready() {
+    let of_file = || NodePod { origin: PodOrigin::File("/etc/web.yaml".into()), ..pod("u", PodStage::Desired) };
+    let mut pods = Pods::new([PodSource::Kubelet, PodSource::Api], true);
+    pods.recover(of_file(), false);
+    assert_eq!(pods.take_list(PodSource::Kubelet, vec![]), []);
+    assert!(needs(&pods, "u"));
+    assert_eq!(pods.take_list(PodSource::Api, vec![]), [sample::uid("u")]);
+    assert!(!needs(&pods, "u"));
+    let mut without_sources = Pods::new([], true);
+    without_sources.recover(of_file(), false);
+    assert!(!needs(&without_sources, "u"));
 }
