@@ -115,6 +115,7 @@ fn word(pod: &PodEntry) -> &'static str {
     let lacks = |volume: &VolumeEntry| volume.mount != MountState::Mounted;
     match pod.stage {
         _ if pod.released => "released",
+        None if pod.is_unlisted() => "unknown",
         None => "deleted",
         Some(PodStage::Terminal) => "ended",
         Some(PodStage::Terminating) => "terminating",
@@ -170,6 +171,7 @@ mod tests {
         let gone =
             PodEntry { name: None, uid: "v".to_owned(), origin: None, stage: None, volumes: Vec::new(), ..web.clone() };
         assert!(!has_needed_volumes(&web) && has_needed_volumes(&gone));
+        assert_eq!(word(&PodEntry { stage: None, ..web.clone() }), "unknown", "its source may have it");
         let by_uid = |pod: PodEntry| (PodUid::parse(&pod.uid).expect("a uid"), Arc::new(pod));
         let mut state = NodeState { pods: [web, gone].map(by_uid).into(), ..NodeState::default() };
         state.trouble = vec!["pods: forbidden".to_owned()];

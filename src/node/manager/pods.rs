@@ -120,16 +120,26 @@ impl Pods {
         }
     }
 
+    /// Whether an earlier daemon served the pod, and its source has not listed its pods yet.
+    pub fn is_unlisted(&self, known: &KnownPod) -> bool {
+        !known.described && self.awaited.contains(&PodSource::of(&known.pod.origin))
+    }
+
     /// Notes that the pod's containers have stopped for good.
     ///
     /// # Errors
-    /// When the node does not have it, or when it should run.
+    /// When the node does not have it, when it should run, or when that is not known yet.
     pub fn release(&mut self, uid: &PodUid) -> Result<(), CommandError> {
-        let known = self.pods.get_mut(uid).ok_or_else(|| CommandError::Unknown(uid.to_string()))?;
+        let known = self.pods.get(uid).ok_or_else(|| CommandError::Unknown(uid.to_string()))?;
         if known.is_wanted() {
             return Err(CommandError::Wanted(known.pod.pod.identity.to_string()));
         }
-        known.released = true;
+        if !known.released && self.is_unlisted(known) {
+            return Err(CommandError::Unlisted(known.pod.pod.identity.to_string()));
+        }
+        if let Some(known) = self.pods.get_mut(uid) {
+            known.released = true;
+        }
         Ok(())
     }
 

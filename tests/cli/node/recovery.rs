@@ -47,7 +47,9 @@ fn rc_02_a_pod_that_was_deleted_while_the_daemon_was_down_is_cleaned_up_when_it_
     drop(daemon);
     node.remove("web.yaml");
     let _daemon = node.start();
-    eventually("the sources are ready", || node.pod("web").is_some_and(|pod| pod["stage"].is_null()));
+    eventually("the sources are ready", || {
+        node.pod("web").is_some_and(|pod| pod["stage"].is_null() && pod["origin"].is_null())
+    });
     assert!(node.fixture.path("root/pods/uid-web/volumes/kubernetes.io~configmap/config/key").exists());
     node.expect(&["release", "uid-web"]);
     eventually("nothing of the pod is left", || node.is_clean("uid-web"));

@@ -58,12 +58,17 @@ fn vm_02_nothing_is_unmounted_while_a_source_has_not_listed_its_pods() {
     fs::remove_file(away.join("web.yaml")).expect("removed");
     let _daemon = start_verbose(&node);
     eventually("the pod is adopted", || node.pod("web").is_some_and(|pod| pod["supervisor"].is_number()));
-    // A released pod needs no volumes.
-    node.expect(&["release", "uid-web"]);
+    let refused = node.refused(&["release", "uid-web"]);
+    assert!(refused.contains("its source has not listed its pods yet"), "{refused}");
+    let status = String::from_utf8(node.ask(&["status"]).stdout).expect("text");
+    assert!(status.contains(" unknown "), "{status}");
+    let waits = node.refused(&["wait", "uid-web", "--timeout", "0"]);
+    assert!(waits.contains("its source has not listed its pods yet"), "{waits}");
     assert!(is(&node, "config", "mounted"));
     assert_eq!(fs::read_to_string(config.join("key")).expect("it is mounted"), "one");
     assert_eq!(count(&node, "config", "volume_unmount", "begins"), 0, "{}", node.log());
     fs::rename(&away, &manifests).expect("moved back");
+    eventually("its source does not have it", || node.ask(&["release", "uid-web"]).status.success());
     eventually("the pod is gone", || node.is_clean("uid-web"));
     assert_eq!(count(&node, "config", "volume_unmount", "begins"), 1, "{}", node.log());
 }
