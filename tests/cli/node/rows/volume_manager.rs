@@ -87,7 +87,7 @@ fn foreign(node: &Node) -> Running {
 #[test]
 fn vm_04_vm_05_a_mount_that_fails_is_tried_again_after_pauses_that_double_and_leaves_nothing_to_unmount() {
     let node = node_with(&[SCRATCH], &["scratch"]);
-    let _foreign = foreign(&node);
+    let foreign = foreign(&node);
     let _daemon = start_verbose(&node);
     eventually("it is refused", || reason(&node, "scratch").contains("which podfs node did not start"));
     assert!(is(&node, "scratch", "notMounted"));
@@ -96,15 +96,14 @@ fn vm_04_vm_05_a_mount_that_fails_is_tried_again_after_pauses_that_double_and_le
         eventually("the next attempt pauses for longer", || node.log().contains(&text));
     }
     node.remove("web.yaml");
-    eventually("the daemon forgets the pod", || {
-        let gone = node.pod("web").is_none_or(|pod| pod["stage"].is_null());
-        if gone && node.pod("web").is_some() {
-            node.ask(&["release", "uid-web"]);
-        }
-        node.pod("web").is_none()
+    eventually("the pod is released", || {
+        node.ask(&["release", "uid-web"]);
+        node.pod("web").is_none_or(|pod| pod["released"] == true)
     });
     assert_eq!(count(&node, "scratch", "volume_unmount", "begins"), 0, "{}", node.log());
     assert_eq!(node.fixture.mounts().len(), 1, "the volume of podfs run stays");
+    drop(foreign);
+    eventually("the daemon forgets the pod when podfs run has ended", || node.pod("web").is_none());
 }
 
 #[test]
