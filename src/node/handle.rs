@@ -36,6 +36,11 @@ pub enum CommandError {
         "pod {0} is to run on this node: delete it first, or wait until its phase is Succeeded or Failed; then release it"
     )]
     Wanted(String),
+    /// The pod's source may want it to run.
+    #[error(
+        "pod {0}: its source has not listed its pods yet; release it when podfs node status does not show it as unknown"
+    )]
+    Unlisted(String),
     /// The daemon ends.
     #[error("podfs node ends; ask again when it has started")]
     Ending,
@@ -76,7 +81,8 @@ impl NodeHandle {
     /// Reports that the pod's containers have stopped.
     ///
     /// # Errors
-    /// When the node does not have the pod, when its source wants it to run, and when the daemon ends.
+    /// When the node does not have the pod, when its source wants it to run or has not listed its pods yet, and when the daemon
+    /// ends.
     pub async fn release(&self, pod: PodUid) -> Result<(), CommandError> {
         let (answer, answered) = oneshot::channel();
         self.send(ManagerCommand::Release(pod, answer)).await?;

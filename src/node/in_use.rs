@@ -8,28 +8,28 @@ use serde_json::{Value, json};
 use tracing::warn;
 
 use super::NodeHandle;
-use super::service::{in_use, volumes_in_use};
+use super::service::volumes_to_report;
 use crate::kube::address::{Collection, Resource};
 use crate::kube::client::ApiClient;
 use crate::kube::retry::Retry;
 
-/// Reports until the daemon ends: first once the daemon has found everything of an earlier daemon (5.3), then after each change.
+/// Reports until the daemon ends, after each change. Until the daemon has found everything of an earlier daemon (5.3), it only adds
+/// volumes.
 pub(super) async fn report(client: ApiClient, node: String, handle: NodeHandle) {
     let mut states = handle.follow();
     let (mut retry, mut reported) = (Retry::new(client.clone()), None);
     let before = reported_before(&client, &node, &mut retry).await;
     loop {
         let state = states.borrow_and_update().clone();
-        let names = state.states_synced.then(|| {
-            let mut names = volumes_in_use(&state);
-            if in_use(&state).any(|volume| volume.attachable.is_none()) {
-                names.extend(reported.as_ref().unwrap_or(&before).iter().cloned());
-                names.sort();
-                names.dedup();
-            }
-            names
-        });
-        if let Some(names) = names.filter(|names| reported.as_ref() != Some(names)) {
+        let known = reported.as_ref().unwrap_or(&before);
+        let names = volumes_to_report(&state, known);
+        // Before the daemon has found everything, the list has nothing new to say unless it is longer.
+        let is_new = if state.states_synced {
+            reported.as_ref() != Some(&names)
+        } else {
+            names.iter().any(|name| !known.contains(name))
+        };
+        if is_new {
             let change = json!({"status": {"volumesInUse": names}});
             match client.patch(Resource::NODE, None, &[&node, "status"], &change).await {
                 Ok(_) => {

@@ -34,10 +34,11 @@ pub struct PodEntry {
     pub name: Option<String>,
     /// Its uid.
     pub uid: String,
-    /// The source that describes it; absent when no source does any more.
+    /// The source that describes it, or has described it to an earlier daemon and has not listed its pods yet; absent when no
+    /// source describes it any more.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub origin: Option<PodOrigin>,
-    /// The stage of its life; absent when no source describes it any more.
+    /// The stage of its life; absent while no source describes it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub stage: Option<PodStage>,
     /// Whether an agent has reported that its containers have stopped.
@@ -148,6 +149,11 @@ impl NodeState {
 }
 
 impl PodEntry {
+    /// Whether an earlier daemon served it, and its source has not listed its pods yet.
+    pub fn is_unlisted(&self) -> bool {
+        self.origin.is_some() && self.stage.is_none()
+    }
+
     /// `default/web`, or the uid if its name is unknown.
     pub fn title(&self) -> String {
         match (&self.namespace, &self.name) {

@@ -102,7 +102,7 @@ fn head(state: &NodeState) -> String {
         (true, true) => None,
         (false, _) => Some("not all sources have listed their pods yet; podfs unmounts nothing until then"),
         (true, false) => {
-            Some("podfs has not found all volumes of an earlier podfs node yet; it unmounts nothing until then")
+            Some("podfs does not know yet of all volumes of an earlier podfs node whether they are mounted")
         }
     };
     let trouble = state.trouble.iter().map(|text| one_line(text));
@@ -115,6 +115,7 @@ fn word(pod: &PodEntry) -> &'static str {
     let lacks = |volume: &VolumeEntry| volume.mount != MountState::Mounted;
     match pod.stage {
         _ if pod.released => "released",
+        None if pod.is_unlisted() => "unknown",
         None => "deleted",
         Some(PodStage::Terminal) => "ended",
         Some(PodStage::Terminating) => "terminating",
@@ -170,6 +171,7 @@ mod tests {
         let gone =
             PodEntry { name: None, uid: "v".to_owned(), origin: None, stage: None, volumes: Vec::new(), ..web.clone() };
         assert!(!has_needed_volumes(&web) && has_needed_volumes(&gone));
+        assert_eq!(word(&PodEntry { stage: None, ..web.clone() }), "unknown", "its source may have it");
         let by_uid = |pod: PodEntry| (PodUid::parse(&pod.uid).expect("a uid"), Arc::new(pod));
         let mut state = NodeState { pods: [web, gone].map(by_uid).into(), ..NodeState::default() };
         state.trouble = vec!["pods: forbidden".to_owned()];

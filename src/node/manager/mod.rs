@@ -12,6 +12,7 @@
 //! | `operations` | starting the reconciler's operations, and handling their ends |
 //! | `housekeeping` | the passes over directories of deleted pods |
 //! | [`recovery`] | pods that an earlier daemon left |
+//! | `retirements` | removing what is left of pods that nothing needs any more |
 //! | `without_volumes` | the supervisors of pods that want no volume |
 //! | `unmounts` | volumes that another process has unmounted |
 //! | `pusher` | pushing objects to the supervisor of a pod |
@@ -32,6 +33,7 @@ pub mod pods;
 mod published;
 mod pusher;
 pub mod recovery;
+mod retirements;
 mod unmounts;
 mod without_volumes;
 
@@ -67,6 +69,7 @@ use operations::EndedOperation;
 use pods::Pods;
 use pusher::{Backings, Pushers};
 use recovery::Recovered;
+use retirements::Retirements;
 use unmounts::Unmounts;
 use without_volumes::WithoutVolumes;
 
@@ -92,6 +95,7 @@ pub struct Manager {
     containers: PodContainers,
     unmounts: Unmounts,
     without_volumes: WithoutVolumes,
+    retirements: Retirements,
     housekeeping: Housekeeping,
     recorder: Recorder,
     /// Since when pods have wanted volumes that are not mounted yet.
@@ -148,6 +152,7 @@ impl Manager {
             pids: BTreeMap::new(),
             unmounts: Unmounts::new(&settings.root_directory),
             without_volumes: WithoutVolumes::default(),
+            retirements: Retirements::default(),
             events: Events::new(feed.client(), settings.node.clone()),
             claims: Claims::new(feed.client(), settings.node),
             containers: PodContainers::default(),
@@ -188,7 +193,11 @@ impl Manager {
             let before = Instant::now();
             self.start_operations();
             self.publish();
-            let retries = [self.executor.next_retry(before), self.without_volumes.next_retry(before)];
+            let retries = [
+                self.executor.next_retry(before),
+                self.without_volumes.next_retry(before),
+                self.retirements.next_retry(before),
+            ];
             let retry = retries.into_iter().flatten().min();
             tokio::select! {
                 event = feed.next() => self.take_event(event),
@@ -196,6 +205,7 @@ impl Manager {
                 Some(command) = self.commands.recv() => self.take_command(command),
                 Some(ended) = self.ends.recv() => self.take_end(ended),
                 started = self.without_volumes.next() => self.take_start(started),
+                ended = self.retirements.next() => self.take_retirement(ended),
                 Some((uid, backings)) = self.new_backings.recv() => self.take_backings(&uid, backings),
                 () = sleep_until(retry.unwrap_or(before)), if retry.is_some() => {}
                 () = self.unmounts.look_is_due() => self.look_at_mounts(),
@@ -247,6 +257,9 @@ impl Manager {
     fn describe(&mut self, uid: &PodUid) {
         self.touch(uid);
         let Some(known) = self.pods.get(uid) else { return };
+        if known.described || known.needs_volumes() {
+            self.retirements.forget_failure(uid);
+        }
         match known.needs_volumes() {
             true => {
                 self.desired.put(known.pod.clone(), &self.plugins, &self.actual);
@@ -366,7 +379,7 @@ impl Manager {
         tokio::spawn(remember.instrument(span));
     }
 
-    /// Forgets pods that need no volumes and have no mounts.
+    /// Retires pods that need no volumes and have no mounts.
     fn forget_ended_pods(&mut self) {
         let idle = |uid: &PodUid| !self.actual.has_mounts(uid) && self.actual.of_pod(uid).next().is_none();
         let ended = self.pods.iter().filter(|(uid, known)| !known.needs_volumes() && idle(uid));
@@ -377,14 +390,13 @@ impl Manager {
             self.events.stop(&uid);
             self.claims.stop(&uid);
             self.pids.remove(&uid);
-            // A pod without volumes has no unmount that would end its supervisor.
-            if self.without_volumes.forget(&uid) || !described {
-                self.retire(&uid);
-            }
-            // A pod that its source still describes stays released.
-            if !described {
-                self.executor.forget_pod(&uid);
-                self.pods.forget(&uid);
+            let has_supervisor = self.without_volumes.forget(&uid);
+            match described {
+                false => self.retire_ended_pod(&uid),
+                // A pod that its source still describes stays released. Without volumes, it has no unmount that would end its
+                // supervisor.
+                true if has_supervisor => self.retire(&uid),
+                true => {}
             }
         }
     }

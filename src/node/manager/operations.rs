@@ -41,8 +41,8 @@ impl Manager {
             self.start(operation);
         }
         self.serve_pods_without_volumes();
-        self.forget_ended_pods();
         if ready {
+            self.forget_ended_pods();
             self.retire_lost_pods();
         }
     }

@@ -75,6 +75,8 @@ impl Pods {
     /// Adds a pod that an earlier daemon served, which no source has described yet.
     pub fn recover(&mut self, pod: NodePod, released: bool) {
         let uid = pod.pod.identity.uid.clone();
+        // A daemon without sources gets no list that could say that the pod is gone.
+        let released = released || (self.release_when_gone && self.awaited.is_empty());
         self.pods.insert(uid, KnownPod { pod, is_described: false, released, was_wanted: true });
     }
 
@@ -82,10 +84,12 @@ impl Pods {
     pub fn take_list(&mut self, source: PodSource, pods: Vec<NodePod>) -> Vec<PodUid> {
         let mut changed: Vec<_> = pods.into_iter().map(|pod| self.put(pod)).collect();
         self.awaited.remove(&source);
-        // An earlier daemon served these pods, and their source no longer has them.
-        let gone = self.pods.iter().filter(|(uid, known)| {
-            !known.is_described && PodSource::of(&known.pod.origin) == source && !changed.contains(uid)
-        });
+        // An earlier daemon served these pods, and their source no longer has them, or is no source of this daemon.
+        let is_over = |origin| PodSource::of(origin) == source || self.awaited.is_empty();
+        let gone = self
+            .pods
+            .iter()
+            .filter(|(uid, known)| !known.is_described && is_over(&known.pod.origin) && !changed.contains(uid));
         let gone: Vec<_> = gone.map(|(uid, _)| uid.clone()).collect();
         gone.iter().for_each(|uid| self.note_undescribed(uid));
         changed.extend(gone);
@@ -116,16 +120,26 @@ impl Pods {
         }
     }
 
+    /// Whether an earlier daemon served the pod, and its source has not listed its pods yet.
+    pub fn is_unlisted(&self, known: &KnownPod) -> bool {
+        !known.is_described && self.awaited.contains(&PodSource::of(&known.pod.origin))
+    }
+
     /// Notes that the pod's containers have stopped for good.
     ///
     /// # Errors
-    /// When the node does not have it, or when it should run.
+    /// When the node does not have it, when it should run, or when that is not known yet.
     pub fn release(&mut self, uid: &PodUid) -> Result<(), CommandError> {
-        let known = self.pods.get_mut(uid).ok_or_else(|| CommandError::Unknown(uid.to_string()))?;
+        let known = self.pods.get(uid).ok_or_else(|| CommandError::Unknown(uid.to_string()))?;
         if known.is_wanted() {
             return Err(CommandError::Wanted(known.pod.pod.identity.to_string()));
         }
-        known.released = true;
+        if !known.released && self.is_unlisted(known) {
+            return Err(CommandError::Unlisted(known.pod.pod.identity.to_string()));
+        }
+        if let Some(known) = self.pods.get_mut(uid) {
+            known.released = true;
+        }
         Ok(())
     }
 

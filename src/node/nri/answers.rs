@@ -125,8 +125,11 @@ impl NriAnswers {
     /// The pods that podfs serves for the runtime and of which the kubelet has no directory.
     pub(super) fn without_directory(&self) -> BTreeSet<PodUid> {
         let state = self.node.state();
-        let ours =
-            state.pods.iter().filter(|(_, pod)| pod.origin == Some(PodOrigin::Runtime)).map(|(uid, _)| uid.clone());
+        let ours = state
+            .pods
+            .iter()
+            .filter(|(_, pod)| pod.origin == Some(PodOrigin::Runtime) && pod.stage.is_some())
+            .map(|(uid, _)| uid.clone());
         ours.filter(|uid| !self.settings.kubelet_root.join("pods").join(uid.as_str()).exists()).collect()
     }
 
@@ -303,7 +306,8 @@ impl NriAnswers {
 
     fn entry(&self, uid: &PodUid) -> Option<std::sync::Arc<PodEntry>> {
         let entry = self.node.state().pods.get(uid).cloned()?;
-        matches!(entry.origin, Some(PodOrigin::Runtime | PodOrigin::Kubelet)).then_some(entry)
+        let is_known = entry.stage.is_some() && matches!(entry.origin, Some(PodOrigin::Runtime | PodOrigin::Kubelet));
+        is_known.then_some(entry)
     }
 }
 

@@ -111,7 +111,7 @@ pub(super) async fn find_sources(
 
 /// The path of a volume in the manager's state.
 fn path_of_volume(state: &NodeState, uid: &PodUid, volume: &str) -> Result<PathBuf, Reason> {
-    let pod = state.pods.get(uid).filter(|pod| pod.origin.is_some()).ok_or(Reason::UnknownPod)?;
+    let pod = state.pods.get(uid).filter(|pod| pod.stage.is_some()).ok_or(Reason::UnknownPod)?;
     let is_wanted = |entry: &&VolumeEntry| entry.desired && entry.name == volume;
     let entry = pod.volumes.iter().find(is_wanted).ok_or(Reason::UnknownVolume)?;
     match (entry.mount, &entry.path) {

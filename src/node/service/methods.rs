@@ -221,7 +221,7 @@ impl From<CommandError> for Status {
         let text = refusal.to_string();
         match refusal {
             CommandError::Unknown(_) => Status::not_found(text),
-            CommandError::Wanted(_) => Status::failed_precondition(text),
+            CommandError::Wanted(_) | CommandError::Unlisted(_) => Status::failed_precondition(text),
             CommandError::Ending => Status::unavailable(text),
         }
     }

@@ -87,6 +87,18 @@ pub fn volumes_in_use(state: &NodeState) -> Vec<String> {
     names.into_iter().collect()
 }
 
+/// The volumes for the status of the Node object, which has `known` already: those of [`volumes_in_use`]. While the daemon does not know
+/// all volumes in use, or what is behind them, the known ones stay.
+pub fn volumes_to_report(state: &NodeState, known: &[String]) -> Vec<String> {
+    let mut names = volumes_in_use(state);
+    if !state.states_synced || in_use(state).any(|volume| volume.attachable.is_none()) {
+        names.extend_from_slice(known);
+        names.sort();
+        names.dedup();
+    }
+    names
+}
+
 /// The volumes that pods want, and those that are, or may be, still mounted.
 pub(super) fn in_use(state: &NodeState) -> impl Iterator<Item = &VolumeEntry> {
     let all = state.pods.values().flat_map(|pod| &pod.volumes);

@@ -63,6 +63,17 @@ async fn a_client_gets_the_state_as_the_manager_has_it() {
     assert_eq!(volumes_in_use(&state), ["kubernetes.io/csi/d^one"], "only what a controller attaches");
 }
 
+#[test]
+fn until_the_daemon_has_found_everything_the_volumes_in_use_only_become_more() {
+    let mut attached = volume("new", NotMounted);
+    (attached.unique_name, attached.attachable) = ("kubernetes.io/csi/d^new".to_owned(), Some(true));
+    let mut state = node([pod([attached])]);
+    let known = ["kubernetes.io/csi/d^old".to_owned()];
+    assert_eq!(volumes_to_report(&state, &known), ["kubernetes.io/csi/d^new"]);
+    state.states_synced = false;
+    assert_eq!(volumes_to_report(&state, &known), ["kubernetes.io/csi/d^new", "kubernetes.io/csi/d^old"]);
+}
+
 #[tokio::test]
 async fn an_agent_takes_a_pod_through_its_life() {
     let mut daemon = Daemon::start(node([]));

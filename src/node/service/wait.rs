@@ -18,6 +18,9 @@ const REPROCESSING: Duration = Duration::from_millis(300);
 /// The kubelet's words for a timeout.
 const TIME_IS_OVER: &str = "context deadline exceeded";
 
+/// Why podfs cannot say yet whether a pod is to run.
+const UNLISTED: &str = "its source has not listed its pods yet";
+
 /// Why a wait ended without success.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum WaitError {
@@ -111,13 +114,13 @@ pub async fn for_unmount(node: &NodeHandle, pod: &str, timeout: Duration) -> Res
     loop {
         let state = Arc::clone(&states.borrow_and_update());
         let still_mounted = mounted(&state, pod);
-        if still_mounted.is_empty() && (state.states_synced || state.find(pod).is_some()) {
+        if still_mounted.is_empty() && (state.sources_ready || state.find(pod).is_some()) {
             return Ok(());
         }
         if deadline <= Instant::now() {
             let reason = match state.find(pod) {
                 Some((_, entry)) => reason(entry, is_mounted),
-                None => format!("{TIME_IS_OVER}; podfs node still looks for the volumes of an earlier one"),
+                None => format!("{TIME_IS_OVER}; not all sources have listed their pods yet"),
             };
             return Err(WaitError::StillMounted { volumes: still_mounted, reason });
         }
@@ -142,7 +145,7 @@ fn volumes_are_mounted(node: &NodeState, pod: &PodEntry) -> Result<bool, WaitErr
     let why = match pod.stage {
         _ if pod.released => Some("it was released"),
         // A daemon that has just started knows the pod from its checkpoint, and has not read all pods yet.
-        None if !node.sources_ready => return Ok(false),
+        None if pod.is_unlisted() || !node.sources_ready => return Ok(false),
         None => Some("it was deleted"),
         Some(PodStage::Terminal) => Some("it has ended"),
         Some(PodStage::Desired | PodStage::Terminating) => None,
@@ -188,7 +191,8 @@ fn is_mounted(volume: &VolumeEntry) -> bool {
 fn reason(pod: &PodEntry, concerns: fn(&VolumeEntry) -> bool) -> String {
     let volumes = pod.volumes.iter().filter(|volume| concerns(volume));
     let reasons = volumes.filter_map(|volume| Some(format!("{}: {}", volume.name, volume.reason.as_ref()?)));
-    let all = [TIME_IS_OVER.to_owned()].into_iter().chain(pod.errors.iter().cloned()).chain(reasons);
+    let unlisted = pod.is_unlisted().then(|| UNLISTED.to_owned());
+    let all = [TIME_IS_OVER.to_owned()].into_iter().chain(unlisted).chain(pod.errors.iter().cloned()).chain(reasons);
     all.collect::<Vec<_>>().join("; ")
 }
 
@@ -298,11 +302,12 @@ mod tests {
         };
         let told = |why: &str| Err(format!("pod default/web: {why}, so its volumes are not mounted any more"));
         assert_eq!(over(|pod| pod.released = true).await, told("it was released"));
-        assert_eq!(over(|pod| pod.stage = None).await, told("it was deleted"));
+        assert_eq!(over(|pod| (pod.stage, pod.origin) = (None, None)).await, told("it was deleted"));
         let mut unread = node([PodEntry { stage: None, ..pod([volume("a", Mounted)]) }]);
         unread.sources_ready = false;
         let waited = at_once(unread, UID).await.expect_err("it may be deleted");
-        assert!(waited.ends_with(TIME_IS_OVER), "a daemon that has not read all pods cannot know: {waited}");
+        let text = format!("{TIME_IS_OVER}; its source has not listed its pods yet");
+        assert!(waited.ends_with(&text), "a daemon that has not read all pods cannot know: {waited}");
         assert_eq!(over(|pod| pod.stage = Some(PodStage::Terminal)).await, told("it has ended"));
         assert_eq!(over(|pod| pod.stage = Some(PodStage::Terminating)).await, Ok(()), "containers may start still");
         let unknown = at_once(node([]), "default/web").await.expect_err("there is none");
@@ -332,10 +337,12 @@ mod tests {
     async fn vm_11_a_pod_that_is_gone_is_unmounted_once_the_state_is_known() {
         let (fabricated, handle) = FakeManager::new(NodeState::default());
         let error = for_unmount(&handle, UID, NOT_AT_ALL).await.expect_err("an earlier daemon may have mounted it");
-        let text =
-            "mounted volumes=[]: context deadline exceeded; podfs node still looks for the volumes of an earlier one";
+        let text = "mounted volumes=[]: context deadline exceeded; not all sources have listed their pods yet";
         assert_eq!(error.to_string(), text);
-        fabricated.publish(node([]));
+        // The state has each pod of an earlier daemon, so its volumes hold back the wait for no other pod.
+        let mut other = pod([volume("a", Uncertain)]);
+        (other.uid, other.name) = ("other".to_owned(), Some("other".to_owned()));
+        fabricated.publish(NodeState { states_synced: false, ..node([other]) });
         assert_eq!(for_unmount(&handle, UID, NOT_AT_ALL).await, Ok(()));
     }
 

@@ -240,14 +240,17 @@ fn a_pod_whose_volumes_are_taken_out_of_its_manifest_keeps_a_supervisor() {
     let _daemon = node.start();
     node.expect(&["wait", "default/web"]);
     node.put("web.yaml", &pod(""));
-    eventually("the volume is gone", || node.volume("web", "config").is_none());
+    eventually("the volume stays for containers that still run", || {
+        let errors = node.pod("web").expect("the pod")["errors"].to_string();
+        errors.contains("is used by no container of the manifest any more")
+    });
     node.expect(&["wait", "default/web"]);
     let request =
         PrepareContainerRequest { pod: "uid-web".to_owned(), container: "c".to_owned(), ..Default::default() };
     let mounts = on_the_service(&node, async |client: &mut DaemonClient| {
         client.prepare_container(request).await.expect("it can be mounted")
     });
-    assert_eq!(mounts.iter().map(|mount| mount.name.as_str()).collect::<Vec<_>>(), ["termination-log"]);
+    assert!(mounts.iter().any(|mount| mount.name == "termination-log"), "{mounts:?}");
 }
 
 #[test]

@@ -2,6 +2,8 @@
 
 use std::fs;
 use std::os::unix::fs::MetadataExt;
+use std::path::PathBuf;
+use std::process::Command;
 
 use nix::sys::signal::{Signal, kill};
 
@@ -47,7 +49,9 @@ fn rc_02_a_pod_that_was_deleted_while_the_daemon_was_down_is_cleaned_up_when_it_
     drop(daemon);
     node.remove("web.yaml");
     let _daemon = node.start();
-    eventually("the sources are ready", || node.pod("web").is_some_and(|pod| pod["stage"].is_null()));
+    eventually("the sources are ready", || {
+        node.pod("web").is_some_and(|pod| pod["stage"].is_null() && pod["origin"].is_null())
+    });
     assert!(node.fixture.path("root/pods/uid-web/volumes/kubernetes.io~configmap/config/key").exists());
     node.expect(&["release", "uid-web"]);
     eventually("nothing of the pod is left", || node.is_clean("uid-web"));
@@ -209,4 +213,45 @@ fn a_persistent_volume_that_grows_while_its_pod_runs_has_its_new_size_in_the_sta
     eventually("its new size is known", || size_is(2 << 30));
     assert_eq!(node.supervisor("web"), supervisor);
     assert_eq!(fs::read_to_string(path.join("file")).expect("it is mounted throughout"), "data");
+}
+
+/// A file that nobody can delete until this is dropped.
+struct ImmutableFile(PathBuf);
+
+impl ImmutableFile {
+    fn new(path: PathBuf) -> ImmutableFile {
+        assert!(ImmutableFile::chattr("+i", &path), "chattr +i {}", path.display());
+        ImmutableFile(path)
+    }
+
+    fn chattr(flag: &str, path: &std::path::Path) -> bool {
+        Command::new("chattr").arg(flag).arg(path).status().is_ok_and(|status| status.success())
+    }
+}
+
+impl Drop for ImmutableFile {
+    fn drop(&mut self) {
+        ImmutableFile::chattr("-i", &self.0);
+    }
+}
+
+#[test]
+fn rc_02_the_next_daemon_keeps_a_released_pod_until_it_has_removed_it() {
+    let node = node_with_a_pod();
+    let daemon = node.start();
+    node.expect(&["wait", "default/web"]);
+    fs::write(node.path("web", "scratch").join("file"), "data").expect("written");
+    let content = node.fixture.path("root/pods/uid-web/plugins/kubernetes.io~empty-dir/scratch/content");
+    let immutable = ImmutableFile::new(content.join("file"));
+    node.remove("web.yaml");
+    eventually("its source does not have it", || node.pod("web").is_some_and(|pod| pod["stage"].is_null()));
+    node.expect(&["release", "uid-web"]);
+    eventually("its removal fails", || node.log().contains("UnmountVolume.TearDown failed"));
+    drop(daemon);
+    let _daemon = node.start();
+    eventually("the next daemon says what stays", || {
+        node.pod("web").is_some_and(|pod| pod["released"] == true && pod.to_string().contains("scratch"))
+    });
+    drop(immutable);
+    eventually("nothing of the pod is left", || node.is_clean("uid-web") && node.pod("web").is_none());
 }

@@ -1,4 +1,5 @@
 use super::*;
+use crate::node::pod::PodOrigin;
 use crate::node::sample;
 
 fn pod(uid: &str, stage: PodStage) -> NodePod {
@@ -87,4 +88,32 @@ fn a_pod_that_comes_back_after_its_release_is_wanted_again() {
     assert!(needs(&pods, "u"));
     pods.note_undescribed(&sample::uid("u"));
     assert!(needs(&pods, "u"), "the release was of its earlier life");
+}
+
+#[test]
+fn a_pod_whose_source_has_not_listed_its_pods_is_not_released() {
+    let mut pods = Pods::new([PodSource::Files, PodSource::Api], false);
+    pods.recover(pod("u", PodStage::Desired), false);
+    let uid = sample::uid("u");
+    pods.take_list(PodSource::Files, vec![]);
+    assert!(pods.get(&uid).is_some_and(|known| pods.is_unlisted(known)));
+    let refused = pods.release(&uid).expect_err("it may run").to_string();
+    assert!(refused.starts_with("pod default/p-u: its source has not listed its pods yet"), "{refused}");
+    pods.take_list(PodSource::Api, vec![]);
+    assert!(pods.get(&uid).is_some_and(|known| !pods.is_unlisted(known)));
+    pods.release(&uid).expect("its source does not have it");
+}
+
+#[test]
+fn a_pod_of_a_source_that_the_daemon_no_longer_has_is_gone_when_all_sources_are_ready() {
+    let of_file = || NodePod { origin: PodOrigin::File("/etc/web.yaml".into()), ..pod("u", PodStage::Desired) };
+    let mut pods = Pods::new([PodSource::Kubelet, PodSource::Api], true);
+    pods.recover(of_file(), false);
+    assert_eq!(pods.take_list(PodSource::Kubelet, vec![]), []);
+    assert!(needs(&pods, "u"));
+    assert_eq!(pods.take_list(PodSource::Api, vec![]), [sample::uid("u")]);
+    assert!(!needs(&pods, "u"));
+    let mut without_sources = Pods::new([], true);
+    without_sources.recover(of_file(), false);
+    assert!(!needs(&without_sources, "u"));
 }

@@ -58,12 +58,17 @@ fn vm_02_nothing_is_unmounted_while_a_source_has_not_listed_its_pods() {
     fs::remove_file(away.join("web.yaml")).expect("removed");
     let _daemon = start_verbose(&node);
     eventually("the pod is adopted", || node.pod("web").is_some_and(|pod| pod["supervisor"].is_number()));
-    // A released pod needs no volumes.
-    node.expect(&["release", "uid-web"]);
+    let refused = node.refused(&["release", "uid-web"]);
+    assert!(refused.contains("its source has not listed its pods yet"), "{refused}");
+    let status = String::from_utf8(node.ask(&["status"]).stdout).expect("text");
+    assert!(status.contains(" unknown "), "{status}");
+    let waits = node.refused(&["wait", "uid-web", "--timeout", "0"]);
+    assert!(waits.contains("its source has not listed its pods yet"), "{waits}");
     assert!(is(&node, "config", "mounted"));
     assert_eq!(fs::read_to_string(config.join("key")).expect("it is mounted"), "one");
     assert_eq!(count(&node, "config", "volume_unmount", "begins"), 0, "{}", node.log());
     fs::rename(&away, &manifests).expect("moved back");
+    eventually("its source does not have it", || node.ask(&["release", "uid-web"]).status.success());
     eventually("the pod is gone", || node.is_clean("uid-web"));
     assert_eq!(count(&node, "config", "volume_unmount", "begins"), 1, "{}", node.log());
 }
@@ -82,7 +87,7 @@ fn foreign(node: &Node) -> Running {
 #[test]
 fn vm_04_vm_05_a_mount_that_fails_is_tried_again_after_pauses_that_double_and_leaves_nothing_to_unmount() {
     let node = node_with(&[SCRATCH], &["scratch"]);
-    let _foreign = foreign(&node);
+    let foreign = foreign(&node);
     let _daemon = start_verbose(&node);
     eventually("it is refused", || reason(&node, "scratch").contains("which podfs node did not start"));
     assert!(is(&node, "scratch", "notMounted"));
@@ -91,15 +96,14 @@ fn vm_04_vm_05_a_mount_that_fails_is_tried_again_after_pauses_that_double_and_le
         eventually("the next attempt pauses for longer", || node.log().contains(&text));
     }
     node.remove("web.yaml");
-    eventually("the daemon forgets the pod", || {
-        let gone = node.pod("web").is_none_or(|pod| pod["stage"].is_null());
-        if gone && node.pod("web").is_some() {
-            node.ask(&["release", "uid-web"]);
-        }
-        node.pod("web").is_none()
+    eventually("the pod is released", || {
+        node.ask(&["release", "uid-web"]);
+        node.pod("web").is_none_or(|pod| pod["released"] == true)
     });
     assert_eq!(count(&node, "scratch", "volume_unmount", "begins"), 0, "{}", node.log());
     assert_eq!(node.fixture.mounts().len(), 1, "the volume of podfs run stays");
+    drop(foreign);
+    eventually("the daemon forgets the pod when podfs run has ended", || node.pod("web").is_none());
 }
 
 #[test]
