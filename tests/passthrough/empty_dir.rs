@@ -258,3 +258,17 @@ fn podfs_mount_keeps_the_content_in_a_private_directory_and_removes_it() {
     assert_eq!(fs::read_dir(&temp).expect("a listing").count(), 0);
     assert!(!fixture.path("at").exists());
 }
+
+#[test]
+fn a_changed_size_limit_of_a_tmpfs_counts_after_all_processes_were_killed() {
+    // ED-02, ED-05
+    let fixture = fixture("{medium: Memory, sizeLimit: 1Mi}");
+    let mut killed = fixture.run();
+    fixture.kill_all();
+    killed.wait();
+    let manifest = fs::read_to_string(fixture.pod()).expect("a manifest");
+    fixture.write("pod.yaml", &manifest.replace("sizeLimit: 1Mi", "sizeLimit: 4Mi"));
+    let next = fixture.run();
+    fs::write(next.volume("scratch").join("file"), vec![1; 2 << 20]).expect("it fits into the new size");
+    assert_stops_clean(next, &fixture);
+}

@@ -54,6 +54,11 @@ impl PassthroughSource for EmptyDirSource {
         Ok(is_current)
     }
 
+    /// A tmpfs of an earlier supervisor may have another size.
+    fn complete(&mut self, volume: &PassthroughParts, spec: &Volume, pod: &PodView) -> Result<(), RefreshFailure> {
+        self.follow(volume, spec, pod)
+    }
+
     /// Changes the size of a tmpfs to that of the plan.
     fn follow(&mut self, _: &PassthroughParts, spec: &Volume, pod: &PodView) -> Result<(), RefreshFailure> {
         let Some(content) = &self.content else { return Ok(()) };
