@@ -20,6 +20,7 @@ use crate::supervisor::exec_state;
 use crate::supervisor::program::machine::check_machine;
 use crate::supervisor::program::options::{
     DriverOptions, GenerationOptions, MemoryOptions, ROOT_DIRECTORY, RUN_DIRECTORY, SubPathOptions, TransportOptions,
+    directory,
 };
 use crate::supervisor::program::service::PodService;
 use crate::supervisor::run::upgrade::roll_back;
@@ -66,10 +67,10 @@ pub(super) struct Run {
     #[arg(long, conflicts_with_all = ["kubeconfig", "in_cluster"])]
     push: bool,
     /// Volumes appear below pods/UID/volumes of this directory, and emptyDirs keep their content below pods/UID/plugins.
-    #[arg(long, value_name = "DIR", default_value = ROOT_DIRECTORY, value_hint = ValueHint::DirPath)]
+    #[arg(long, value_name = "DIR", default_value = ROOT_DIRECTORY, value_parser = directory(), value_hint = ValueHint::DirPath)]
     root_dir: PathBuf,
     /// State that a reboot may erase: for each pod, the lock by which it has only one podfs, and its sockets.
-    #[arg(long, value_name = "DIR", default_value = RUN_DIRECTORY, value_hint = ValueHint::DirPath)]
+    #[arg(long, value_name = "DIR", default_value = RUN_DIRECTORY, value_parser = directory(), value_hint = ValueHint::DirPath)]
     run_dir: PathBuf,
     /// Write one JSON object to this open descriptor once every volume is visible, then close it.
     #[arg(long, value_name = "N")]
