@@ -26,14 +26,14 @@ use crate::supervisor::program::service::PodService;
 use crate::supervisor::run::upgrade::roll_back;
 use crate::types::PodName;
 
-/// Mount the volumes of a pod, and keep them up to date until SIGTERM or SIGINT.
+/// Mount the volumes of a pod, and keep them up to date until SIGTERM, SIGINT or SIGHUP.
 ///
 /// Volumes appear where the kubelet would have put them, below the root directory. A volume whose objects are missing
 /// waits; podfs mounts the others. When all are visible, podfs announces readiness on standard error, on --ready-fd and to
 /// systemd. It shows changes of objects at once, all files of a volume together. A mounted volume never loses its content
 /// because an object was deleted or does not parse any more.
 ///
-/// At SIGTERM and SIGINT, podfs unmounts the volumes, deletes the content of emptyDirs, and removes the directories that it made.
+/// At SIGTERM, SIGINT and SIGHUP, podfs unmounts the volumes, deletes the content of emptyDirs, and removes the directories that it made.
 /// If podfs is killed instead, its server continues to serve; start podfs again with the same arguments, and it takes them over.
 ///
 /// Manifests, annotations and the layout of volumes are described in podfs-pod(5); how a node agent starts podfs, waits for
