@@ -9,7 +9,7 @@ use podfs_fuse::printable::printable_line;
 
 use super::exit::Failure;
 use crate::admin::cleanup::{Cleanup, CleanupLine, CleanupStep};
-use crate::supervisor::program::options::{ROOT_DIRECTORY, RUN_DIRECTORY};
+use crate::supervisor::program::options::{ROOT_DIRECTORY, RUN_DIRECTORY, directory};
 
 /// Remove mounts and files that killed podfs processes have left.
 ///
@@ -38,10 +38,10 @@ EXAMPLES:
   podfs cleanup")]
 pub(super) struct Cleaning {
     /// The run directory of podfs run.
-    #[arg(long, value_name = "DIR", default_value = RUN_DIRECTORY, value_hint = ValueHint::DirPath)]
+    #[arg(long, value_name = "DIR", default_value = RUN_DIRECTORY, value_parser = directory(), value_hint = ValueHint::DirPath)]
     run_dir: PathBuf,
     /// Unmount dead mounts below this directory even if the run directory does not have their pod; name other dead mounts.
-    #[arg(long, value_name = "DIR", default_value = ROOT_DIRECTORY, value_hint = ValueHint::DirPath)]
+    #[arg(long, value_name = "DIR", default_value = ROOT_DIRECTORY, value_parser = directory(), value_hint = ValueHint::DirPath)]
     root_dir: PathBuf,
     /// Print the steps, and do nothing.
     #[arg(long)]

@@ -13,7 +13,7 @@ use super::status::{pod_directory, print};
 use crate::mounts::output::OutputFormat;
 use crate::mounts::{AgentFacts, ContainerMount, IdMapping};
 use crate::supervisor::control::{ContainerRequest, ControlAnswer, ControlQuestion, ask};
-use crate::supervisor::program::options::RUN_DIRECTORY;
+use crate::supervisor::program::options::{RUN_DIRECTORY, directory};
 
 /// Most requests to a supervisor that is busy because a volume does not answer. Each takes 1.5 s.
 const TRIES: u32 = 4;
@@ -79,7 +79,7 @@ pub(super) struct Mounts {
     #[arg(long, value_name = "FORMAT", value_enum, default_value_t)]
     output: MountsOutput,
     /// The run directory of podfs run.
-    #[arg(long, value_name = "DIR", default_value = RUN_DIRECTORY, value_hint = ValueHint::DirPath)]
+    #[arg(long, value_name = "DIR", default_value = RUN_DIRECTORY, value_parser = directory(), value_hint = ValueHint::DirPath)]
     run_dir: PathBuf,
 }
 

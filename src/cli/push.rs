@@ -11,7 +11,7 @@ use super::status::pod_directory;
 use crate::manifest::{Document, parse_documents};
 use crate::source::{DeletedObject, PushCounts};
 use crate::supervisor::control::{ControlAnswer, ControlQuestion, LONGEST_PUSH, ask};
-use crate::supervisor::program::options::RUN_DIRECTORY;
+use crate::supervisor::program::options::{RUN_DIRECTORY, directory};
 
 /// Give objects to a pod of podfs run --push.
 ///
@@ -47,7 +47,7 @@ pub(super) struct Push {
     #[arg(long)]
     replace: bool,
     /// The run directory of podfs run.
-    #[arg(long, value_name = "DIR", default_value = RUN_DIRECTORY, value_hint = ValueHint::DirPath)]
+    #[arg(long, value_name = "DIR", default_value = RUN_DIRECTORY, value_parser = directory(), value_hint = ValueHint::DirPath)]
     run_dir: PathBuf,
 }
 

@@ -20,19 +20,20 @@ use crate::supervisor::exec_state;
 use crate::supervisor::program::machine::check_machine;
 use crate::supervisor::program::options::{
     DriverOptions, GenerationOptions, MemoryOptions, ROOT_DIRECTORY, RUN_DIRECTORY, SubPathOptions, TransportOptions,
+    directory,
 };
 use crate::supervisor::program::service::PodService;
 use crate::supervisor::run::upgrade::roll_back;
 use crate::types::PodName;
 
-/// Mount the volumes of a pod, and keep them up to date until SIGTERM or SIGINT.
+/// Mount the volumes of a pod, and keep them up to date until SIGTERM, SIGINT or SIGHUP.
 ///
 /// Volumes appear where the kubelet would have put them, below the root directory. A volume whose objects are missing
 /// waits; podfs mounts the others. When all are visible, podfs announces readiness on standard error, on --ready-fd and to
 /// systemd. It shows changes of objects at once, all files of a volume together. A mounted volume never loses its content
 /// because an object was deleted or does not parse any more.
 ///
-/// At SIGTERM and SIGINT, podfs unmounts the volumes, deletes the content of emptyDirs, and removes the directories that it made.
+/// At SIGTERM, SIGINT and SIGHUP, podfs unmounts the volumes, deletes the content of emptyDirs, and removes the directories that it made.
 /// If podfs is killed instead, its server continues to serve; start podfs again with the same arguments, and it takes them over.
 ///
 /// Manifests, annotations and the layout of volumes are described in podfs-pod(5); how a node agent starts podfs, waits for
@@ -66,10 +67,10 @@ pub(super) struct Run {
     #[arg(long, conflicts_with_all = ["kubeconfig", "in_cluster"])]
     push: bool,
     /// Volumes appear below pods/UID/volumes of this directory, and emptyDirs keep their content below pods/UID/plugins.
-    #[arg(long, value_name = "DIR", default_value = ROOT_DIRECTORY, value_hint = ValueHint::DirPath)]
+    #[arg(long, value_name = "DIR", default_value = ROOT_DIRECTORY, value_parser = directory(), value_hint = ValueHint::DirPath)]
     root_dir: PathBuf,
     /// State that a reboot may erase: for each pod, the lock by which it has only one podfs, and its sockets.
-    #[arg(long, value_name = "DIR", default_value = RUN_DIRECTORY, value_hint = ValueHint::DirPath)]
+    #[arg(long, value_name = "DIR", default_value = RUN_DIRECTORY, value_parser = directory(), value_hint = ValueHint::DirPath)]
     run_dir: PathBuf,
     /// Write one JSON object to this open descriptor once every volume is visible, then close it.
     #[arg(long, value_name = "N")]

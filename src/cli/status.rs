@@ -10,7 +10,7 @@ use serde::Serialize;
 use super::exit::Failure;
 use crate::admin::{survey, table};
 use crate::manifest::pod::PodUid;
-use crate::supervisor::program::options::RUN_DIRECTORY;
+use crate::supervisor::program::options::{RUN_DIRECTORY, directory};
 use crate::supervisor::status::{PodState, PodStatus};
 
 /// Show the state of the pods of this node and of their volumes.
@@ -38,7 +38,7 @@ pub(super) struct Status {
     #[arg(long, value_name = "UID")]
     pod: Option<String>,
     /// The run directory of podfs run.
-    #[arg(long, value_name = "DIR", default_value = RUN_DIRECTORY, value_hint = ValueHint::DirPath)]
+    #[arg(long, value_name = "DIR", default_value = RUN_DIRECTORY, value_parser = directory(), value_hint = ValueHint::DirPath)]
     run_dir: PathBuf,
     /// A table for people, or JSON for programs.
     #[arg(long, value_name = "FORMAT", value_enum, default_value_t)]

@@ -13,7 +13,7 @@ use podfs_fuse::printable::Printer;
 use super::exit::Failure;
 use super::status::pod_directory;
 use crate::supervisor::control::{ControlAnswer, ControlQuestion, ask};
-use crate::supervisor::program::options::RUN_DIRECTORY;
+use crate::supervisor::program::options::{RUN_DIRECTORY, directory};
 use crate::supervisor::run_dir::claim::{self, PodLockRecord};
 use crate::supervisor::status::VolumeState;
 
@@ -50,7 +50,7 @@ pub(super) struct Trace {
     #[arg(long, value_name = "NAME")]
     volume: String,
     /// The run directory of podfs run.
-    #[arg(long, value_name = "DIR", default_value = RUN_DIRECTORY, value_hint = ValueHint::DirPath)]
+    #[arg(long, value_name = "DIR", default_value = RUN_DIRECTORY, value_parser = directory(), value_hint = ValueHint::DirPath)]
     run_dir: PathBuf,
 }
 

@@ -13,7 +13,7 @@ use super::render::say;
 use super::status::{pod_directory, pods};
 use crate::admin::process_delay::ProcessDelay;
 use crate::supervisor::control::{self, AskError};
-use crate::supervisor::program::options::RUN_DIRECTORY;
+use crate::supervisor::program::options::{RUN_DIRECTORY, directory};
 use crate::supervisor::run_dir::claim::PodLockRecord;
 
 /// Longest duration of the upgrade of a pod.
@@ -48,7 +48,7 @@ pub(super) struct Upgrade {
     #[arg(long)]
     all: bool,
     /// The run directory of podfs run.
-    #[arg(long, value_name = "DIR", default_value = RUN_DIRECTORY, value_hint = ValueHint::DirPath)]
+    #[arg(long, value_name = "DIR", default_value = RUN_DIRECTORY, value_parser = directory(), value_hint = ValueHint::DirPath)]
     run_dir: PathBuf,
 }
 

@@ -91,6 +91,15 @@ impl Source {
         }
     }
 
+    /// Why a podfs that started now would refuse the manifest files of the pod, in one sentence.
+    pub fn start_problem(&self) -> Option<String> {
+        match self {
+            Source::Files(files) => files.start_problem().sentence(),
+            Source::Api(api) => api.start_problem(),
+            Source::Push(push) => push.start_problem(),
+        }
+    }
+
     /// The inbox for pushed objects, if the source has one.
     pub fn inbox(&self) -> Option<PushReceiver> {
         match self {

@@ -5,6 +5,7 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 
 use crate::common::namespace::{bind, mount_tmpfs};
+use crate::common::outcome::finish;
 use crate::common::stopped::Stopped;
 use crate::common::*;
 use nix::mount::{MntFlags, umount2};
@@ -390,5 +391,32 @@ fn a_pod_whose_server_continues_without_its_supervisor_is_not_touched() {
     let mut next = fixture.run();
     assert_eq!(next.server(), server);
     assert_eq!(next.stop().code(), Some(0));
+    fixture.assert_nothing_left();
+}
+
+#[test]
+fn directories_with_relative_paths_are_removed_after_a_kill() {
+    let fixture = fixture();
+    let of_podfs = |command: &str| {
+        let mut podfs = Command::new(PODFS);
+        podfs.arg(command).args(["--root-dir", "objects/../root", "--run-dir", "run"]).current_dir(fixture.path(""));
+        podfs
+    };
+    let run = || {
+        let mut command = of_podfs("run");
+        command.args(["--pod", "pod.yaml", "--objects", "objects"]);
+        let mut running = fixture.start_command(command);
+        running.wait_ready();
+        running
+    };
+    let mut killed = run();
+    fixture.kill_supervisor(&mut killed);
+    let mut next = run();
+    assert_eq!(next.stop().code(), Some(0), "{}", next.log());
+    fixture.assert_nothing_left();
+    let mut killed = run();
+    fixture.kill_both(&mut killed);
+    let outcome = finish(&mut of_podfs("cleanup"));
+    assert_eq!(outcome.code, Some(0), "{}", outcome.stderr);
     fixture.assert_nothing_left();
 }

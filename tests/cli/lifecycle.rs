@@ -10,6 +10,7 @@ use std::process::{Command, Stdio};
 use std::sync::mpsc::{TryRecvError, channel};
 use std::thread;
 
+use crate::common::outcome::finish;
 use crate::common::*;
 use nix::sys::signal::{Signal, kill, killpg};
 use nix::sys::stat::Mode;
@@ -21,6 +22,14 @@ fn pod_of_all_kinds() -> String {
     pod("[{name: config, configMap: {name: app}}, {name: keys, secret: {secretName: tls}},
       {name: about, downwardAPI: {items: [{path: labels, fieldRef: {fieldPath: metadata.labels}}]}},
       {name: all, projected: {sources: [{configMap: {name: app}}, {secret: {name: tls}}]}}]")
+}
+
+/// The command of a podfs that serves the pod of the fixture with another run directory.
+fn with_other_run_directory(fixture: &Fixture) -> Command {
+    let mut command = Command::new(PODFS);
+    command.arg("run").arg("--pod").arg(fixture.pod()).arg("--objects").arg(fixture.objects());
+    command.arg("--root-dir").arg(fixture.path("root")).arg("--run-dir").arg(fixture.path("other"));
+    command
 }
 
 fn fixture_of_all_kinds() -> Fixture {
@@ -446,4 +455,22 @@ fn a_reader_of_the_log_that_stands_still_delays_neither_volumes_nor_the_end() {
     while reader.write(&[b'x'; 4096]).is_ok() {}
     while reader.write(b"x").is_ok() {}
     running.stop();
+}
+
+#[test]
+fn one_podfs_at_a_time_has_the_volumes_of_a_pod_in_a_root_directory() {
+    let fixture = Fixture::new(&pod("[{name: scratch, emptyDir: {}}]"));
+    let mut first = fixture.run();
+    let file = first.volume("scratch").join("file");
+    fs::write(&file, "1").expect("written");
+    let refused = finish(&mut with_other_run_directory(&fixture));
+    refused.says(1, &["is already served by a podfs with another --run-dir", "stop that one first"]);
+    assert!(!fixture.path("other").exists(), "the second one leaves nothing");
+    assert_eq!(fs::read_to_string(&file).expect("kept"), "1");
+    assert!(first.stop().success());
+    let mut second = fixture.start_command(with_other_run_directory(&fixture));
+    second.wait_ready();
+    assert!(second.stop().success());
+    assert!(!fixture.path("other").exists());
+    fixture.assert_nothing_left();
 }

@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use crate::common::locker::Locker;
+use crate::common::scratch::Scratch;
 use crate::common::*;
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use nix::sys::signal::Signal;
@@ -257,4 +258,35 @@ fn podfs_mount_keeps_the_content_in_a_private_directory_and_removes_it() {
     assert_eq!(running.wait().code(), Some(0), "{}", running.log());
     assert_eq!(fs::read_dir(&temp).expect("a listing").count(), 0);
     assert!(!fixture.path("at").exists());
+}
+
+#[test]
+fn a_changed_size_limit_of_a_tmpfs_counts_after_all_processes_were_killed() {
+    // ED-02, ED-05
+    let fixture = fixture("{medium: Memory, sizeLimit: 1Mi}");
+    let mut killed = fixture.run();
+    fixture.kill_all();
+    killed.wait();
+    let manifest = fs::read_to_string(fixture.pod()).expect("a manifest");
+    fixture.write("pod.yaml", &manifest.replace("sizeLimit: 1Mi", "sizeLimit: 4Mi"));
+    let next = fixture.run();
+    fs::write(next.volume("scratch").join("file"), vec![1; 2 << 20]).expect("it fits into the new size");
+    assert_stops_clean(next, &fixture);
+}
+
+#[test]
+fn content_for_which_a_full_disk_has_no_room_leaves_nothing() {
+    for medium in ["{}", "{medium: Memory}"] {
+        let (fixture, small) = (fixture(medium), Scratch::tmpfs("size=1m"));
+        fs::write(small.path().join("filler"), vec![1; 2 << 20]).expect_err("the disk is full");
+        let mut command = Command::new(PODFS);
+        command.arg("run").arg("--pod").arg(fixture.pod()).arg("--objects").arg(fixture.objects());
+        command.arg("--root-dir").arg(small.path().join("root")).arg("--run-dir").arg(fixture.path("run"));
+        let mut running = fixture.start_command(command);
+        running.wait_log("No space left on device");
+        assert_eq!(running.stop().code(), Some(0), "{}", running.log());
+        fixture.assert_nothing_left();
+        let left = fs::read_dir(small.path()).expect("a listing").map(|entry| entry.expect("an entry").file_name());
+        assert_eq!(left.collect::<Vec<_>>(), ["filler"], "{medium}");
+    }
 }

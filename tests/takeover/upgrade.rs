@@ -124,6 +124,21 @@ fn a_program_that_is_no_podfs_is_refused_and_nothing_happens() {
 }
 
 #[test]
+fn an_upgrade_is_refused_while_a_manifest_is_invalid_and_nothing_happens() {
+    let mut pod = Pod::new();
+    let (before, server) = (pod.identity(), pod.running.server());
+    pod.fixture.write("objects/other.yaml", "a: [");
+    pod.running.wait_log("other.yaml");
+    pod.builds.put_other();
+    let outcome = upgrade(&pod.fixture);
+    pod.assert_not_upgraded(&outcome, &["default/web: refused: ", "objects/other.yaml", "correct it, then try again"]);
+    assert_eq!((pod.identity(), pod.running.server()), (before, server));
+    pod.fixture.remove("objects/other.yaml");
+    eventually("the pod is upgraded once the manifest is gone", || upgrade(&pod.fixture).code == Some(0));
+    pod.assert_works_and_stops();
+}
+
+#[test]
 fn both_programs_are_replaced_or_neither() {
     let pod = Pod::new();
     let (before, server) = (pod.identity(), pod.running.server());

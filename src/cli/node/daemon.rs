@@ -26,6 +26,7 @@ use crate::supervisor::installed::supervisor_program;
 use crate::supervisor::program::machine::check_machine;
 use crate::supervisor::program::options::{
     DriverOptions, GenerationOptions, IoUring, MemoryOptions, ROOT_DIRECTORY, SubPathOptions, TransportOptions,
+    directory,
 };
 use crate::supervisor::run::heartbeat::Heartbeat;
 use crate::supervisor::run::signals::StopSignals;
@@ -105,7 +106,7 @@ pub(super) struct DaemonOptions {
     nri_index: String,
     /// The --root-dir of the kubelet. Volumes of --csi appear below pods/UID/volumes/kubernetes.io~csi there, and --nri recognises
     /// the kubelet's volumes by it.
-    #[arg(long, value_name = "DIR", default_value = KUBELET_ROOT, value_hint = ValueHint::DirPath)]
+    #[arg(long, value_name = "DIR", default_value = KUBELET_ROOT, value_parser = directory(), value_hint = ValueHint::DirPath)]
     kubelet_root: PathBuf,
     /// The directories of the node, each with everything below it, and the NFS servers that CSI volumes may show, separated by
     /// commas. Without this option, none.
@@ -135,7 +136,7 @@ pub(super) struct DaemonOptions {
     #[arg(long)]
     register_csi_drivers: bool,
     /// Volumes appear below pods/UID/volumes of this directory, and emptyDirs keep their content below pods/UID/plugins.
-    #[arg(long, value_name = "DIR", default_value = ROOT_DIRECTORY, value_hint = ValueHint::DirPath)]
+    #[arg(long, value_name = "DIR", default_value = ROOT_DIRECTORY, value_parser = directory(), value_hint = ValueHint::DirPath)]
     root_dir: PathBuf,
     /// Serve the metrics of the node and of all its pods at http://ADDR:PORT/metrics.
     #[arg(long, value_name = "ADDR:PORT")]

@@ -9,7 +9,7 @@ use std::path::PathBuf;
 use clap::{Args, ValueHint};
 
 use super::exit::Failure;
-use crate::supervisor::program::options::RUN_DIRECTORY;
+use crate::supervisor::program::options::{RUN_DIRECTORY, directory};
 
 /// Mount and refresh the volumes of all pods of this node, until SIGTERM or SIGINT.
 ///
@@ -59,7 +59,7 @@ pub(super) struct NodeCommand {
     daemon: daemon::DaemonOptions,
     /// State that a reboot may erase: for each pod, the lock by which it has only one podfs, and its sockets; and node.sock, on
     /// which the daemon answers. Commands take the directory after their name.
-    #[arg(long, value_name = "DIR", default_value = RUN_DIRECTORY, value_hint = ValueHint::DirPath, global = true)]
+    #[arg(long, value_name = "DIR", default_value = RUN_DIRECTORY, value_parser = directory(), value_hint = ValueHint::DirPath, global = true)]
     run_dir: PathBuf,
 }
 

@@ -2,8 +2,9 @@
 //!
 //! An emptyDir has a home, a directory with two entries: the directory `content`, and the file `ready`, which names the storage of
 //! the content. podfs writes `ready` after it has made the content, and removes `ready` before it deletes the content. So content
-//! without `ready` is incomplete, and podfs never deletes complete content by mistake. A third file, `agent`, marks content that
-//! stays when a supervisor ends, and that `podfs node` deletes when the pod is gone.
+//! without `ready` is incomplete, and podfs never deletes complete content by mistake. `ready` gets its name once it is written, so
+//! a full disk leaves no part of it. A third file, `agent`, marks content that stays when a supervisor ends, and that `podfs node`
+//! deletes when the pod is gone.
 
 mod plan;
 
@@ -26,6 +27,7 @@ pub use plan::{EmptyDirBacking, EmptyDirPlan, PlanError};
 /// The names of the entries in a home.
 const CONTENT: &CStr = c"content";
 const READY: &str = "ready";
+const NEXT_READY: &str = "ready.new";
 const AGENT: &str = "agent";
 
 /// The content of an emptyDir.
@@ -48,6 +50,8 @@ impl EmptyDirContent {
                 Some(source) => return Ok(EmptyDirContent { home: home.to_owned(), source, is_new: false }),
                 None => warn!("the content of {} is gone; podfs makes it anew", home.display()),
             },
+            // An earlier podfs could not write it, because the disk was full.
+            Ok(backing) if backing.is_empty() => {}
             Ok(backing) => warn!("the content of {} was on {backing}; podfs makes it anew", home.display()),
             Err(error) if error.kind() == ErrorKind::NotFound => {}
             Err(cause) => return Err(HostError::system("read", &home.join(READY), cause)),
@@ -57,9 +61,12 @@ impl EmptyDirContent {
             let path = content_path(home);
             return Err(HostError::Refused(format!("{} has to be made anew, but {undeleted}", path.display())));
         }
-        let source = make(home, &directory, plan)?;
-        let written = fs::write(home.join(READY), plan.backing.to_string());
-        written.map_err(|cause| HostError::system("write", &home.join(READY), cause))?;
+        let made = make(home, &directory, plan).and_then(|source| mark_ready(home, plan).map(|()| source));
+        let source = made.inspect_err(|_| match clear(home, &directory) {
+            Ok(undeleted) if undeleted.is_empty() => {}
+            Ok(undeleted) => warn!("podfs leaves in {} {undeleted}", home.display()),
+            Err(error) => warn!("{error}"),
+        })?;
         Ok(EmptyDirContent { home: home.to_owned(), source, is_new: true })
     }
 
@@ -119,6 +126,18 @@ pub fn remove(home: &Path) -> Result<UndeletedEntries, HostError> {
     Ok(undeleted)
 }
 
+/// Deletes the content in `home` if it is incomplete. The caller has unmounted the volume.
+///
+/// # Errors
+/// When the home cannot be read.
+pub fn remove_incomplete(home: &Path) -> Result<UndeletedEntries, HostError> {
+    match fs::symlink_metadata(home.join(READY)) {
+        Ok(ready) if ready.len() > 0 => Ok(UndeletedEntries::default()),
+        Err(error) if error.kind() != ErrorKind::NotFound => Err(HostError::system("read", &home.join(READY), error)),
+        _ => remove(home),
+    }
+}
+
 /// Whether an agent has to delete the content in `home` after the end of the pod.
 pub fn is_left_to_agent(home: &Path) -> bool {
     home.join(AGENT).symlink_metadata().is_ok_and(|found| found.is_file())
@@ -128,9 +147,11 @@ pub fn is_left_to_agent(home: &Path) -> bool {
 /// other mount (ED-08).
 fn clear(home: &Path, directory: &File) -> Result<UndeletedEntries, HostError> {
     let failed = |cause: io::Error| HostError::system("delete", &content_path(home), cause);
-    match fs::remove_file(home.join(READY)) {
-        Err(error) if error.kind() != ErrorKind::NotFound => return Err(failed(error)),
-        _ => {}
+    for name in [READY, NEXT_READY] {
+        match fs::remove_file(home.join(name)) {
+            Err(error) if error.kind() != ErrorKind::NotFound => return Err(failed(error)),
+            _ => {}
+        }
     }
     while let Some(mounted) = mounted(directory)
         && memory::is_memory(&mounted)
@@ -186,6 +207,13 @@ fn make(home: &Path, directory: &File, plan: &EmptyDirPlan) -> Result<HostSource
     let by_descriptor = format!("/proc/self/fd/{}", content.as_raw_fd());
     chmod(by_descriptor, Mode::from_raw_mode(plan.mode.into())).map_err(failed)?;
     HostSource::of(content).map_err(failed)
+}
+
+/// Records that the content is complete.
+fn mark_ready(home: &Path, plan: &EmptyDirPlan) -> Result<(), HostError> {
+    let next = home.join(NEXT_READY);
+    let written = fs::write(&next, plan.backing.to_string()).and_then(|()| fs::rename(&next, home.join(READY)));
+    written.map_err(|cause| HostError::system("write", &home.join(READY), cause))
 }
 
 fn content_path(home: &Path) -> PathBuf {

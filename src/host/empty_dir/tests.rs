@@ -141,4 +141,19 @@ fn huge_pages_of_a_size_that_the_node_lacks_are_reported() {
     let plan = EmptyDirPlan { backing: EmptyDirBacking::HugePages { page_size: 3 << 20, limit: None }, ..DISK };
     let error = EmptyDirContent::set_up(home.0.path(), &plan).expect_err("there are no such pages").to_string();
     assert!(error.contains("no huge pages"), "{error}");
+    assert_eq!(home.entries(), 0, "nothing is left of the content");
+}
+
+#[test]
+fn ed_05_only_incomplete_content_is_removed_as_incomplete() {
+    let home = EmptyDirHome::new();
+    drop(home.set_up(&DISK));
+    assert!(remove_incomplete(home.0.path()).expect("read").is_empty());
+    assert!(home.content().exists());
+    // An earlier podfs could make this file on a full disk, and not write it.
+    fs::write(home.0.path().join(READY), "").expect("written");
+    assert!(home.set_up(&DISK).is_new());
+    fs::write(home.0.path().join(READY), "").expect("written");
+    assert!(remove_incomplete(home.0.path()).expect("read").is_empty());
+    assert!(!home.0.path().exists());
 }

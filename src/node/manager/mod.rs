@@ -257,7 +257,7 @@ impl Manager {
     fn describe(&mut self, uid: &PodUid) {
         self.touch(uid);
         let Some(known) = self.pods.get(uid) else { return };
-        if known.described || known.needs_volumes() {
+        if known.is_described || known.needs_volumes() {
             self.retirements.forget_failure(uid);
         }
         match known.needs_volumes() {

@@ -36,7 +36,7 @@ pub(super) fn of_pod(
         namespace: identity.map(|identity| identity.namespace.clone()),
         name: identity.map(|identity| identity.name.clone()),
         uid: uid.to_string(),
-        origin: known.filter(|known| known.described || is_unlisted).map(|known| known.pod.origin.clone()),
+        origin: known.filter(|known| known.is_described || is_unlisted).map(|known| known.pod.origin.clone()),
         stage: described.map(|known| known.pod.stage),
         released: known.is_some_and(|known| known.released),
         processed: wanted.is_some_and(|wanted| wanted.is_processed()),

@@ -103,7 +103,7 @@ impl Manager {
         let uid = ended.uid.clone();
         let _span = self.pod_span(&uid).entered();
         self.touch(&uid);
-        let is_over = self.pods.get(&uid).is_some_and(|known| !known.described && !known.needs_volumes());
+        let is_over = self.pods.get(&uid).is_some_and(|known| !known.is_described && !known.needs_volumes());
         if self.retirements.take(ended) && is_over {
             self.executor.forget_pod(&uid);
             self.pods.forget(&uid);

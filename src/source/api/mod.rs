@@ -39,7 +39,7 @@ use std::thread;
 use tokio::sync::watch::{self, Receiver};
 
 use super::Snapshot;
-use super::files::FileSource;
+use super::files::{FileSource, StartProblem};
 use crate::kube::client::ApiClient;
 use crate::types::PodName;
 use crate::volume::Volume;
@@ -87,6 +87,8 @@ pub struct ApiSource {
     updates: Receiver<Snapshot>,
     contacts: Contacts,
     conditions: Option<Conditions>,
+    /// The problem of the manifest files, if there are any.
+    start_problem: StartProblem,
 }
 
 /// The tasks that the thread has started.
@@ -111,6 +113,7 @@ impl ApiSource {
             .build()
             .map_err(StartError::Thread)?;
         let contacts = Contacts::default();
+        let start_problem = plan.files.as_ref().map(|(files, _)| files.start_problem().clone()).unwrap_or_default();
         let (send_start, start) = mpsc::channel();
         let contacts_of_thread = contacts.clone();
         let serve = move || {
@@ -128,7 +131,7 @@ impl ApiSource {
         thread::Builder::new().name("api".into()).spawn(serve).map_err(StartError::Thread)?;
         let gone = || StartError::Thread(io::Error::other("it has ended"));
         let (updates, snapshot, conditions) = start.recv().map_err(|_| gone())??;
-        Ok((ApiSource { updates, contacts, conditions }, snapshot))
+        Ok((ApiSource { updates, contacts, conditions, start_problem }, snapshot))
     }
 
     /// Waits for a snapshot that differs in the pod or its objects. Cancel-safe.
@@ -147,6 +150,11 @@ impl ApiSource {
         if let Some(conditions) = &self.conditions {
             conditions.set(volume, condition);
         }
+    }
+
+    /// Why a podfs that started now would refuse the manifest files.
+    pub(super) fn start_problem(&self) -> Option<String> {
+        self.start_problem.sentence()
     }
 
     /// The state of the requests to the server.

@@ -302,3 +302,12 @@ pub(super) struct ScanResult<W> {
     /// The documents of all files, combined, if they differ from those of the last scan.
     pub(super) combined: Option<W>,
 }
+
+impl<W> ScanResult<W> {
+    /// The first problem for which [`DocumentStore::first_scan`] would refuse these files.
+    pub(super) fn start_problem(&self) -> Option<String> {
+        // A podfs that starts has no earlier content with which the documents have to go together.
+        let mut problems = self.problems.iter().filter(|problem| !matches!(problem, SourceError::Combined(_)));
+        problems.next().map(ToString::to_string)
+    }
+}

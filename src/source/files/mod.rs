@@ -31,6 +31,7 @@ mod watch;
 use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::sync::mpsc::Sender;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 
 use tokio::sync::watch::{Receiver, channel};
@@ -72,8 +73,24 @@ pub enum AcceptedDocuments {
 /// A pod manifest and object manifests in files, read at the start and again whenever they change.
 pub struct FileSource {
     updates: Receiver<Snapshot>,
+    start_problem: StartProblem,
     /// `None` where no file is watched.
     stop: Option<Sender<WatchMessage>>,
+}
+
+/// Why a podfs that started now would refuse the files, as of the last scan. The thread that owns the files sets it.
+#[derive(Clone, Default)]
+pub(crate) struct StartProblem(Arc<Mutex<Option<String>>>);
+
+impl StartProblem {
+    /// One sentence, if there is such a problem.
+    pub(crate) fn sentence(&self) -> Option<String> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    fn set(&self, sentence: Option<String>) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = sentence;
+    }
 }
 
 impl FileSource {
@@ -111,21 +128,31 @@ impl FileSource {
         if watches_nothing {
             // The kernel gives a user 128 instances of inotify, and a node has more than a hundred pods.
             let snapshot = store.combine_fixed()?;
-            return Ok((Self { updates: channel(snapshot.clone()).1, stop: None }, snapshot));
+            let (updates, start_problem) = (channel(snapshot.clone()).1, StartProblem::default());
+            return Ok((Self { updates, start_problem, stop: None }, snapshot));
         }
         let (mut watcher, stop) = Watcher::new()?;
         let snapshot = store.first_scan(&mut watcher)?;
         let (publish, updates) = channel(snapshot.clone());
+        let start_problem = StartProblem::default();
+        let problem_of_last_scan = start_problem.clone();
         spawn(move || {
             while watcher.wait() {
-                let combined = store.next_scan(&mut watcher).combined;
+                let scan = store.next_scan(&mut watcher);
+                problem_of_last_scan.set(scan.start_problem());
+                let combined = scan.combined;
                 store.new_problems().for_each(|sentence| tracing::warn!("{sentence}"));
                 if let Some(snapshot) = combined {
                     publish.send_replace(Snapshot { noticed_at: watcher.noticed_at(), ..snapshot });
                 }
             }
         })?;
-        Ok((Self { updates, stop: Some(stop) }, snapshot))
+        Ok((Self { updates, start_problem, stop: Some(stop) }, snapshot))
+    }
+
+    /// Why a podfs that started now would refuse the files.
+    pub(crate) fn start_problem(&self) -> &StartProblem {
+        &self.start_problem
     }
 
     /// Waits for a snapshot that differs in the content of the files. Cancel-safe.

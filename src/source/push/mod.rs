@@ -74,6 +74,11 @@ impl PushSource {
         self.inbox.clone()
     }
 
+    /// Why a podfs that started now would refuse the files.
+    pub(super) fn start_problem(&self) -> Option<String> {
+        self.files.start_problem().sentence()
+    }
+
     /// Sets the manifest of the pod, until the files change.
     pub fn publish(&mut self, pod: &Arc<Pod>) {
         self.published = Some(Arc::clone(pod));

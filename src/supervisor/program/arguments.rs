@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use clap::Parser;
 
 use super::log::{LogFormat, LogOptions};
-use super::options::{DriverOptions, GenerationOptions, MemoryOptions, SubPathOptions, TransportOptions};
+use super::options::{DriverOptions, GenerationOptions, MemoryOptions, SubPathOptions, TransportOptions, directory};
 
 /// Words on the command line of a supervisor that an earlier `podfs node` has started as `podfs run`. podfs-supervisor ignores
 /// them: it always behaves as they ask.
@@ -23,10 +23,10 @@ pub(super) struct Arguments {
     #[arg(long, value_name = "UID")]
     pub(super) uid: String,
     /// Where volumes appear.
-    #[arg(long, value_name = "DIR")]
+    #[arg(long, value_name = "DIR", value_parser = directory())]
     pub(super) root_dir: PathBuf,
     /// State that a reboot may erase.
-    #[arg(long, value_name = "DIR")]
+    #[arg(long, value_name = "DIR", value_parser = directory())]
     pub(super) run_dir: PathBuf,
     #[command(flatten)]
     pub(super) drivers: DriverOptions,

@@ -1,8 +1,9 @@
 //! The options that `podfs run`, `podfs node` and podfs-supervisor have in common.
 
-use std::path::PathBuf;
+use std::path::{Component, Path, PathBuf};
 use std::time::Duration;
 
+use clap::builder::{PathBufValueParser, TypedValueParser};
 use clap::{Args, ValueEnum, ValueHint};
 
 use crate::types::Quantity;
@@ -16,6 +17,28 @@ pub(crate) const ROOT_DIRECTORY: &str = "/var/lib/podfs";
 pub(crate) const FLEX_VOLUMES: &str = "/usr/libexec/kubernetes/kubelet-plugins/volume/exec";
 /// The default of the run directory, whose content a reboot may erase.
 pub(crate) const RUN_DIRECTORY: &str = "/run/podfs";
+
+/// The parser of options that name podfs's own directories: the value as an absolute path without `..`. Records of one podfs name
+/// paths in these directories for the next one, which may have another working directory.
+pub(crate) fn directory() -> impl TypedValueParser<Value = PathBuf> {
+    PathBufValueParser::new().try_map(|path| std::path::absolute(path).map(|path| without_parents(&path)))
+}
+
+/// An absolute path without `..`. As for the kernel, `..` after a symbolic link is the directory above the link's target.
+fn without_parents(path: &Path) -> PathBuf {
+    let mut plain = PathBuf::new();
+    for part in path.components() {
+        match part {
+            Component::ParentDir => {
+                // A directory that does not exist yet is no symbolic link.
+                plain = plain.canonicalize().unwrap_or(plain);
+                plain.pop();
+            }
+            part => plain.push(part),
+        }
+    }
+    plain
+}
 
 /// The longest time for which old generations may be kept.
 const LONGEST_KEPT: Duration = Duration::from_secs(60);
@@ -137,5 +160,24 @@ fn memory(text: &str) -> Result<u64, String> {
         Ok(bytes) if bytes >= LEAST_MEMORY => Ok(bytes),
         Ok(_) => Err(format!("{text} is less than a server needs; give it at least {} Mi", LEAST_MEMORY >> 20)),
         Err(_) => Err(format!("{text} is more than there is anywhere")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::symlink;
+
+    use super::*;
+
+    #[test]
+    fn parents_in_a_path_are_those_that_the_kernel_finds() {
+        let own = tempfile::tempdir().expect("a directory");
+        let base = own.path().canonicalize().expect("a path");
+        std::fs::create_dir_all(base.join("a/b")).expect("directories");
+        symlink(base.join("a/b"), base.join("link")).expect("a link");
+        for (path, plain) in [("a/../c", "c"), ("none/../c", "c"), ("link/../c", "a/c"), ("link/c", "link/c")] {
+            assert_eq!(without_parents(&base.join(path)), base.join(plain), "{path}");
+        }
+        assert_eq!(without_parents(Path::new("/../etc")), Path::new("/etc"));
     }
 }

@@ -7,7 +7,7 @@ use std::time::Duration;
 use podfs_fuse::mount::MountError;
 
 use crate::manifest::pod::{PodFacts, PodIdentity};
-use crate::supervisor::run_dir::claim::{PodLeftovers, PodLock};
+use crate::supervisor::run_dir::claim::{PodLeftovers, PodLock, PodLockError};
 use crate::supervisor::run_dir::mount_points::MountPointsError;
 use crate::supervisor::run_dir::site::Site;
 use crate::supervisor::server::program::ServerProgram;
@@ -62,6 +62,9 @@ pub enum SupervisorError {
         #[source]
         cause: MountError,
     },
+    /// Another podfs has the directory of the volumes.
+    #[error(transparent)]
+    Volumes(#[from] PodLockError),
     /// The server could not be started.
     #[error("cannot start the server process: {0}")]
     Start(#[source] std::io::Error),

@@ -166,7 +166,7 @@ impl PreparedSupervisor {
 
     /// As [`Self::adopt_or_start`]. Calls `refused` with the reason if the server of an earlier podfs cannot be adopted.
     fn adopt_or_start_for(self, refused: impl FnOnce(&str)) -> Result<StartedSupervisor, SupervisorError> {
-        let PreparedSupervisor { identity, volumes, site, claim, inheritance, server_program, cgroup, .. } = self;
+        let PreparedSupervisor { identity, volumes, site, mut claim, inheritance, server_program, cgroup, .. } = self;
         let PreparedSupervisor {
             trace, keep_old_generations, agent_watches_mounts, view, source, report, control, ..
         } = self;
@@ -181,6 +181,10 @@ impl PreparedSupervisor {
             keep_empty_dirs,
             ..
         } = self;
+        let step = format!("make the mount points in {}", site.path().display());
+        if let Some(claim) = &mut claim {
+            report_if_long(&step, || claim.lock_volumes(site.path()))?;
+        }
         let (sharing, mounted) = Sharing::of(&volumes, &identity);
         let directory = claim.as_ref().map(|claim| claim.directory().to_owned());
         let profile = profile(&volumes, io_uring);
@@ -193,7 +197,6 @@ impl PreparedSupervisor {
             .map_or(Ok(HashMap::new()), |adoption| adoption.keep(&mounted, &identity, &site, &mut mount_points));
         // An error in the next steps must not drop the volumes, because that unmounts them.
         let kept = ManuallyDrop::new(kept.map_err(MountPointsError::Mount)?);
-        let step = format!("make the mount points in {}", site.path().display());
         let points = report_if_long(&step, || prepare_mount_points(&mounted, &kept, &site, &mut mount_points))?;
         let server = match server {
             Some(server) => server.with_cgroup(cgroup),

@@ -68,7 +68,19 @@ pub enum PodLockError {
         /// The uid of the pod.
         uid: String,
         /// One of the mount points.
-        mount: PathBuf,
+        mount: Box<Path>,
+    },
+    /// A supervisor with another run directory serves the pod below this root directory.
+    #[error(
+        "pod {uid} is already served by a podfs with another --run-dir, which has its volumes in {}; stop that one first, or give \
+         this one another --root-dir",
+        .directory.display()
+    )]
+    VolumesTaken {
+        /// The uid of the pod.
+        uid: String,
+        /// The directory of the pod's volumes.
+        directory: Box<Path>,
     },
     /// The paths of the pod's sockets are too long for the kernel.
     #[error(
@@ -102,6 +114,10 @@ pub enum PodLockError {
 pub struct PodLock {
     pod: PodName,
     path: PathBuf,
+    /// The lock on the directory of the pod's volumes. It ends before the claim does, so the next podfs gets both.
+    volumes: Option<Flock<File>>,
+    /// The directory of the pod's volumes, once the claim is to lock it.
+    volumes_directory: Option<PathBuf>,
     lock: Flock<File>,
     // Dropping these removes the directories, after `drop` has removed the files in them. `run` comes first, because the
     // directories that this process made are inside those that earlier ones made.
@@ -229,7 +245,7 @@ impl PodLock {
                     bounds.apply(&mut record).into_iter().filter(|other| path_exists(other)).collect();
                 let elsewhere = mounts.into_iter().find(|mount| outside.contains(mount));
                 if let Some(mount) = elsewhere.filter(|_| has_server(&directory)) {
-                    return Err(PodLockError::Elsewhere { uid: uid.to_string(), mount });
+                    return Err(PodLockError::Elsewhere { uid: uid.to_string(), mount: mount.into() });
                 }
                 report_outside(&path, &outside);
                 // The podfs that gives up the claim removes the pod's run directory, whichever process has made it.
@@ -242,7 +258,18 @@ impl PodLock {
                 // Until the caller has removed what the record names, only the record leads to it.
                 let leaves_record = record.pid != 0;
                 let cgroup = record.cgroup;
-                let mut claim = Self { pod, path: path.clone(), lock, run, inherited_run, cgroup, leaves_record };
+                let path = path.clone();
+                let mut claim = Self {
+                    pod,
+                    path,
+                    volumes: None,
+                    volumes_directory: None,
+                    lock,
+                    run,
+                    inherited_run,
+                    cgroup,
+                    leaves_record,
+                };
                 claim.record(&directories, &record.mounts, &record.written).map_err(failed)?;
                 let PodLockRecord { mounts, written, .. } = record;
                 return Ok((claim, PodLeftovers { directories, mounts, written }));
@@ -277,7 +304,59 @@ impl PodLock {
         let inherited_run = Directories::inherit(inherited_run, Vec::new());
         let run = Directories::default();
         let (pod, cgroup) = (record.pod.clone(), record.cgroup.clone());
-        Ok((Self { pod, path, lock, run, inherited_run, cgroup, leaves_record: false }, record))
+        Ok((
+            Self {
+                pod,
+                path,
+                volumes: None,
+                volumes_directory: None,
+                lock,
+                run,
+                inherited_run,
+                cgroup,
+                leaves_record: false,
+            },
+            record,
+        ))
+    }
+
+    /// Locks the directory of the pod's volumes, if it exists; otherwise [`PodLock::lock_made_volumes`] does. A podfs with another
+    /// run directory knows nothing of this claim, but it has the same directory for the volumes.
+    ///
+    /// # Errors
+    /// When another podfs has locked the directory.
+    pub fn lock_volumes(&mut self, directory: &Path) -> Result<(), PodLockError> {
+        self.volumes_directory = Some(directory.to_owned());
+        let until = Instant::now() + CLEANING;
+        loop {
+            match self.lock_made_volumes() {
+                // The kernel closes the files of a process that ends one after the other.
+                Err(PodLockError::VolumesTaken { .. }) if Instant::now() < until => sleep(Duration::from_millis(5)),
+                locked => return locked,
+            }
+        }
+    }
+
+    /// Locks the directory of the pod's volumes, if this process has made it since it started.
+    ///
+    /// # Errors
+    /// When another podfs has locked the directory.
+    pub fn lock_made_volumes(&mut self) -> Result<(), PodLockError> {
+        let Some(directory) = self.volumes_directory.as_ref().filter(|_| self.volumes.is_none()) else { return Ok(()) };
+        let file = match File::open(directory) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+            opened => opened.map_err(|cause| PodLockError::Lock { path: directory.clone(), cause })?,
+        };
+        match Flock::lock(file, FlockArg::LockExclusiveNonblock) {
+            Ok(lock) => self.volumes = Some(lock).filter(|lock| is_still_at(lock, directory)),
+            Err((_, Errno::EWOULDBLOCK)) => {
+                let uid = directory.file_name().unwrap_or_default().display().to_string();
+                return Err(PodLockError::VolumesTaken { uid, directory: directory.as_path().into() });
+            }
+            // Not every file system has locks on directories. podfs works without it.
+            Err(_) => {}
+        }
+        Ok(())
     }
 
     /// Records the paths that were made for the pod's volumes: if this process is killed, the pod's next podfs removes them.

@@ -26,6 +26,9 @@ pub enum MountPointsError {
     /// The record cannot be written.
     #[error("cannot write the run directory: {0}")]
     Record(#[source] io::Error),
+    /// Another podfs has the directory of the volumes.
+    #[error(transparent)]
+    Volumes(Box<PodLockError>),
     /// The directory for the content of an emptyDir cannot be made.
     #[error("cannot make a directory in {}: {cause}", parent.display())]
     Home {
@@ -297,8 +300,9 @@ impl MountPoints {
         refuse_if(*has_ended)?;
         // The next podfs unmounts in reverse order: parts of a volume before the volume.
         let mounts = [&unadopted[..], mounts, targets].concat();
-        let recorded = claim.as_mut().map_or(Ok(()), |claim| claim.record(directories, &mounts, written));
-        recorded.map_err(MountPointsError::Record)
+        let Some(claim) = claim else { return Ok(()) };
+        claim.record(directories, &mounts, written).map_err(MountPointsError::Record)?;
+        claim.lock_made_volumes().map_err(|error| MountPointsError::Volumes(Box::new(error)))
     }
 
     /// The pod's run directory; `None` if the supervisor has not claimed a pod.

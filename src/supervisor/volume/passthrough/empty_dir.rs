@@ -3,7 +3,7 @@
 use tracing::warn;
 
 use super::{ContainerAccess, MountPlan, PassthroughParts, PassthroughSource, PlannedContent, PodEnd, RefreshFailure};
-use crate::host::empty_dir::{EmptyDirBacking, EmptyDirContent, EmptyDirPlan};
+use crate::host::empty_dir::{self, EmptyDirBacking, EmptyDirContent, EmptyDirPlan};
 use crate::manifest::PodView;
 use crate::supervisor::run_dir::site::Site;
 use crate::supervisor::volume::selinux_context;
@@ -54,6 +54,11 @@ impl PassthroughSource for EmptyDirSource {
         Ok(is_current)
     }
 
+    /// A tmpfs of an earlier supervisor may have another size.
+    fn complete(&mut self, volume: &PassthroughParts, spec: &Volume, pod: &PodView) -> Result<(), RefreshFailure> {
+        self.follow(volume, spec, pod)
+    }
+
     /// Changes the size of a tmpfs to that of the plan.
     fn follow(&mut self, _: &PassthroughParts, spec: &Volume, pod: &PodView) -> Result<(), RefreshFailure> {
         let Some(content) = &self.content else { return Ok(()) };
@@ -77,12 +82,17 @@ impl PassthroughSource for EmptyDirSource {
         // Without a pod (`podfs mount`), no later podfs would find the content again.
         let must_delete =
             end == PodEnd::Stopped && !setting.keep_empty_dirs || matches!(setting.site, Site::Exactly(_));
-        if let Some(content) = self.content.filter(|_| must_delete) {
-            match content.delete() {
-                Ok(undeleted) if undeleted.is_empty() => {}
-                Ok(undeleted) => warn!("volume {name:?}: podfs leaves of its content {undeleted}"),
-                Err(error) => warn!("volume {name:?}: {error}"),
-            }
+        let home = setting.site.home(name).filter(|home| end == PodEnd::Stopped && home.exists());
+        let deleted = match (self.content, home) {
+            (Some(content), _) if must_delete => content.delete(),
+            // A podfs that was killed while it made the content may have left a part of it.
+            (None, Some(home)) => empty_dir::remove_incomplete(&home),
+            _ => return,
+        };
+        match deleted {
+            Ok(undeleted) if undeleted.is_empty() => {}
+            Ok(undeleted) => warn!("volume {name:?}: podfs leaves of its content {undeleted}"),
+            Err(error) => warn!("volume {name:?}: {error}"),
         }
     }
 }
