@@ -44,7 +44,7 @@ impl Write for StandardError {
     }
 }
 
-/// Writes lines to standard error as they are, in one call of write(2) for each [`ROOM`] bytes. If standard error has no room, they
+/// Writes lines to standard error as they are, in one call of write(2) for each 4096 bytes. If standard error has no room, they
 /// are lost.
 pub fn write_unless_stuck(lines: &[u8]) {
     // The lock keeps the lines of other threads out.
