@@ -9,6 +9,7 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use crate::common::*;
 use nix::sys::signal::{Signal, kill};
 use nix::sys::socket::{AddressFamily, SockFlag, SockType, UnixAddr, connect, socket};
+use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
 use serde_json::{Value, json};
 
 /// A pod whose one volume `config` has the file `a` with content 1.
@@ -183,6 +184,9 @@ fn a_stopped_supervisor_is_named_also_when_its_queue_of_clients_is_full() {
     let fixture = fixture();
     let running = fixture.run();
     running.signal(Signal::SIGSTOP);
+    // Until all of its threads have stopped, it accepts clients.
+    let stopped = waitpid(running.pid(), Some(WaitPidFlag::WUNTRACED));
+    assert!(matches!(stopped, Ok(WaitStatus::Stopped(..))), "{stopped:?}");
     let socket_path = fixture.path(&format!("run/{}/control.sock", running.uid()));
     let mut clients = Vec::new();
     loop {

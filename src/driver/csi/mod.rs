@@ -146,9 +146,11 @@ impl CsiMount<'_> {
         if can.expand {
             let node_mount = self.node_mount(can);
             client.expand(self.expand_request(home, can, node_mount.as_ref(), wanted)?)?;
-            info!("CSI driver {} has grown volume {:?} to {wanted} bytes", self.csi.driver, self.volume);
         }
         write(home, &DriverRecord { capacity: Some(wanted), expanded: can.expand.then_some(wanted), ..record })?;
+        if can.expand {
+            info!("CSI driver {} has grown volume {:?} to {wanted} bytes", self.csi.driver, self.volume);
+        }
         Ok(can.expand)
     }
 

@@ -343,10 +343,8 @@ impl PodLock {
     /// When another podfs has locked the directory.
     pub fn lock_made_volumes(&mut self) -> Result<(), PodLockError> {
         let Some(directory) = self.volumes_directory.as_ref().filter(|_| self.volumes.is_none()) else { return Ok(()) };
-        let file = match File::open(directory) {
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
-            opened => opened.map_err(|cause| PodLockError::Lock { path: directory.clone(), cause })?,
-        };
+        // If the directory does not exist yet, podfs makes it. Another error is also that of the mount that follows.
+        let Ok(file) = File::open(directory) else { return Ok(()) };
         match Flock::lock(file, FlockArg::LockExclusiveNonblock) {
             Ok(lock) => self.volumes = Some(lock).filter(|lock| is_still_at(lock, directory)),
             Err((_, Errno::EWOULDBLOCK)) => {
