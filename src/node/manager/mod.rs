@@ -266,7 +266,7 @@ impl Manager {
                 if let Some(wanted) = self.desired.pod(uid) {
                     self.pushers.describe(&wanted.pod);
                     // A supervisor that starts later reads the checkpoint.
-                    if self.pids.contains_key(uid) && wanted.is_processed() {
+                    if self.pids.contains_key(uid) {
                         self.supervisors.update(&wanted.pod);
                     }
                 }

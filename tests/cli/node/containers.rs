@@ -250,7 +250,7 @@ fn a_pod_whose_volumes_are_taken_out_of_its_manifest_keeps_a_supervisor() {
     let mounts = on_the_service(&node, async |client: &mut DaemonClient| {
         client.prepare_container(request).await.expect("it can be mounted")
     });
-    assert!(mounts.iter().any(|mount| mount.name == "termination-log"), "{mounts:?}");
+    assert_eq!(mounts.iter().map(|mount| mount.name.as_str()).collect::<Vec<_>>(), ["termination-log"]);
 }
 
 #[test]
