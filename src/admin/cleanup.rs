@@ -30,9 +30,8 @@ use crate::manifest::pod::PodUid;
 use crate::supervisor::control::{connect, peer};
 use crate::supervisor::run_dir::bounds::{Bounds, OUTSIDE, path_exists};
 use crate::supervisor::run_dir::cgroup;
-use crate::supervisor::run_dir::claim::{
-    CONTROL, COUNTS, DISKS, LOCK, NEXT_COUNTS, PodLock, PodLockError, PodLockRecord, SERVER,
-};
+use crate::supervisor::run_dir::claim::{CONTROL, COUNTS, DISKS, LOCK, NEXT_COUNTS, PodLock, PodLockError, SERVER};
+use crate::supervisor::run_dir::record::PodLockRecord;
 use crate::supervisor::run_dir::trust;
 use crate::supervisor::server::kill_server;
 

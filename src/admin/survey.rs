@@ -14,7 +14,8 @@ use std::time::{Duration, Instant};
 use super::process_delay::ProcessDelay;
 use crate::metrics::PodReading;
 use crate::supervisor::control::{self, AskError, ControlAnswer, ControlQuestion};
-use crate::supervisor::run_dir::claim::{self, PodLockRecord, SERVER};
+use crate::supervisor::run_dir::claim::{self, SERVER};
+use crate::supervisor::run_dir::record::PodLockRecord;
 use crate::supervisor::run_dir::trust;
 use crate::supervisor::status::{PodState, PodStatus, ProcessStatus, ServerStatus, kept_restarts};
 

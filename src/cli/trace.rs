@@ -14,7 +14,8 @@ use super::exit::Failure;
 use super::status::pod_directory;
 use crate::supervisor::control::{ControlAnswer, ControlQuestion, ask};
 use crate::supervisor::program::options::{RUN_DIRECTORY, directory};
-use crate::supervisor::run_dir::claim::{self, PodLockRecord};
+use crate::supervisor::run_dir::claim;
+use crate::supervisor::run_dir::record::PodLockRecord;
 use crate::supervisor::status::VolumeState;
 
 /// Most requests to a server that does not answer, mostly because its successor starts.

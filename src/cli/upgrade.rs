@@ -14,7 +14,7 @@ use super::status::{pod_directory, pods};
 use crate::admin::process_delay::ProcessDelay;
 use crate::supervisor::control::{self, AskError};
 use crate::supervisor::program::options::{RUN_DIRECTORY, directory};
-use crate::supervisor::run_dir::claim::PodLockRecord;
+use crate::supervisor::run_dir::record::PodLockRecord;
 
 /// Longest duration of the upgrade of a pod.
 const TIMEOUT: Duration = Duration::from_secs(60);

@@ -12,7 +12,8 @@ use podfs_fuse::mount::table::mounts;
 
 use super::checkpoint::{Checkpoint, Checkpoints};
 use crate::manifest::pod::PodUid;
-use crate::supervisor::run_dir::claim::{self, PodLockRecord};
+use crate::supervisor::run_dir::claim;
+use crate::supervisor::run_dir::record::PodLockRecord;
 use crate::supervisor::run_dir::trust;
 
 /// A pod of which podfs has found something.

@@ -289,7 +289,7 @@ impl ServerClient {
         let held = self.volumes().remove(&volume);
         let connection = match &*self.link() {
             ServerLink::Up(connection) => Some(Arc::clone(connection)),
-            // The volume is not in `volumes` any more. A successor that has got it already is told to remove it when it serves.
+            // The volume is not in `volumes` any more. podfs tells a successor that has got it already to remove it when it serves.
             ServerLink::Down | ServerLink::Over => None,
         };
         let request = ServerRequest::Remove { volume };

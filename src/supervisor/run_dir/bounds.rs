@@ -9,7 +9,7 @@ use std::path::{Component, Path, PathBuf};
 
 use rustix::fs::{AtFlags, CWD, StatxFlags, statfs, statx};
 
-use super::claim::PodLockRecord;
+use super::record::PodLockRecord;
 
 /// Why podfs leaves a recorded path alone.
 pub const OUTSIDE: &str = "is neither below the root directory nor in the pod's run directory";

@@ -16,10 +16,10 @@ use nix::sys::signal::kill;
 use nix::unistd::Pid;
 use podfs_fuse::mount::MountError;
 use podfs_fuse::mount::directories::Directories;
-use serde::{Deserialize, Serialize};
 use tracing::warn;
 
 use super::bounds::{Bounds, OUTSIDE, path_exists};
+use super::record::PodLockRecord;
 use super::socket;
 use super::trust::{self, Untrusted};
 use crate::manifest::pod::PodIdentity;
@@ -140,49 +140,6 @@ pub struct PodLeftovers {
     pub mounts: Vec<PathBuf>,
     /// The files that it had written for containers.
     pub written: Vec<PathBuf>,
-}
-
-/// The content of the lock file.
-#[derive(Debug, Default, Serialize, Deserialize)]
-pub struct PodLockRecord {
-    /// The process id of the supervisor that wrote the record.
-    pub pid: u32,
-    /// The namespace and name of the pod.
-    #[serde(default)]
-    pub pod: PodName,
-    /// The directories that were made for the lock file, in the order in which they were made.
-    pub run: Vec<PathBuf>,
-    /// The directories that were made for the pod's volumes, in the order in which they were made.
-    pub directories: Vec<PathBuf>,
-    /// Files in these directories that are mount points.
-    #[serde(default)]
-    pub files: Vec<PathBuf>,
-    /// Mount points of volumes, and of parts of volumes (subPath).
-    #[serde(default)]
-    pub mounts: Vec<PathBuf>,
-    /// Files for containers, which podfs removes with any content.
-    #[serde(default)]
-    pub written: Vec<PathBuf>,
-    /// The cgroup of the server.
-    #[serde(default)]
-    pub cgroup: Option<PathBuf>,
-}
-
-impl PodLockRecord {
-    /// The record in the lock file of this directory, if the lock file has one.
-    pub fn read(directory: &Path) -> Option<PodLockRecord> {
-        let mut bytes = Vec::new();
-        trust::open(OpenOptions::new().read(true), &directory.join(LOCK)).ok()?.read_to_end(&mut bytes).ok()?;
-        Self::parse(&bytes).ok()
-    }
-
-    /// The record in the content of a lock file; an empty record if there is no content.
-    fn parse(bytes: &[u8]) -> serde_json::Result<PodLockRecord> {
-        // A process that was killed while it wrote a shorter record over a longer one has left the end of the longer one.
-        let mut values = serde_json::Deserializer::from_slice(bytes).into_iter();
-        // The file is empty while a process writes the first record, and after a write that failed.
-        values.next().unwrap_or_else(|| Ok(PodLockRecord::default()))
-    }
 }
 
 /// Whether a process holds the claim on the pod with this run directory.

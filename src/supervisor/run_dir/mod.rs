@@ -2,7 +2,8 @@
 //!
 //! | module | owns |
 //! |---|---|
-//! | [`claim`] | the lock on a pod, and the record of what its supervisor has made |
+//! | [`claim`] | the lock on a pod |
+//! | [`record`] | the record in the lock file: what its supervisor has made |
 //! | [`bounds`] | which recorded paths podfs unmounts and removes |
 //! | [`trust`] | that no other user can change the run directory |
 //! | `socket` | sockets in the run directory, however long its path is |
@@ -16,6 +17,7 @@ pub(crate) mod cgroup;
 pub mod claim;
 pub(in crate::supervisor) mod container_files;
 pub mod mount_points;
+pub mod record;
 pub mod site;
 pub(crate) mod socket;
 pub mod trust;
