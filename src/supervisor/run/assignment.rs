@@ -7,9 +7,10 @@ use std::time::Duration;
 use podfs_fuse::mount::MountError;
 
 use crate::manifest::pod::{PodFacts, PodIdentity};
-use crate::supervisor::run_dir::claim::{PodLeftovers, PodLock, PodLockError};
+use crate::supervisor::run_dir::claim::{PodLeftovers, PodLock};
 use crate::supervisor::run_dir::mount_points::MountPointsError;
 use crate::supervisor::run_dir::site::Site;
+use crate::supervisor::run_dir::volumes_lock::VolumesTaken;
 use crate::supervisor::server::program::ServerProgram;
 use crate::volume::{SubPathMode, Volume};
 
@@ -64,7 +65,7 @@ pub enum SupervisorError {
     },
     /// Another podfs has the directory of the volumes.
     #[error(transparent)]
-    Volumes(#[from] PodLockError),
+    Volumes(#[from] VolumesTaken),
     /// The server could not be started.
     #[error("cannot start the server process: {0}")]
     Start(#[source] std::io::Error),

@@ -22,6 +22,7 @@ use super::bounds::{Bounds, OUTSIDE, path_exists};
 use super::record::PodLockRecord;
 use super::socket;
 use super::trust::{self, Untrusted};
+use super::volumes_lock::{VolumesLock, VolumesTaken};
 use crate::manifest::pod::PodIdentity;
 use crate::types::PodName;
 
@@ -70,18 +71,6 @@ pub enum PodLockError {
         /// One of the mount points.
         mount: Box<Path>,
     },
-    /// A supervisor with another run directory serves the pod below this root directory.
-    #[error(
-        "pod {uid} is already served by a podfs with another --run-dir, which has its volumes in {}; stop that one first, or give \
-         this one another --root-dir",
-        .directory.display()
-    )]
-    VolumesTaken {
-        /// The uid of the pod.
-        uid: String,
-        /// The directory of the pod's volumes.
-        directory: Box<Path>,
-    },
     /// The paths of the pod's sockets are too long for the kernel.
     #[error(
         "the run directory has too long a path: the pod's sockets in it have paths of {length} bytes, and Linux takes \
@@ -115,9 +104,7 @@ pub struct PodLock {
     pod: PodName,
     path: PathBuf,
     /// The lock on the directory of the pod's volumes. It ends before the claim does, so the next podfs gets both.
-    volumes: Option<Flock<File>>,
-    /// The directory of the pod's volumes, once the claim is to lock it.
-    volumes_directory: Option<PathBuf>,
+    volumes: Option<VolumesLock>,
     lock: Flock<File>,
     // Dropping these removes the directories, after `drop` has removed the files in them. `run` comes first, because the
     // directories that this process made are inside those that earlier ones made.
@@ -216,17 +203,7 @@ impl PodLock {
                 let leaves_record = record.pid != 0;
                 let cgroup = record.cgroup;
                 let path = path.clone();
-                let mut claim = Self {
-                    pod,
-                    path,
-                    volumes: None,
-                    volumes_directory: None,
-                    lock,
-                    run,
-                    inherited_run,
-                    cgroup,
-                    leaves_record,
-                };
+                let mut claim = Self { pod, path, volumes: None, lock, run, inherited_run, cgroup, leaves_record };
                 claim.record(&directories, &record.mounts, &record.written).map_err(failed)?;
                 let PodLockRecord { mounts, written, .. } = record;
                 return Ok((claim, PodLeftovers { directories, mounts, written }));
@@ -261,57 +238,24 @@ impl PodLock {
         let inherited_run = Directories::inherit(inherited_run, Vec::new());
         let run = Directories::default();
         let (pod, cgroup) = (record.pod.clone(), record.cgroup.clone());
-        Ok((
-            Self {
-                pod,
-                path,
-                volumes: None,
-                volumes_directory: None,
-                lock,
-                run,
-                inherited_run,
-                cgroup,
-                leaves_record: false,
-            },
-            record,
-        ))
+        Ok((Self { pod, path, volumes: None, lock, run, inherited_run, cgroup, leaves_record: false }, record))
     }
 
-    /// Locks the directory of the pod's volumes, if it exists; otherwise [`PodLock::lock_made_volumes`] does. A podfs with another
-    /// run directory knows nothing of this claim, but it has the same directory for the volumes.
+    /// Locks the directory of the pod's volumes, if it exists; otherwise [`PodLock::lock_made_volumes`] does.
     ///
     /// # Errors
     /// When another podfs has locked the directory.
-    pub fn lock_volumes(&mut self, directory: &Path) -> Result<(), PodLockError> {
-        self.volumes_directory = Some(directory.to_owned());
+    pub fn lock_volumes(&mut self, directory: &Path) -> Result<(), VolumesTaken> {
         let until = Instant::now() + CLEANING;
-        loop {
-            match self.lock_made_volumes() {
-                // The kernel closes the files of a process that ends one after the other.
-                Err(PodLockError::VolumesTaken { .. }) if Instant::now() < until => sleep(Duration::from_millis(5)),
-                locked => return locked,
-            }
-        }
+        self.volumes.insert(VolumesLock::new(directory)).lock_until(until)
     }
 
     /// Locks the directory of the pod's volumes, if this process has made it since it started.
     ///
     /// # Errors
     /// When another podfs has locked the directory.
-    pub fn lock_made_volumes(&mut self) -> Result<(), PodLockError> {
-        let Some(directory) = self.volumes_directory.as_ref().filter(|_| self.volumes.is_none()) else { return Ok(()) };
-        // If the directory does not exist yet, podfs makes it. Another error is also that of the mount that follows.
-        let Ok(file) = File::open(directory) else { return Ok(()) };
-        match Flock::lock(file, FlockArg::LockExclusiveNonblock) {
-            Ok(lock) => self.volumes = Some(lock).filter(|lock| is_still_at(lock, directory)),
-            Err((_, Errno::EWOULDBLOCK)) => {
-                let uid = directory.file_name().unwrap_or_default().display().to_string();
-                return Err(PodLockError::VolumesTaken { uid, directory: directory.as_path().into() });
-            }
-            // Not every file system has locks on directories. podfs works without it.
-            Err(_) => {}
-        }
-        Ok(())
+    pub fn lock_made_volumes(&mut self) -> Result<(), VolumesTaken> {
+        self.volumes.as_mut().map_or(Ok(()), VolumesLock::lock)
     }
 
     /// Records the paths that were made for the pod's volumes: if this process is killed, the pod's next podfs removes them.
@@ -456,7 +400,7 @@ fn is_gone(pid: u32) -> bool {
 }
 
 /// Whether `path` leads to the open file `file`.
-fn is_still_at(file: &File, path: &Path) -> bool {
+pub(super) fn is_still_at(file: &File, path: &Path) -> bool {
     match (file.metadata(), std::fs::metadata(path)) {
         (Ok(held), Ok(found)) => (held.dev(), held.ino()) == (found.dev(), found.ino()),
         _ => false,

@@ -3,6 +3,7 @@
 //! | module | owns |
 //! |---|---|
 //! | [`claim`] | the lock on a pod |
+//! | [`volumes_lock`] | the lock on the directory of the pod's volumes |
 //! | [`record`] | the record in the lock file: what its supervisor has made |
 //! | [`bounds`] | which recorded paths podfs unmounts and removes |
 //! | [`trust`] | that no other user can change the run directory |
@@ -21,3 +22,4 @@ pub mod record;
 pub mod site;
 pub(crate) mod socket;
 pub mod trust;
+pub mod volumes_lock;

@@ -13,6 +13,7 @@ use tracing::warn;
 
 use super::claim::{LOCK, PodLeftovers, PodLock, PodLockError};
 use super::site::SUB_PATHS;
+use super::volumes_lock::VolumesTaken;
 
 /// Why a mount point or directory cannot be prepared.
 #[derive(Debug, thiserror::Error)]
@@ -28,7 +29,7 @@ pub enum MountPointsError {
     Record(#[source] io::Error),
     /// Another podfs has the directory of the volumes.
     #[error(transparent)]
-    Volumes(Box<PodLockError>),
+    Volumes(#[from] VolumesTaken),
     /// The directory for the content of an emptyDir cannot be made.
     #[error("cannot make a directory in {}: {cause}", parent.display())]
     Home {
@@ -302,7 +303,7 @@ impl MountPoints {
         let mounts = [&unadopted[..], mounts, targets].concat();
         let Some(claim) = claim else { return Ok(()) };
         claim.record(directories, &mounts, written).map_err(MountPointsError::Record)?;
-        claim.lock_made_volumes().map_err(|error| MountPointsError::Volumes(Box::new(error)))
+        Ok(claim.lock_made_volumes()?)
     }
 
     /// The pod's run directory; `None` if the supervisor has not claimed a pod.

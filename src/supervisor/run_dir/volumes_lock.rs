@@ -1,0 +1,77 @@
+//! The lock on the directory of a pod's volumes.
+//!
+//! The claim on a pod is in its run directory, so two podfs with two run directories can both claim the pod. If they have the same
+//! root directory, they also have the same directory for the pod's volumes, and only one of them locks it.
+
+use std::fs::File;
+use std::path::{Path, PathBuf};
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use nix::errno::Errno;
+use nix::fcntl::{Flock, FlockArg};
+
+use super::claim::is_still_at;
+
+/// A supervisor with another run directory serves the pod below this root directory.
+#[derive(Debug, thiserror::Error)]
+#[error(
+    "pod {uid} is already served by a podfs with another --run-dir, which has its volumes in {}; stop that one first, or give \
+     this one another --root-dir",
+    .directory.display()
+)]
+pub struct VolumesTaken {
+    /// The uid of the pod.
+    pub uid: String,
+    /// The directory of the pod's volumes.
+    pub directory: Box<Path>,
+}
+
+/// The directory, and its lock as soon as the directory exists. Dropping this releases the lock.
+#[derive(Debug)]
+pub struct VolumesLock {
+    directory: PathBuf,
+    lock: Option<Flock<File>>,
+}
+
+impl VolumesLock {
+    /// The directory, not yet locked.
+    pub fn new(directory: &Path) -> Self {
+        Self { directory: directory.to_owned(), lock: None }
+    }
+
+    /// Locks the directory if it exists and is not locked yet.
+    ///
+    /// # Errors
+    /// When another podfs has locked it.
+    pub fn lock(&mut self) -> Result<(), VolumesTaken> {
+        if self.lock.is_some() {
+            return Ok(());
+        }
+        // If the directory does not exist yet, podfs makes it. Another error is also that of the mount that follows.
+        let Ok(file) = File::open(&self.directory) else { return Ok(()) };
+        match Flock::lock(file, FlockArg::LockExclusiveNonblock) {
+            Ok(lock) => self.lock = Some(lock).filter(|lock| is_still_at(lock, &self.directory)),
+            Err((_, Errno::EWOULDBLOCK)) => {
+                let uid = self.directory.file_name().unwrap_or_default().display().to_string();
+                return Err(VolumesTaken { uid, directory: self.directory.as_path().into() });
+            }
+            // Not every file system has locks on directories. podfs works without it.
+            Err(_) => {}
+        }
+        Ok(())
+    }
+
+    /// As [`VolumesLock::lock`], but waits for a podfs that ends: the kernel closes the files of a process one after the other.
+    ///
+    /// # Errors
+    /// When another podfs has still locked the directory at this time.
+    pub fn lock_until(&mut self, until: Instant) -> Result<(), VolumesTaken> {
+        loop {
+            match self.lock() {
+                Err(_) if Instant::now() < until => sleep(Duration::from_millis(5)),
+                locked => return locked,
+            }
+        }
+    }
+}
