@@ -11,7 +11,6 @@ use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use crate::audit::output::AuditOutput;
 use crate::confinement::{Profile, confine};
 use crate::log;
 use crate::log::LineFormat;
@@ -177,12 +176,11 @@ impl ServerArguments {
         }
         // The supervisor has warned already if memory cannot be locked.
         let _unlocked = memory_lock::protect_memory();
-        let output = AuditOutput::standard_error();
         // The process confines itself before it starts a thread or reads a message.
         confine(profile, log_format);
         // Neither this process nor the keeper needs the memory of the confinement again.
         memory_lock::return_free_memory();
-        let served = process::serve(version(), &uid, output);
+        let served = process::serve(version(), &uid);
         served.map_err(|cause| ServeError::Ended { pod, cause })
     }
 }

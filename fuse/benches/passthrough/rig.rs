@@ -9,7 +9,6 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use nix::mount::{MntFlags, umount2};
-use podfs_fuse::audit::output::AuditOutput;
 use podfs_fuse::client::MountedVolume;
 use podfs_fuse::client::ServerClient;
 use podfs_fuse::client::VolumeIdentity;
@@ -35,7 +34,7 @@ pub const SERVE: &str = "--serve";
 pub fn serve() {
     memory_lock::tune_allocator();
     confine(Profile::Rings, LineFormat::Text);
-    process::serve("bench", "bench", AuditOutput::standard_error()).expect("the bench closes the socket");
+    process::serve("bench", "bench").expect("the bench closes the socket");
 }
 
 /// A directory in which the bench makes calls.

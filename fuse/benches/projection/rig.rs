@@ -8,7 +8,6 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
-use podfs_fuse::audit::output::AuditOutput;
 use podfs_fuse::client::ProjectionMount;
 use podfs_fuse::client::ServerClient;
 use podfs_fuse::client::VolumeIdentity;
@@ -35,7 +34,7 @@ pub fn serve() {
     memory_lock::tune_allocator();
     memory_lock::protect_memory().expect("root can lock memory");
     confine(Profile::Projection, LineFormat::Text);
-    process::serve("bench", "bench", AuditOutput::standard_error()).expect("the bench closes the socket");
+    process::serve("bench", "bench").expect("the bench closes the socket");
 }
 
 /// A projection with its own server process, mounted and visible.

@@ -5,7 +5,7 @@
 //! 2. The server marks an open with a line as begun in the region. If the server is killed, its successor gets the request again,
 //!    finds the mark and writes no line. After a kill between the line and the mark, the successor writes a second line; after a
 //!    kill before the line, the first. Both have `again`.
-//! 3. Writing to standard error never blocks ([`output`]). The server counts a lost line in the region, and the volume's next
+//! 3. Writing to standard error never blocks ([`crate::log::standard_error`](mod@crate::log::standard_error)). The server counts a lost line in the region, and the volume's next
 //!    line says how many were lost.
 //!
 //! A line has names only, never the content of a file.
@@ -13,10 +13,8 @@
 //! | module | owns |
 //! |---|---|
 //! | `opener` | the process that opens a file |
-//! | [`output`] | standard error, written without blocking |
 
 mod opener;
-pub mod output;
 
 use std::sync::Arc;
 use std::time::SystemTime;
@@ -25,10 +23,10 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
 use crate::log::line::Timestamp;
+use crate::log::standard_error::LineOutput;
 use crate::region::Region;
 use crate::session::Caller;
 use opener::Opener;
-use output::AuditOutput;
 
 /// Longest line, in bytes. The kernel writes it to a pipe whole or not at all (`PIPE_BUF` of pipe(7)).
 const LONGEST_LINE: usize = 4095;
@@ -43,7 +41,7 @@ pub struct AuditSubject(pub Map<String, Value>);
 pub(crate) struct Audit {
     subject: AuditSubject,
     region: Arc<Region>,
-    output: Arc<AuditOutput>,
+    output: Arc<LineOutput>,
 }
 
 /// A line, with its fields in their order.
@@ -69,7 +67,7 @@ struct AuditLine<'a> {
 
 impl Audit {
     /// A log that writes to `output`, and counts in `region`.
-    pub(crate) fn new(subject: AuditSubject, region: Arc<Region>, output: Arc<AuditOutput>) -> Self {
+    pub(crate) fn new(subject: AuditSubject, region: Arc<Region>, output: Arc<LineOutput>) -> Self {
         Self { subject, region, output }
     }
 
@@ -138,7 +136,7 @@ mod tests {
         let (reader, writer) = pipe().expect("a pipe");
         let Value::Object(subject) = json!({"volume": "db"}) else { unreachable!("it is one") };
         let region = Arc::new(Region::create(VolumeKind::Projection).expect("memory"));
-        (Audit::new(AuditSubject(subject), region, Arc::new(AuditOutput::to_pipe(writer.into()))), reader)
+        (Audit::new(AuditSubject(subject), region, Arc::new(LineOutput::to_pipe(writer.into()))), reader)
     }
 
     fn lines(audit: Audit, mut reader: PipeReader) -> Vec<Value> {

@@ -7,11 +7,13 @@
 //! |---|---|
 //! | `filter` | the filter of events (`RUST_LOG`) |
 //! | `line` | the format of lines: text or JSON |
-//! | `output` | standard error, whose reader may stand still |
+//! | `writer` | log lines: written, or lost and counted |
+//! | [`standard_error`](mod@standard_error) | standard error, written without waiting for its reader |
 
 mod filter;
 pub mod line;
-mod output;
+pub mod standard_error;
+mod writer;
 
 use std::env;
 use std::io::Write;
@@ -24,7 +26,7 @@ use tracing::subscriber::{Interest, Subscriber, set_global_default};
 use tracing::{Event, Metadata};
 
 use filter::Filter;
-pub use output::{StandardError, set_json, write_unless_stuck};
+pub use writer::{StandardError, open, write_unless_stuck};
 
 /// The environment variable with the filter of events.
 const FILTER: &str = "RUST_LOG";
@@ -71,7 +73,7 @@ impl LineFormat {
 pub fn start(lines: LineFormat) {
     let filter = Filter::parse(&env::var(FILTER).unwrap_or_default());
     let coloured = lines == LineFormat::Text && may_be_coloured();
-    set_json(lines == LineFormat::Json);
+    open(lines == LineFormat::Json);
     // A second call has no effect.
     let _ = set_global_default(Logger { filter, lines, coloured });
 }

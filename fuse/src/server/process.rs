@@ -18,8 +18,8 @@ use rustix::process::{Resource, getrlimit};
 
 use super::fd_keeper::{self, FAR_END, FIRST_FREE, Handover, KeeperHandle, LISTENER};
 use super::volumes::{LiveParts, NfsExport, Passthrough, ServedProjection, ServedVolumes, VolumeDescriptors};
-use crate::audit::output::AuditOutput;
 use crate::live::tree::LiveUpdate;
+use crate::log::standard_error::standard_error;
 use crate::memory_lock;
 use crate::mount::enclosed::SourceWithMounts;
 use crate::passthrough;
@@ -38,12 +38,13 @@ const MAX_CONNECTIONS: usize = 8;
 
 /// Serves until the supervisor sends [`ServerRequest::End`], or has ended and no other supervisor can connect.
 ///
-/// The control socket is standard input. `program` is the version of this program. The lines of audited volumes go to
-/// `output`.
+/// The control socket is standard input. `program` is the version of this program.
 ///
 /// # Errors
 /// When standard input is not a socket, or there are no descriptors left.
-pub fn serve(program: &str, pod: &str, output: AuditOutput) -> io::Result<()> {
+pub fn serve(program: &str, pod: &str) -> io::Result<()> {
+    // The lines of audited volumes go there.
+    let output = standard_error();
     let keeper = fd_keeper::reserve_numbers().and_then(|()| KeeperHandle::start_first()).map_err(with_file_limit);
     let keeper = keeper.inspect_err(|error| refuse(&error.to_string()))?;
     let greeting = Greeting::new(program, pod);

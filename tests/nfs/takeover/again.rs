@@ -8,7 +8,6 @@ use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::process::{Child, Command, Stdio};
 
-use podfs_fuse::audit::output::AuditOutput;
 use podfs_fuse::server::process::serve;
 
 /// The environment variable that makes this program a server. The standard input of the server is its control socket.
@@ -56,6 +55,6 @@ fn serving() {
     if std::env::var_os(SERVER).is_none() {
         return;
     }
-    serve("test", POD, AuditOutput::standard_error()).expect("served");
+    serve("test", POD).expect("served");
     std::process::exit(0);
 }

@@ -27,7 +27,7 @@ pub(super) use nfs::NfsExport;
 pub(super) use passthrough::Passthrough;
 pub(super) use projection::ServedProjection;
 
-use crate::audit::output::AuditOutput;
+use crate::log::standard_error::LineOutput;
 use crate::nfs::thread::NfsThread;
 use crate::projection::Image;
 use crate::protocol::{ServerReply, VolumeBody, VolumeDescription, VolumeNumber};
@@ -113,7 +113,7 @@ impl ServedParts {
 /// Resources that all volumes of a server share.
 pub(super) struct ServerResources {
     /// The output for the lines of audited volumes.
-    output: Arc<AuditOutput>,
+    output: Arc<LineOutput>,
     /// The thread of all NFS volumes, if there is one.
     nfs: Option<NfsThread>,
 }
@@ -148,8 +148,8 @@ pub(super) struct ServedVolumes {
 
 impl ServedVolumes {
     /// No volumes yet. The lines of audited ones will go to `output`.
-    pub(super) fn new(output: AuditOutput) -> Self {
-        let shared = ServerResources { output: Arc::new(output), nfs: None };
+    pub(super) fn new(output: Arc<LineOutput>) -> Self {
+        let shared = ServerResources { output, nfs: None };
         Self { volumes: BTreeMap::new(), loaded: BTreeMap::new(), shared }
     }
 
@@ -273,7 +273,7 @@ fn inconsistent_state() -> io::Error {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::audit::output::AuditOutput;
+    use crate::log::standard_error::standard_error;
 
     /// A kind whose volumes a server can serve or not.
     struct Fake {
@@ -308,7 +308,7 @@ mod tests {
 
     #[test]
     fn a_volume_that_cannot_be_served_delays_no_other_one() {
-        let mut volumes = ServedVolumes::new(AuditOutput::standard_error());
+        let mut volumes = ServedVolumes::new(standard_error());
         for number in 0..3 {
             let any = || OwnedFd::from(io::pipe().expect("a pipe").0);
             let region = Region::create(VolumeKind::Projection).expect("a region");
