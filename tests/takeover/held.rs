@@ -225,14 +225,17 @@ fn descriptors_that_podfs_inherited_do_not_collide_with_open_files_of_containers
         (0..50).map(|n| File::create(running.volume("host").join(n.to_string())).expect("made")).collect();
     fixture.kill_supervisor(&mut running);
     let mut command = fixture.command();
-    let leave_open = || match (64..128).all(|number| {
-        // SAFETY: the call only duplicates standard input, and no code uses descriptors with these numbers after `fork(2)`.
-        unsafe { libc::dup2(0, number) == number }
-    }) {
-        true => Ok(()),
-        false => Err(std::io::Error::last_os_error()),
+    let leave_open = || {
+        for number in 64..128 {
+            // A number in use may be that of the pipe for podfs's readiness.
+            // SAFETY: the calls only duplicate standard input to a number that is free.
+            if unsafe { libc::fcntl(number, libc::F_GETFD) == -1 && libc::dup2(0, number) != number } {
+                return Err(std::io::Error::last_os_error());
+            }
+        }
+        Ok(())
     };
-    // SAFETY: the call is async-signal-safe.
+    // SAFETY: both calls are async-signal-safe.
     unsafe { command.pre_exec(leave_open) };
     let mut running = fixture.start_command(command);
     running.wait_ready();
