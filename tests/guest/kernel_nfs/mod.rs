@@ -25,7 +25,12 @@ const NEED_TLS: &str = "kernel_nfs::guest::tls";
 /// mounts (6.12).
 const NEED_LINUX_6_12: [&str; 3] = [NEED_TLS, "kernel_nfs::guest::killed", "kernel_nfs::guest::user_namespace"];
 /// The tests that run on Linux 6.1 alone: one kernel is enough for them, and one of them needs a kernel without TLS.
-const LINUX_6_1_ONLY: [&str; 2] = ["kernel_nfs::guest::kerberos", "kernel_nfs::guest::refused"];
+const LINUX_6_1_ONLY: [&str; 4] = [
+    "kernel_nfs::guest::away",
+    "kernel_nfs::guest::identity",
+    "kernel_nfs::guest::kerberos",
+    "kernel_nfs::guest::refused",
+];
 
 #[test]
 fn podfs_serves_exports_with_the_client_of_linux_6_1() {
