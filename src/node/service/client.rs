@@ -1,5 +1,6 @@
 //! The client of the daemon of a run directory, for commands.
 
+use std::error::Error;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -22,6 +23,8 @@ use crate::supervisor::control::{connect, peer_user};
 const LONGEST_ANSWER: usize = 256 << 20;
 /// How long a daemon may take for an answer that waits for nothing, and the connection to it.
 const ANSWER: Duration = Duration::from_secs(10);
+/// The pauses between the pings to a daemon whose answer may take long. It answers a ping within [`ANSWER`], unless it hangs.
+const PING: Duration = Duration::from_secs(10);
 
 /// Why a request to the daemon failed.
 #[derive(Debug, thiserror::Error)]
@@ -114,6 +117,7 @@ impl DaemonClient {
             async move { stream.ok_or_else(|| io::Error::from(io::ErrorKind::NotConnected)) }
         });
         let endpoint = Endpoint::from_static("http://podfs.node").connect_timeout(ANSWER);
+        let endpoint = endpoint.http2_keep_alive_interval(PING).keep_alive_timeout(ANSWER);
         let connected = endpoint.connect_with_connector(connector).await;
         let channel = connected.map_err(|error| failed(error.into()))?;
         let service = VolumeManagerClient::new(channel).max_decoding_message_size(LONGEST_ANSWER);
@@ -213,6 +217,7 @@ impl DaemonClient {
                 DaemonClientError::Refused(status.message().to_owned())
             }
             Code::Unimplemented => failed(AskFailure::OtherVersion),
+            Code::Unavailable if is_unanswered_ping(&status) => DaemonClientError::Silent(self.path.clone()),
             // From the daemon, or from this side of a broken connection.
             Code::Unavailable => DaemonClientError::Ends(self.path.clone()),
             _ => failed(AskFailure::Status(Box::new(status))),
@@ -228,8 +233,20 @@ async fn at_once<T>(
     timeout(ANSWER, request).await.map_err(|_| DaemonClientError::Silent(path.to_owned()))
 }
 
+/// Whether the daemon has not answered a ping in time.
+fn is_unanswered_ping(status: &Status) -> bool {
+    let mut cause = status.source();
+    while let Some(error) = cause {
+        if error.downcast_ref::<hyper::Error>().is_some_and(hyper::Error::is_timeout) {
+            return true;
+        }
+        cause = error.source();
+    }
+    false
+}
+
 /// The innermost cause, which is the most specific.
-fn sentence(error: &dyn std::error::Error) -> String {
+fn sentence(error: &dyn Error) -> String {
     let mut innermost = error;
     while let Some(cause) = innermost.source() {
         innermost = cause;

@@ -146,8 +146,12 @@ async fn a_client_does_not_wait_for_ever_for_a_daemon_that_is_stopped() {
     let run = tempfile::tempdir().expect("a directory");
     let _listener = std::os::unix::net::UnixListener::bind(run.path().join(socket::SOCKET)).expect("it listens");
     let mut client = DaemonClient::connect(run.path()).await.expect("the kernel connects it");
-    let silent = client.state().await.expect_err("nothing answers").to_string();
-    assert!(silent.contains("has not answered for 10 s: it hangs, or its process is stopped"), "{silent}");
+    let silent = "has not answered for 10 s: it hangs, or its process is stopped";
+    let state = client.state().await.expect_err("nothing answers").to_string();
+    assert!(state.contains(silent), "{state}");
+    let mut client = DaemonClient::connect(run.path()).await.expect("the kernel connects it");
+    let waited = client.wait_for_volumes(UID.to_owned(), None).await.expect_err("nothing answers").to_string();
+    assert!(waited.contains(silent), "{waited}");
 }
 
 #[tokio::test]
