@@ -170,6 +170,7 @@ impl ServerArguments {
         unsafe { close_inherited() };
         log::start(log_format);
         log::set_pod(&pod, &uid);
+        log::name_pod_in_text();
         if let Some(Err(error)) = started_by.map(|podfs| podfs.check(version(), &own_path())) {
             process::refuse(&error.to_string());
             return Err(error.into());

@@ -27,7 +27,11 @@ pub fn text(event: &Event<'_>, at: SystemTime, coloured: bool) -> String {
     let level = paint(&format!("{:>5}", level.as_str()), colour);
     let (time, target) = (paint(&Timestamp(at).to_string(), "2"), paint(event.metadata().target(), "2"));
     let mut line = format!("{time} {level} {target}{}", paint(":", "2"));
-    for (name, value) in EventFields::of(event).0 {
+    let mut fields = EventFields::of(event).0;
+    if let Some(pod) = super::pod_in_text().filter(|_| fields.iter().all(|(name, _)| *name != super::POD)) {
+        fields.push((super::POD, format!("{pod:?}")));
+    }
+    for (name, value) in fields {
         let value = printable(&value).into_owned();
         line += " ";
         match name {
@@ -52,7 +56,8 @@ pub(super) fn of_lost_lines(count: u64, at: SystemTime, is_json: bool) -> String
     let message = format!("{count} line(s) of this log are lost: the reader of standard error took nothing");
     let (time, target) = (Timestamp(at), "podfs_fuse::log");
     if !is_json {
-        return format!("{time}  WARN {target}: {message}\n");
+        let pod = super::pod_in_text().map(|pod| format!(" {}={pod:?}", super::POD)).unwrap_or_default();
+        return format!("{time}  WARN {target}: {message}{pod}\n");
     }
     let mut fields = super::process_fields();
     fields.insert("message".to_owned(), message.into());

@@ -18,6 +18,7 @@ mod writer;
 use std::env;
 use std::io::Write;
 use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::SystemTime;
 
 use serde_json::{Map, Value};
@@ -33,11 +34,26 @@ const FILTER: &str = "RUST_LOG";
 
 /// The fields with the pod of this process, after [`set_pod`].
 static PROCESS_FIELDS: OnceLock<Map<String, Value>> = OnceLock::new();
+/// The field with the pod's namespace and name.
+const POD: &str = "pod";
+/// Whether lines of text name the pod, too.
+static NAMES_POD_IN_TEXT: AtomicBool = AtomicBool::new(false);
 
 /// Sets the pod that each JSON line of this process names. Later calls have no effect.
 pub fn set_pod(pod: &str, uid: &str) {
-    let fields = [("pod", pod), ("uid", uid)].map(|(name, value)| (name.to_owned(), value.into()));
+    let fields = [(POD, pod), ("uid", uid)].map(|(name, value)| (name.to_owned(), value.into()));
     let _is_set = PROCESS_FIELDS.set(fields.into_iter().collect());
+}
+
+/// Makes each line of text name the pod of this process, too, because lines of several pods may go to one place.
+pub fn name_pod_in_text() {
+    NAMES_POD_IN_TEXT.store(true, Ordering::Relaxed);
+}
+
+/// The pod that each line of text names.
+fn pod_in_text() -> Option<&'static str> {
+    let fields = PROCESS_FIELDS.get().filter(|_| NAMES_POD_IN_TEXT.load(Ordering::Relaxed))?;
+    fields.get(POD)?.as_str()
 }
 
 /// The fields of each JSON line of this process.

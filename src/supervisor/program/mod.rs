@@ -71,6 +71,7 @@ fn serve(arguments: Arguments) -> Result<(), Failure> {
 
 fn serve_pod(arguments: Arguments) -> Result<(), Failure> {
     arguments.log.start(arguments.log_format);
+    podfs_fuse::log::name_pod_in_text();
     let server_program = check_machine()?;
     // podfs node publishes later versions of the pod on the control socket.
     let input = PodInput::Once(arguments.pod);

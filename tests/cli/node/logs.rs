@@ -1,4 +1,4 @@
-//! JSON logs of a node: the fields of a line say which pod and which volume it is about, whichever task or thread logs it.
+//! Logs of a node: lines say which pod and which volume they are about, whichever process, task or thread logs them.
 
 use nix::sys::signal::{Signal, kill};
 use serde_json::Value;
@@ -39,6 +39,25 @@ fn every_line_about_a_volume_that_fails_names_its_pod_and_the_volume() {
     assert_eq!(about("podfs::node::manager", "podfs starts another supervisor"), of_pod);
     assert_eq!(about("podfs::node::supervisors::pod", "the supervisor of pod uid-web is gone"), of_pod);
     assert_eq!(about("podfs::supervisor::volume", "late"), of_volume);
+}
+
+#[test]
+fn lines_of_text_of_a_supervisor_and_its_server_name_the_pod() {
+    let node = Node::new();
+    let volumes = ["{name: config, configMap: {name: late}}", "{name: scratch, emptyDir: {}}"];
+    node.put("web.yaml", &pod("web", &volumes, &["config", "scratch"]));
+    let daemon = node.start();
+    daemon.wait_log("MountVolume.SetUp failed");
+    daemon.wait_log("volume is mounted");
+    kill(node.supervisor("web"), Signal::SIGKILL).expect("killed");
+    daemon.wait_log("the supervisor is gone; this server serves");
+    drop(daemon);
+    let log = node.log();
+    for target in ["podfs::supervisor::volume", "podfs_fuse::server::process"] {
+        let lines: Vec<_> = log.lines().filter(|line| line.contains(&format!(" {target}: "))).collect();
+        assert!(!lines.is_empty(), "{target}:\n{log}");
+        lines.iter().for_each(|line| assert!(line.ends_with(r#" pod="default/web""#), "{line}"));
+    }
 }
 
 #[test]
