@@ -130,7 +130,7 @@ fn waiting_calls_continue_when_the_server_is_back() {
         running.wait_log("its source does not answer; the other volumes go on");
         let server = running.server();
         drop(outage);
-        let deadline = Instant::now() + 4 * TIMEOUT;
+        let deadline = Instant::now() + 2 * TIMEOUT;
         while readers.iter().any(|reader| !reader.is_finished()) || !writer.is_finished() {
             assert!(Instant::now() < deadline, "{options}: a caller still waits:\n{}", running.log());
             thread::sleep(Duration::from_millis(20));

@@ -56,7 +56,7 @@ fn a_kill_of_the_server_while_its_source_is_unreachable_fails_no_call() {
         }
         drop(outage);
         for process in readers.iter_mut().chain(&mut changes) {
-            let deadline = Instant::now() + 4 * TIMEOUT;
+            let deadline = Instant::now() + 2 * TIMEOUT;
             let status = loop {
                 match process.try_wait().expect("a child") {
                     Some(status) => break status,
