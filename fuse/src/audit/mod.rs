@@ -5,7 +5,7 @@
 //! 2. The server marks an open with a line as begun in the region. If the server is killed, its successor gets the request again,
 //!    finds the mark and writes no line. After a kill between the line and the mark, the successor writes a second line; after a
 //!    kill before the line, the first. Both have `again`.
-//! 3. Writing to standard error never blocks ([`crate::log::standard_error`](mod@crate::log::standard_error)). The server counts a lost line in the region, and the volume's next
+//! 3. Writing to standard error never blocks ([`LineOutput`]). The server counts a lost line in the region, and the volume's next
 //!    line says how many were lost.
 //!
 //! A line has names only, never the content of a file.
