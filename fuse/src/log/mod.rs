@@ -27,7 +27,7 @@ use tracing::subscriber::{Interest, Subscriber, set_global_default};
 use tracing::{Event, Metadata};
 
 use filter::Filter;
-pub use writer::{StandardError, open, write_unless_stuck};
+pub use writer::{StandardError, open_standard_error, write_unless_stuck};
 
 /// The environment variable with the filter of events.
 const FILTER: &str = "RUST_LOG";
@@ -89,7 +89,7 @@ impl LineFormat {
 pub fn start(lines: LineFormat) {
     let filter = Filter::parse(&env::var(FILTER).unwrap_or_default());
     let coloured = lines == LineFormat::Text && may_be_coloured();
-    open(lines == LineFormat::Json);
+    open_standard_error(lines == LineFormat::Json);
     // A second call has no effect.
     let _ = set_global_default(Logger { filter, lines, coloured });
 }

@@ -23,7 +23,7 @@ static LOST: Mutex<u64> = Mutex::new(0);
 static IS_JSON: AtomicBool = AtomicBool::new(false);
 
 /// Opens standard error for the log, and sets the format of the line that reports lost lines.
-pub fn open(is_json: bool) {
+pub fn open_standard_error(is_json: bool) {
     standard_error();
     IS_JSON.store(is_json, Ordering::Relaxed);
 }

@@ -8,7 +8,7 @@ use std::fmt;
 use std::time::SystemTime;
 
 use clap::Args;
-use podfs_fuse::log::{line, may_be_coloured, open, process_fields};
+use podfs_fuse::log::{line, may_be_coloured, open_standard_error, process_fields};
 use serde_json::Value;
 use tracing::{Event, Subscriber};
 use tracing_subscriber::EnvFilter;
@@ -61,7 +61,7 @@ impl LogFormat {
     pub(crate) fn start(self) {
         let filter = EnvFilter::builder().with_default_directive(tracing::Level::INFO.into()).from_env_lossy();
         let lines = tracing_subscriber::fmt().with_env_filter(filter).with_writer(|| LogOutput);
-        open(self == Self::Json);
+        open_standard_error(self == Self::Json);
         match self {
             Self::Text => lines.event_format(TextLine { coloured: may_be_coloured() }).init(),
             Self::Json => lines.fmt_fields(JsonFields::new()).event_format(JsonLine).init(),
