@@ -1,6 +1,6 @@
 //! The daemon: its parts, put together and started.
 //!
-//! At its start, the daemon takes the lock of the run directory, so that there is only one daemon. Then it finds what earlier
+//! At its start, the daemon takes the locks of the run directory and of the root directory, so that it is their only daemon. Then it finds what earlier
 //! daemons left, opens the sources, makes the manager, and opens the socket for agents last. So an agent that connects already
 //! sees the pods of an earlier daemon.
 
@@ -25,6 +25,7 @@ use super::pod::{NodePod, PodOrigin};
 use super::publication::Publications;
 use super::reconstruct::reconstruct;
 use super::registrations;
+use super::root_lock::RootLock;
 use super::run_directory;
 use super::service::DaemonLock;
 use super::supervisors::{SupervisorSettings, Supervisors};
@@ -67,6 +68,7 @@ pub async fn run(options: NodeOptions) -> Result<(), NodeError> {
         options;
     let (run_directory, root_directory) = (settings.run_directory().to_owned(), settings.root_directory().to_owned());
     let lock = DaemonLock::take(&run_directory)?;
+    let _root_lock = RootLock::take(&root_directory)?;
     let left_pods = reconstruct(&run_directory, &root_directory)
         .map_err(|cause| NodeError::Reconstruct { path: root_directory.clone(), cause })?;
     let recorder = Recorder::default();

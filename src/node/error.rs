@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use super::csi::CsiError;
 use super::feed::FeedError;
 use super::nri::NriError;
+use super::root_lock::RootLockError;
 use super::service::DaemonError;
 
 /// Why the daemon does not start.
@@ -14,6 +15,9 @@ pub enum NodeError {
     /// Another daemon serves the run directory, or its lock or socket cannot be used.
     #[error(transparent)]
     Daemon(#[from] DaemonError),
+    /// Another daemon uses the root directory, or it cannot be used.
+    #[error(transparent)]
+    Root(#[from] RootLockError),
     /// The sources cannot be read.
     #[error(transparent)]
     Feed(#[from] FeedError),

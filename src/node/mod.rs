@@ -20,6 +20,7 @@
 //! | [`handle`] | reading the manager's state, and sending it commands |
 //! | [`supervisors`] | one `podfs run` for each pod: starting, adopting, changing and ending it |
 //! | [`reconstruct`] | finding what earlier daemons left, by names, locks and sockets |
+//! | `root_lock` | the lock that makes a daemon the only one of its root directory |
 //! | `run_directory` | the daemon's files in the run directory, which it makes again after another process has deleted them |
 //! | [`orphans`] | directories of pods that the node no longer has |
 //! | [`local_volumes`] | PersistentVolumes that the node offers from its own directories, and cleans when they are released |
@@ -55,6 +56,7 @@ pub mod publication;
 pub mod reconciler;
 pub mod reconstruct;
 mod registrations;
+mod root_lock;
 mod run_directory;
 #[cfg(test)]
 mod sample;

@@ -22,7 +22,7 @@ pub use allocatable::Allocatable;
 pub use field_path::{InvalidFieldPath, PodField};
 pub use invalid_field::InvalidField;
 pub(crate) use invalid_field::{mode, numeric_id, payload_path, required};
-pub(crate) use names::{check_qualified, is_dns_label, is_domain};
+pub(crate) use names::{DNS_LABEL_RULE, DNS_NAME_RULE, check_qualified, is_dns_label, is_domain};
 pub use payload_path::{InvalidPath, PayloadPath};
 pub use pod_name::{InvalidPodName, PodName};
 pub use quantity::{InvalidQuantity, Quantity};

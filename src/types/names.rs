@@ -5,6 +5,13 @@ const MAX_LABEL: usize = 63;
 /// Longest DNS name.
 const MAX_DOMAIN: usize = 253;
 
+/// The rule of [`is_dns_label`], as the end of a sentence.
+pub(crate) const DNS_LABEL_RULE: &str = "must be a DNS label: lower-case letters, digits and '-', with a letter or digit at both \
+                                         ends, and at most 63 characters";
+/// The rule of [`is_domain`], as the end of a sentence.
+pub(crate) const DNS_NAME_RULE: &str = "must be a DNS name: lower-case letters, digits, '-' and '.', with a letter or digit at \
+                                        both ends of each part, and at most 253 characters";
+
 /// Whether a text is a DNS label (RFC 1123), the form of volume names: `app-config`.
 pub(crate) fn is_dns_label(text: &str) -> bool {
     text.len() <= MAX_LABEL && is_domain_part(text)

@@ -1,12 +1,17 @@
-//! A disk that takes no write for a while.
+//! A disk that takes no write for a while, or loses power.
 
-use std::fs;
+use std::fs::{self, File};
+use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
 
 use super::loop_device::LoopDevice;
+
+/// `EXT4_IOC_SHUTDOWN` and its flag `EXT4_GOING_FLAGS_NOLOGFLUSH` (fs/ext4/ext4.h, Linux 4.11).
+const SHUT_DOWN: u32 = 0x8004_587d;
+const WITHOUT_WRITING_THE_JOURNAL: u32 = 2;
 
 /// The file system of a disk. Dropping it unmounts it.
 pub struct FreezableDisk {
@@ -21,10 +26,24 @@ impl FreezableDisk {
     pub fn mount(device: &LoopDevice, at: &Path) -> FreezableDisk {
         device.run("mkfs.ext4", &["-q"]);
         fs::create_dir(at).expect("a directory");
-        mount(Some(device.path()), at, Some("ext4"), MsFlags::empty(), None::<&str>).expect("a file system");
-        let disk = FreezableDisk { at: at.to_owned() };
+        let disk = FreezableDisk::mount_again(device, at);
         fs::remove_dir(at.join("lost+found")).expect("removed");
         disk
+    }
+
+    /// The file system that is on a device already.
+    pub fn mount_again(device: &LoopDevice, at: &Path) -> FreezableDisk {
+        mount(Some(device.path()), at, Some("ext4"), MsFlags::empty(), None::<&str>).expect("a file system");
+        FreezableDisk { at: at.to_owned() }
+    }
+
+    /// Stops the file system like a power loss: the device has only what was written to it before, and each later call fails.
+    /// The caller drops this after the mounts that use the file system.
+    pub fn cut_power(&self) {
+        let at = File::open(&self.at).expect("the file system");
+        // SAFETY: the kernel reads one u32, from a reference that is valid during the call.
+        let outcome = unsafe { libc::ioctl(at.as_raw_fd(), SHUT_DOWN.into(), &WITHOUT_WRITING_THE_JOURNAL) };
+        assert_eq!(outcome, 0, "the file system does not stop: {}", std::io::Error::last_os_error());
     }
 
     /// Freezes the file system.

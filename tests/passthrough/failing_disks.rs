@@ -1,9 +1,10 @@
-//! Local PersistentVolumes on disks that fail. The kernel returns I/O errors for loop devices whose files cannot be read or are
+//! Volumes on disks that fail or lose power: local PersistentVolumes and emptyDirs. The kernel returns I/O errors for loop devices whose files cannot be read or are
 //! on a full file system.
 
 use std::fs::{self, File};
 use std::io::Write;
 
+use crate::common::frozen::FreezableDisk;
 use crate::common::loop_device::LoopDevice;
 use crate::common::*;
 use crate::devices::{assert_refused, fixture, is_free, marker, stop};
@@ -56,4 +57,27 @@ fn a_disk_that_fails_under_a_pod_fails_the_calls_on_its_volume_only() {
     stop(running);
     fixture.assert_nothing_left();
     assert!(is_free(device.path()));
+}
+
+#[test]
+fn ed_05_files_that_a_container_has_synced_survive_a_power_loss() {
+    let (device, fixture) = (LoopDevice::new(64), Fixture::new(""));
+    let root = fixture.path("root");
+    fixture.write("pod.yaml", &pod("[{name: scratch, emptyDir: {}}]"));
+    let disk = FreezableDisk::mount(&device, &root);
+    let running = fixture.run();
+    let mut file = File::create(running.volume("scratch").join("file")).expect("created");
+    file.write_all(b"1").and_then(|()| file.sync_all()).expect("written");
+    disk.cut_power();
+    fixture.kill_all();
+    drop((file, running));
+    unmount_below(&root);
+    drop(disk);
+    fs::remove_dir_all(fixture.path("run")).expect("the machine starts without a run directory");
+
+    let disk = FreezableDisk::mount_again(&device, &root);
+    let mut running = fixture.run();
+    assert_eq!(fs::read_to_string(running.volume("scratch").join("file")).expect("the file"), "1");
+    assert!(running.stop().success(), "{}", running.log());
+    drop(disk);
 }

@@ -1,8 +1,11 @@
 //! flexVolume volumes, with a driver that is a shell script.
 
-use std::fs;
+use std::fs::{self, File};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
+
+use nix::sys::signal::Signal;
+use rustix::fs::{Mode, OFlags, openat};
 
 use crate::common::*;
 
@@ -249,7 +252,8 @@ fn fx_02_failures_of_a_driver_are_reported_and_delay_no_other_volume() {
 #[test]
 fn fx_02_a_driver_that_hangs_delays_no_other_volume() {
     let rig = Rig::new(r#"{"attach": false}"#);
-    rig.put("mount.do", "exec sleep 1000");
+    // It hangs longer than podfs and the test, but not longer than its own directory exists.
+    rig.put("mount.do", r#"while [ -e "$here" ]; do sleep 0.2; done"#);
     let mut running = rig.start();
     eventually("the driver hangs", || rig.commands().iter().any(|command| command == "mount"));
     eventually("the other volume is up", || rig.fixture.mounts().len() == 1);
@@ -261,6 +265,27 @@ fn fx_02_a_driver_that_hangs_delays_no_other_volume() {
     let running = rig.run();
     assert_eq!(fs::read_to_string(running.volume("data").join("file")).expect("shown"), "1");
     rig.assert_stops_clean(running);
+}
+
+#[test]
+fn a_pod_that_ends_while_a_driver_hangs_serves_its_other_volumes_until_they_are_unmounted() {
+    let rig = Rig::new(r#"{"attach": false}"#);
+    let volumes = VOLUMES.replace("{name: config, configMap: {name: app}}", "{name: scratch, emptyDir: {}}");
+    rig.fixture.write("pod.yaml", &pod(&volumes.replace("SOURCE", &rig.source.display().to_string())));
+    rig.put("mount.do", r#"while [ -e "$here/mount.do" ]; do sleep 0.2; done"#);
+    let mut running = rig.start();
+    eventually("the driver hangs", || rig.commands().iter().any(|command| command == "mount"));
+    eventually("the other volume is up", || rig.fixture.mounts().len() == 1);
+    let scratch = rig.fixture.mounts().remove(0);
+    fs::write(scratch.join("file"), "1").expect("written");
+    let directory = File::open(&scratch).expect("a directory");
+    running.signal(Signal::SIGTERM);
+    let read = || openat(&directory, "file", OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty());
+    eventually("the volume ends", || read().is_err());
+    assert!(!rig.fixture.mounts().contains(&scratch), "a call failed while the volume was mounted:\n{}", running.log());
+    fs::remove_file(rig.driver().join("mount.do")).expect("removed");
+    assert!(running.wait().success(), "{}", running.log());
+    rig.assert_only_the_drivers_directory_is_left();
 }
 
 #[test]

@@ -3,14 +3,15 @@
 //! An emptyDir has a home, a directory with two entries: the directory `content`, and the file `ready`, which names the storage of
 //! the content. podfs writes `ready` after it has made the content, and removes `ready` before it deletes the content. So content
 //! without `ready` is incomplete, and podfs never deletes complete content by mistake. `ready` gets its name once it is written, so
-//! a full disk leaves no part of it. A third file, `agent`, marks content that stays when a supervisor ends, and that `podfs node`
-//! deletes when the pod is gone.
+//! a full disk leaves no part of it. If the content is on a disk, podfs also waits until `content` and `ready` are on the disk, before
+//! a container can write to `content`. So podfs finds the content after a power loss. A third file, `agent`, marks content that stays
+//! when a supervisor ends, and that `podfs node` deletes when the pod is gone.
 
 mod plan;
 
 use std::ffi::CStr;
 use std::fs::{self, File};
-use std::io::{self, ErrorKind};
+use std::io::{self, ErrorKind, Write};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
@@ -61,7 +62,7 @@ impl EmptyDirContent {
             let path = content_path(home);
             return Err(HostError::Refused(format!("{} has to be made anew, but {undeleted}", path.display())));
         }
-        let made = make(home, &directory, plan).and_then(|source| mark_ready(home, plan).map(|()| source));
+        let made = make(home, &directory, plan).and_then(|source| mark_ready(home, &directory, plan).map(|()| source));
         let source = made.inspect_err(|_| match clear(home, &directory) {
             Ok(undeleted) if undeleted.is_empty() => {}
             Ok(undeleted) => warn!("podfs leaves in {} {undeleted}", home.display()),
@@ -209,11 +210,22 @@ fn make(home: &Path, directory: &File, plan: &EmptyDirPlan) -> Result<HostSource
     HostSource::of(content).map_err(failed)
 }
 
-/// Records that the content is complete.
-fn mark_ready(home: &Path, plan: &EmptyDirPlan) -> Result<(), HostError> {
+/// Records that the content is complete. On a disk, `content` with its mode and group, and `ready` survive a power loss after that.
+fn mark_ready(home: &Path, directory: &File, plan: &EmptyDirPlan) -> Result<(), HostError> {
     let next = home.join(NEXT_READY);
-    let written = fs::write(&next, plan.backing.to_string()).and_then(|()| fs::rename(&next, home.join(READY)));
-    written.map_err(|cause| HostError::system("write", &home.join(READY), cause))
+    let is_synced = matches!(plan.backing, EmptyDirBacking::Disk);
+    let sync = |file: &File| if is_synced { file.sync_all() } else { Ok(()) };
+    let write = || {
+        if is_synced {
+            File::open(content_path(home))?.sync_all()?;
+        }
+        let mut ready = File::create(&next)?;
+        ready.write_all(plan.backing.to_string().as_bytes())?;
+        sync(&ready)?;
+        fs::rename(&next, home.join(READY))?;
+        sync(directory)
+    };
+    write().map_err(|cause| HostError::system("write", &home.join(READY), cause))
 }
 
 fn content_path(home: &Path) -> PathBuf {

@@ -12,6 +12,7 @@ use serde::de::value::{Error as ValueError, StrDeserializer};
 
 use super::{ConfigMap, NamedObject, ObjectContent, ObjectKey, ObjectKind, Secret, csi, node, storage, trust};
 use crate::manifest::{Document, ManifestError, Origin};
+use crate::types::{DNS_LABEL_RULE, DNS_NAME_RULE, is_dns_label, is_domain};
 
 /// Longest key the API accepts.
 const MAX_KEY: usize = 253;
@@ -71,11 +72,28 @@ impl Metadata {
         let name = given(self.name).ok_or_else(|| {
             ManifestError::invalid(origin, "metadata.name", format!("a {kind} needs a name for volumes to refer to"))
         })?;
+        if let Err(rule) = check_name(&name, kind) {
+            return Err(ManifestError::invalid(origin, "metadata.name", rule));
+        }
         let namespace = match kind {
             kind if kind.is_of_cluster() => String::new(),
             _ => given(self.namespace).unwrap_or_else(|| "default".to_owned()),
         };
+        if !kind.is_of_cluster() && !is_dns_label(&namespace) {
+            return Err(ManifestError::invalid(origin, "metadata.namespace", DNS_LABEL_RULE));
+        }
         Ok(ObjectKey { kind, namespace, name })
+    }
+}
+
+/// Checks the name of an object by the API server's rule for its kind. Such a name is also safe as a path element.
+fn check_name(name: &str, kind: ObjectKind) -> Result<(), &'static str> {
+    match kind {
+        // The name of a bundle with a signer starts with the signer's: `example.com:mysigner:root-1`.
+        ObjectKind::ClusterTrustBundle if ![".", ".."].contains(&name) && !name.contains(['/', '%']) => Ok(()),
+        ObjectKind::ClusterTrustBundle => Err("must not be '.' or '..', nor contain '/' or '%'"),
+        _ if is_domain(name) => Ok(()),
+        _ => Err(DNS_NAME_RULE),
     }
 }
 

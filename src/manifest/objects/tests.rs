@@ -103,6 +103,24 @@ fn names_are_required_and_namespaces_default() {
 }
 
 #[test]
+fn names_follow_the_rules_of_the_api_server_and_so_are_path_elements() {
+    let sentence = |kind: &str, metadata: &str| {
+        let version = if kind == "CSIDriver" { "storage.k8s.io/v1" } else { "v1" };
+        error(&format!(
+            "{{apiVersion: {version}, kind: {kind}, metadata: {metadata}, spec: {{hostPath: {{path: /a}}}}}}"
+        ))
+    };
+    for kind in ["ConfigMap", "Secret", "PersistentVolume", "PersistentVolumeClaim", "Node", "CSIDriver"] {
+        for name in [".", "..", "a/b", "A", "a%b"] {
+            let sentence = sentence(kind, &format!("{{name: \"{name}\"}}"));
+            assert!(sentence.starts_with("objects.yaml: metadata.name: must be a DNS name: "), "{sentence}");
+        }
+    }
+    let of_namespace = sentence("ConfigMap", "{name: a, namespace: ..}");
+    assert!(of_namespace.starts_with("objects.yaml: metadata.namespace: must be a DNS label: "), "{of_namespace}");
+}
+
+#[test]
 fn aw_08_keys_that_cannot_be_file_names_are_refused() {
     let long = "k".repeat(254);
     let rows = [
@@ -200,6 +218,8 @@ fn cb_02_a_trust_bundle_holds_certificates_and_nothing_else() {
     assert_eq!((bundle.anchors.len(), bundle.signer.as_deref()), (2, Some("x/y")));
     assert_eq!(good.trust_bundles_of("x/y").count(), 1);
     assert_eq!(good.trust_bundles_of("x/z").count(), 0);
+    let named = yaml(&one).replace("name: ca", "name: '..'");
+    assert_eq!(error(&named), "objects.yaml: metadata.name: must not be '.' or '..', nor contain '/' or '%'");
     let at = "objects.yaml: spec.trustBundle";
     let key = block("PRIVATE KEY", "", "AAAA");
     let rows = [

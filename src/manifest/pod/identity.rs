@@ -5,17 +5,13 @@ use std::fmt;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use uuid::Uuid;
 
-use crate::types::{InvalidField, is_dns_label, is_domain, required};
+use crate::types::{DNS_LABEL_RULE, DNS_NAME_RULE, InvalidField, is_dns_label, is_domain, required};
 
 /// The UUID namespace (version 5) for uids that podfs derives from pod names. It never changes, because the paths of volumes
 /// depend on it.
 const UID_NAMESPACE: Uuid = Uuid::from_u128(0x9a8108f7_80b0_46e0_9e0d_a80b8f5e918c);
 /// Longest name of a directory, in bytes.
 const MAX_UID: usize = 255;
-const NAME_RULE: &str = "must be a DNS name: lower-case letters, digits, '-' and '.', with a letter or digit at both ends of \
-                         each part, and at most 253 characters";
-const NAMESPACE_RULE: &str = "must be a DNS label: lower-case letters, digits and '-', with a letter or digit at both ends, \
-                              and at most 63 characters";
 const UID_RULE: &str = "must be letters, digits and '-', with no '-' at the beginning, and at most 255 characters; leave it \
                         out to have one derived from namespace and name";
 /// The namespace of objects that name none.
@@ -39,10 +35,10 @@ impl PodIdentity {
         let namespace = metadata.namespace.as_deref().filter(|namespace| !namespace.is_empty());
         let namespace = namespace.unwrap_or(DEFAULT_NAMESPACE);
         if !is_domain(name) {
-            return Err(InvalidField::new("name", NAME_RULE));
+            return Err(InvalidField::new("name", DNS_NAME_RULE));
         }
         if !is_dns_label(namespace) {
-            return Err(InvalidField::new("namespace", NAMESPACE_RULE));
+            return Err(InvalidField::new("namespace", DNS_LABEL_RULE));
         }
         let uid = match metadata.uid.as_deref() {
             Some(uid) => PodUid::parse(uid)?,

@@ -9,7 +9,9 @@
 //!    (`RESOLVE_NO_XDEV`), also if the mount has just appeared.
 //! 4. Before the walk, the pass deletes the content of emptyDirs that supervisors of this daemon kept over a shutdown of the
 //!    node, if the pod has not come back. A file beside the content marks it (`host::empty_dir`).
-//! 5. The pass reports the directories that stay when these change, in one report (OR-03). It looks at such a directory
+//! 5. A supervisor with another run directory may serve such a pod (`podfs run`). It has locked the pod's directory
+//!    (`supervisor::run_dir::volumes_lock`). The pass takes this lock first, so the directory stays.
+//! 6. The pass reports the directories that stay when these change, in one report (OR-03). It looks at such a directory
 //!    again after 2, 4, 8 and 16 seconds, then every 30 seconds, or when the directory has changed.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -24,7 +26,7 @@ use std::time::{Duration, Instant};
 
 use podfs_fuse::mount::table::mounts;
 use podfs_fuse::{Backoff, DoublingPause};
-use rustix::fs::{AtFlags, FileType, statat, unlinkat};
+use rustix::fs::{AtFlags, FileType, FlockOperation, flock, statat, unlinkat};
 use rustix::io::Errno;
 use tracing::{debug, info};
 
@@ -183,6 +185,10 @@ fn remove(pods: &Path, directory: BorrowedFd<'_>, uid: &PodUid, mounted: &[PathB
         Err(Errno::NOTDIR | Errno::LOOP) => return Ok(Some(format!("{} is not a directory", path.display()))),
         Err(errno) => return Ok(Some(format!("cannot open {}: {}", path.display(), io::Error::from(errno)))),
     };
+    // Not every file system has locks on directories. podfs works without it.
+    if flock(&pod, FlockOperation::NonBlockingLockExclusive) == Err(Errno::WOULDBLOCK) {
+        return Ok(Some(format!("a podfs with another --run-dir serves {}", path.display())));
+    }
     delete_kept_content(&path);
     let mut removal = DirectoryRemoval { pod: &path, stays: Vec::new(), count: 0 };
     if let Err(error) = walk(pod, MountPointPolicy::Stop, &mut removal) {

@@ -47,6 +47,21 @@ impl TestNode {
 }
 
 #[test]
+fn or_02_the_pod_of_a_podfs_with_another_run_directory_is_left_alone() {
+    let mut node = TestNode::with(&["a/plugins/kubernetes.io~empty-dir/scratch/content/file"]);
+    let scratch = node.path("a/plugins/kubernetes.io~empty-dir/scratch");
+    fs::write(scratch.join("agent"), "").expect("written");
+    let served = File::open(node.path("a")).expect("a directory");
+    flock(&served, FlockOperation::NonBlockingLockExclusive).expect("a lock");
+    let report = node.pass().report.expect("a report").to_string();
+    assert!(
+        report.contains(&format!("a podfs with another --run-dir serves {}", node.path("a").display())),
+        "{report}"
+    );
+    assert!(scratch.join("content/file").exists());
+}
+
+#[test]
 fn or_01_empty_directories_of_unknown_pods_are_removed() {
     let rows: &[(&str, &[&str])] = &[
         ("a pod without volumes", &["a/"]),

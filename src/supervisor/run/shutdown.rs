@@ -2,10 +2,10 @@
 //!
 //! Shutdown loses nothing and leaves nothing behind:
 //! 1. The supervisor starts no new work, and waits two seconds for the work under way. If work goes on after that, the
-//!    supervisor kills the server, which ends every call that waits for the server. A call that waits for a source of the node
-//!    goes on, and its blocking thread keeps the volume. If the source answers while the supervisor unmounts the other volumes,
-//!    the supervisor unmounts this volume after them. Otherwise it unmounts the recorded mounts, and the thread ends with the
-//!    process: the thread cannot make anything after step 5.
+//!    supervisor unmounts the other volumes (step 2), and then kills the server, which ends every call that waits for the server.
+//!    A call that waits for a driver or for a source of the node goes on, and its blocking thread keeps the volume. If it ends
+//!    within two seconds, the supervisor unmounts this volume, too. Otherwise it unmounts the recorded mounts, and the thread
+//!    ends with the process: the thread cannot make anything after step 5.
 //! 2. The supervisor unmounts the volumes while the server still answers, a few at the same time: in each umount(2), the kernel
 //!    waits until no CPU uses the mount any more. If the server ends or hangs meanwhile, the supervisor kills it and starts no
 //!    successor, so that no unmount waits for it. After two seconds, it continues a server that is stopped, which loses nothing.
@@ -66,18 +66,20 @@ impl Supervisor {
         info!("unmounting");
         self.report.stopping();
         let mut has_finished = timeout(TIMEOUT, self.finish_all()).await.is_ok();
-        if !has_finished {
-            warn!("work on {} does not end; podfs kills the server", self.at_work());
-            self.server.kill().await;
-            // Without a server, all work ends but the calls that wait for a source of the node.
-            has_finished = timeout(TIMEOUT, self.finish_all()).await.is_ok();
-        }
-        let at_work = self.at_work();
+        let busy = self.busy();
         let mut unmounted = self.unmount_all(end).await;
         if !has_finished {
+            // The kill fails no call on the volumes that are unmounted now.
+            warn!("work on {} does not end; podfs kills the server", self.names(&busy));
+            self.server.kill().await;
+            // Without a server, all work ends but the calls that wait for a driver or for a source of the node.
             has_finished = timeout(TIMEOUT, self.finish_all()).await.is_ok();
             if !has_finished {
-                warn!("podfs ends without waiting for {at_work}: a source or a disk of the node does not answer");
+                let still_busy: Vec<usize> = self.busy().into_iter().filter(|place| busy.contains(place)).collect();
+                let names = self.names(&still_busy);
+                warn!(
+                    "podfs ends without waiting for {names}: a source, a disk or a driver of the node does not answer"
+                );
             }
             unmounted &= self.unmount_all(end).await;
         }
@@ -93,10 +95,14 @@ impl Supervisor {
         has_finished && unmounted
     }
 
-    /// The volumes that blocking threads work on, for the log: `volume "data" (/srv/data)`.
-    fn at_work(&self) -> String {
-        let busy = self.volumes.iter().filter(|(place, _)| !self.idle.contains_key(&self.sharing.leader(**place)));
-        let names: Vec<_> = busy.map(|(_, volume)| self.name_with_source(volume)).collect();
+    /// The places of the volumes that blocking threads work on.
+    fn busy(&self) -> Vec<usize> {
+        self.volumes.keys().copied().filter(|place| !self.idle.contains_key(&self.sharing.leader(*place))).collect()
+    }
+
+    /// Volumes for the log: `volume "data" (/srv/data)`.
+    fn names(&self, places: &[usize]) -> String {
+        let names: Vec<_> = places.iter().map(|place| self.name_with_source(&self.volumes[place])).collect();
         if names.is_empty() { "the mounts of a container".to_owned() } else { names.join(", ") }
     }
 

@@ -47,7 +47,7 @@ const PODFS_NFS: Layers = &[
 /// `src/node`.
 const NODE: Layers = &[
     &["files", "spans"],
-    &["backing", "on_host", "orphans", "pod", "publication"],
+    &["backing", "on_host", "orphans", "pod", "publication", "root_lock"],
     &["checkpoint", "sample", "state"],
     &["feed", "handle", "plugin", "reconstruct"],
     &["service", "supervisors", "world"],

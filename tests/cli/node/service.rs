@@ -149,6 +149,12 @@ fn a_second_daemon_is_refused_and_the_first_continues() {
     let refused = finish(node.fixture.mark(&mut node.command()).stdin(Stdio::null()));
     let pid = format!("as process {} ", daemon.pid());
     refused.says(1, &["podfs node runs already here, ", &pid, "node.lock", "--run-dir"]);
+    let root = node.fixture.path("root");
+    let mut other = Command::new(PODFS);
+    other.arg("node").arg("--manifests").arg(node.fixture.path("manifests"));
+    other.arg("--root-dir").arg(&root).arg("--run-dir").arg(node.fixture.path("run2"));
+    let refused = finish(node.fixture.mark(&mut other).stdin(Stdio::null()));
+    refused.says(1, &["a podfs node with another --run-dir uses ", root.to_str().expect("text"), "--root-dir"]);
     node.expect(&["wait", "default/web"]);
 }
 

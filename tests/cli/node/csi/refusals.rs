@@ -152,6 +152,7 @@ fn a_daemon_says_why_it_cannot_be_the_driver() {
     refused(&root, &of_kubelet, "run", 1, "two podfs on one node");
     drop(listener);
     let _daemon = kubelet.start();
-    refused(&root, &of_kubelet, "run2", 1, "two podfs on one node");
+    refused(&kubelet.node.fixture.path("root2"), &of_kubelet, "run2", 1, "two podfs on one node");
+    refused(&root, &of_kubelet, "run2", 1, "a podfs node with another --run-dir uses");
     refused(&root, &of_kubelet, "run", 1, "podfs node runs already here");
 }

@@ -1,0 +1,71 @@
+//! One daemon for each root directory.
+//!
+//! The lock in the run directory is not enough: two daemons with two run directories can have the same root directory. Each would
+//! take the pods of the other for pods that the node no longer has, and delete the emptyDir content that the other keeps over a
+//! shutdown of the node.
+
+use std::fs::{DirBuilder, File};
+use std::io;
+use std::os::unix::fs::DirBuilderExt;
+use std::path::{Path, PathBuf};
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use nix::errno::Errno;
+use nix::fcntl::{Flock, FlockArg};
+
+/// How long a daemon that ends, or a child of a killed one, may hold the lock.
+const DYING: Duration = Duration::from_secs(3);
+/// The pause before the next try to lock.
+const PAUSE: Duration = Duration::from_millis(5);
+
+/// Why the daemon cannot use the root directory.
+#[derive(Debug, thiserror::Error)]
+pub enum RootLockError {
+    /// A daemon with another run directory uses it.
+    #[error(
+        "a podfs node with another --run-dir uses {} already; stop that one first, or give this one another --root-dir",
+        .0.display()
+    )]
+    Taken(PathBuf),
+    /// It cannot be made or opened.
+    #[error("cannot use {}: {cause}", .path.display())]
+    Directory {
+        /// The root directory.
+        path: PathBuf,
+        /// The error of the system call.
+        #[source]
+        cause: io::Error,
+    },
+}
+
+/// The lock on the root directory (`flock(2)`). Dropping this releases it.
+#[derive(Debug)]
+pub struct RootLock {
+    /// `None` on a file system without locks. podfs works without the lock.
+    _lock: Option<Flock<File>>,
+}
+
+impl RootLock {
+    /// Takes the lock. Makes the directory if it does not exist.
+    ///
+    /// # Errors
+    /// When another daemon holds the lock, and when the directory cannot be made or opened.
+    pub fn take(root_directory: &Path) -> Result<RootLock, RootLockError> {
+        let failed = |cause| RootLockError::Directory { path: root_directory.to_owned(), cause };
+        DirBuilder::new().recursive(true).mode(0o755).create(root_directory).map_err(failed)?;
+        let mut directory = File::open(root_directory).map_err(failed)?;
+        let until = Instant::now() + DYING;
+        loop {
+            match Flock::lock(directory, FlockArg::LockExclusiveNonblock) {
+                Ok(lock) => return Ok(RootLock { _lock: Some(lock) }),
+                Err((_, Errno::EWOULDBLOCK)) if Instant::now() > until => {
+                    return Err(RootLockError::Taken(root_directory.to_owned()));
+                }
+                Err((same, Errno::EWOULDBLOCK)) => directory = same,
+                Err(_) => return Ok(RootLock { _lock: None }),
+            }
+            sleep(PAUSE);
+        }
+    }
+}
