@@ -84,6 +84,7 @@ pub async fn run(options: NodeOptions) -> Result<(), NodeError> {
     }
     feed.earlier = recovered.iter().map(|recovered| recovered.pod.clone()).collect();
     let node = feed.node.clone();
+    let kubelet_pods = (csi.is_some() || nri.is_some()).then(|| kubelet_root.join("pods"));
     let csi = csi.map(|settings| CsiSockets::open(&settings).map(|sockets| (settings, sockets))).transpose()?;
     let plugin = match nri {
         Some(settings) => Some(NriPlugin::open(settings).await?),
@@ -102,6 +103,7 @@ pub async fn run(options: NodeOptions) -> Result<(), NodeError> {
             root_directory: root_directory.clone(),
             release_when_gone,
             lost,
+            kubelet_pods,
         },
         &feed,
         supervisors,

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
-use super::{Fixture, PODFS, Running, TIMEOUT};
+use super::{Fixture, PODFS, Running, TIMEOUT, eventually};
 
 /// A node without a cluster.
 pub struct Node {
@@ -60,6 +60,14 @@ impl Node {
     /// Removes a manifest file.
     pub fn remove(&self, name: &str) {
         self.fixture.remove(&format!("manifests/{name}"));
+    }
+
+    /// Waits until the daemon has looked for pods that are gone: it has removed an empty directory of such a pod.
+    #[track_caller]
+    pub fn wait_for_pass(&self) {
+        let orphan = self.fixture.path("root/pods/uid-orphan");
+        fs::create_dir_all(&orphan).expect("a directory");
+        eventually("the directory of a pod that is gone is removed", || !orphan.exists());
     }
 
     /// Asks the daemon: `podfs node ARGUMENTS`.

@@ -47,7 +47,7 @@ impl EmptyDirContent {
     pub fn set_up(home: &Path, plan: &EmptyDirPlan) -> Result<EmptyDirContent, HostError> {
         let directory = File::open(home).map_err(|cause| HostError::system("open", home, cause))?;
         match fs::read_to_string(home.join(READY)) {
-            Ok(backing) if backing == plan.backing.to_string() => match find(&directory, plan.backing) {
+            Ok(backing) if backing == plan.backing.to_string() => match find(home, &directory, plan.backing)? {
                 Some(source) => return Ok(EmptyDirContent { home: home.to_owned(), source, is_new: false }),
                 None => warn!("the content of {} is gone; podfs makes it anew", home.display()),
             },
@@ -132,10 +132,14 @@ pub fn remove(home: &Path) -> Result<UndeletedEntries, HostError> {
 /// # Errors
 /// When the home cannot be read.
 pub fn remove_incomplete(home: &Path) -> Result<UndeletedEntries, HostError> {
+    if has_content(home) { Ok(UndeletedEntries::default()) } else { remove(home) }
+}
+
+/// Whether `home` has complete content, or may have it.
+pub fn has_content(home: &Path) -> bool {
     match fs::symlink_metadata(home.join(READY)) {
-        Ok(ready) if ready.len() > 0 => Ok(UndeletedEntries::default()),
-        Err(error) if error.kind() != ErrorKind::NotFound => Err(HostError::system("read", &home.join(READY), error)),
-        _ => remove(home),
+        Ok(ready) => ready.len() > 0,
+        Err(error) => error.kind() != ErrorKind::NotFound,
     }
 }
 
@@ -144,21 +148,24 @@ pub fn is_left_to_agent(home: &Path) -> bool {
     home.join(AGENT).symlink_metadata().is_ok_and(|found| found.is_file())
 }
 
-/// Deletes the content in `home`, complete or not. Unmounts a tmpfs or hugetlbfs that is mounted on `content`. Does not touch any
-/// other mount (ED-08).
+/// Deletes the content in `home`, complete or not. Unmounts a tmpfs or hugetlbfs that is mounted on `content`, unless the content is
+/// on a disk. Does not touch any other mount, nor the content below it (ED-08).
 fn clear(home: &Path, directory: &File) -> Result<UndeletedEntries, HostError> {
     let failed = |cause: io::Error| HostError::system("delete", &content_path(home), cause);
+    let is_on_disk = fs::read_to_string(home.join(READY)).is_ok_and(|ready| ready == EmptyDirBacking::Disk.to_string());
+    loop {
+        match mounted(directory) {
+            Some(mounted) if memory::is_memory(&mounted) && !is_on_disk => {}
+            Some(_) => return delete(directory.as_fd(), CONTENT).map_err(failed),
+            None => break,
+        }
+        memory::take_off(&content_path(home)).map_err(failed)?;
+    }
     for name in [READY, NEXT_READY] {
         match fs::remove_file(home.join(name)) {
             Err(error) if error.kind() != ErrorKind::NotFound => return Err(failed(error)),
             _ => {}
         }
-    }
-    while let Some(mounted) = mounted(directory)
-        && memory::is_memory(&mounted)
-    {
-        drop(mounted);
-        memory::take_off(&content_path(home)).map_err(failed)?;
     }
     let undeleted = delete(directory.as_fd(), CONTENT).map_err(failed)?;
     if undeleted.is_empty() {
@@ -167,15 +174,30 @@ fn clear(home: &Path, directory: &File) -> Result<UndeletedEntries, HostError> {
     Ok(undeleted)
 }
 
-/// The content, if it exists on this storage.
-fn find(directory: &File, backing: EmptyDirBacking) -> Option<HostSource> {
-    let found = match backing {
-        EmptyDirBacking::Disk => open(directory, ResolveFlags::NO_XDEV).ok()?,
-        EmptyDirBacking::Memory { .. } | EmptyDirBacking::HugePages { .. } => {
-            mounted(directory).filter(|found| memory::is_memory(found))?
+/// The content, if it exists on this storage. An error says nothing about the content.
+///
+/// # Errors
+/// When the content cannot be opened, for example because the process has no descriptors, and when another file system is mounted
+/// on it.
+fn find(home: &Path, directory: &File, backing: EmptyDirBacking) -> Result<Option<HostSource>, HostError> {
+    let path = content_path(home);
+    let failed = |errno: Errno| HostError::system("open", &path, errno);
+    let found = match (open(directory, ResolveFlags::NO_XDEV), backing) {
+        (Ok(found), EmptyDirBacking::Disk) => found,
+        (Err(Errno::XDEV), EmptyDirBacking::Memory { .. } | EmptyDirBacking::HugePages { .. }) => {
+            open(directory, ResolveFlags::empty()).map_err(failed)?
         }
+        (Err(Errno::XDEV), EmptyDirBacking::Disk) => {
+            return Err(HostError::Refused(format!(
+                "another file system is mounted on {}; unmount it",
+                path.display()
+            )));
+        }
+        // A tmpfs ends with the machine.
+        (Ok(_), _) | (Err(Errno::NOENT), _) => return Ok(None),
+        (Err(errno), _) => return Err(failed(errno)),
     };
-    HostSource::of(found).ok()
+    HostSource::of(found).map(Some).map_err(failed)
 }
 
 /// The mount on the content, if there is one.

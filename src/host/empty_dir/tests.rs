@@ -130,9 +130,37 @@ fn ed_08_a_foreign_mount_on_the_content_is_left_alone() {
     let opened = File::open(outside.path()).expect("a directory");
     let foreign =
         point.attach_bind(&bind(opened.as_fd(), ContainerAccess::ReadWrite).expect("a clone")).expect("mounted");
+    let refused = EmptyDirContent::set_up(home.0.path(), &DISK).expect_err("it is covered").to_string();
+    assert_eq!(refused, format!("another file system is mounted on {}; unmount it", home.content().display()));
     assert_eq!(content.delete().expect("nothing fails").to_string(), "1 entry: content is a mount point");
     assert!(outside.path().join("keep").exists());
     foreign.unmount().expect("unmounted");
+}
+
+#[test]
+fn ed_08_content_below_a_foreign_tmpfs_is_left_alone() {
+    let home = EmptyDirHome::new();
+    drop(home.set_up(&DISK));
+    fs::write(home.content().join("keep"), "").expect("a file");
+    memory::mount_tmpfs(&home.content(), 1 << 20).expect("a tmpfs");
+    EmptyDirContent::set_up(home.0.path(), &DISK).expect_err("it is covered");
+    assert_eq!(remove(home.0.path()).expect("nothing fails").to_string(), "1 entry: content is a mount point");
+    memory::take_off(&home.content()).expect("unmounted");
+    assert!(home.content().join("keep").exists() && !home.set_up(&DISK).is_new());
+}
+
+#[test]
+fn ed_05_content_that_cannot_be_opened_is_not_made_anew() {
+    let home = EmptyDirHome::new();
+    drop(home.set_up(&DISK));
+    fs::write(home.content().join("keep"), "").expect("a file");
+    let hidden = home.0.path().join("hidden");
+    fs::rename(home.content(), &hidden).expect("renamed");
+    // openat2 fails with ELOOP, as it could with EMFILE or EIO.
+    std::os::unix::fs::symlink(&hidden, home.content()).expect("a link");
+    let error = EmptyDirContent::set_up(home.0.path(), &DISK).expect_err("a link").to_string();
+    assert!(error.starts_with(&format!("cannot open {}: ", home.content().display())), "{error}");
+    assert!(hidden.join("keep").exists() && home.content().is_symlink());
 }
 
 #[test]

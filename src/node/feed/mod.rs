@@ -296,23 +296,14 @@ impl Feed {
         }
     }
 
-    fn take_api(&mut self, change: Option<PodChange>, trouble: Option<Vec<String>>) {
+    fn take_api(&mut self, change: Option<PodChange>, problems: Option<Vec<String>>) {
         let events = match change {
             Some(PodChange::All(pods)) => self.merge.take_list(pods),
             Some(PodChange::Put(pod)) => self.merge.put_pod(pod),
             Some(PodChange::Gone(uid)) => self.merge.remove_pod_of_api(&uid),
             None => Vec::new(),
         };
-        self.pass_on(events);
-        self.events.extend(trouble.map(|trouble| FeedEvent::Failure(PodSource::Api, trouble)));
-    }
-
-    /// Passes the changes of the sources to the manager, or to the pods of a kubelet.
-    fn pass_on(&mut self, events: Vec<FeedEvent>) {
-        match &mut self.kubelet {
-            Some(kubelet) => self.events.extend(events.into_iter().flat_map(|event| kubelet.change_source(event))),
-            None => self.events.extend(events),
-        }
+        self.pass_on(PodSource::Api, events, problems);
     }
 
     fn take_files(
@@ -325,14 +316,28 @@ impl Feed {
         self.static_pods.pods = pods.unwrap_or_else(|| std::mem::take(&mut self.static_pods.pods));
         // An earlier daemon may have read pods in a directory that does not exist now: until it exists, its pods are
         // unknown.
-        if is_found {
-            let events = self.merge.take_files(&self.static_pods.pods, unread);
-            self.pass_on(events);
+        let events = if is_found { self.merge.take_files(&self.static_pods.pods, unread) } else { Vec::new() };
+        let changed = (problems != self.static_pods.problems).then(|| problems.iter().cloned().collect());
+        self.static_pods.problems = problems;
+        self.pass_on(PodSource::Files, events, changed);
+    }
+
+    /// Passes the changes of a source to the manager, or to the pods of a kubelet. `problems` are now all problems of the source, if
+    /// they have changed.
+    fn pass_on(&mut self, source: PodSource, events: Vec<FeedEvent>, problems: Option<Vec<String>>) {
+        // While a source has problems, the manager removes no pod that the source has not listed. So it gets problems before a
+        // list, and their end after the pods that podfs could not use before.
+        let (before, after) = match problems {
+            Some(none) if none.is_empty() => (None, Some(none)),
+            problems => (problems, None),
+        };
+        let failure = |problems| FeedEvent::Failure(source, problems);
+        self.events.extend(before.map(failure));
+        match &mut self.kubelet {
+            Some(kubelet) => self.events.extend(events.into_iter().flat_map(|event| kubelet.change_source(event))),
+            None => self.events.extend(events),
         }
-        if problems != self.static_pods.problems {
-            self.events.push_back(FeedEvent::Failure(PodSource::Files, problems.iter().cloned().collect()));
-            self.static_pods.problems = problems;
-        }
+        self.events.extend(after.map(failure));
     }
 }
 

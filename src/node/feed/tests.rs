@@ -135,8 +135,8 @@ async fn a_broken_manifest_at_the_start_keeps_the_pod_of_an_earlier_daemon_and_n
     fs::remove_file(directory.path().join("gone.yaml")).expect("removed");
     fs::write(directory.path().join("new.yaml"), pod("new", "u3", "[]")).expect("a file");
     let mut home = FeedHome::at(directory, None, earlier).await;
-    assert_eq!(home.next().await, "Files: default/web u1, default/new u3");
     assert!(home.next().await.starts_with("trouble Files: web.yaml:1:7: "));
+    assert_eq!(home.next().await, "Files: default/web u1, default/new u3");
     home.write("web.yaml", &pod("web", "u1", APP));
     assert_eq!(home.next().await, "put default/web u1");
 }

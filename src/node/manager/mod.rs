@@ -10,6 +10,7 @@
 //! | `growing` | the status of claims whose volumes are about to grow |
 //! | `claims` | the status of claims whose volumes have grown |
 //! | `operations` | starting the reconciler's operations, and handling their ends |
+//! | `gone_pods` | pods that no source describes: when podfs knows for certain that they are gone, and removes what is left of them |
 //! | `housekeeping` | the passes over directories of deleted pods |
 //! | [`recovery`] | pods that an earlier daemon left |
 //! | `retirements` | removing what is left of pods that nothing needs any more |
@@ -25,6 +26,7 @@
 mod claims;
 mod containers;
 mod events;
+mod gone_pods;
 mod growing;
 mod housekeeping;
 mod operations;
@@ -101,8 +103,10 @@ pub struct Manager {
     /// Since when pods have wanted volumes that are not mounted yet.
     wanted_since: BTreeMap<VolumeId, Instant>,
     trouble: BTreeMap<PodSource, Vec<String>>,
-    /// The pods of an earlier daemon whose checkpoints this daemon cannot use, until every source has listed its pods.
+    /// The pods of an earlier daemon whose checkpoints this daemon cannot use, until they are described or surely gone.
     lost: BTreeSet<PodUid>,
+    /// The directory in which the kubelet has a directory for each of its pods, if podfs serves pods of a kubelet.
+    kubelet_pods: Option<PathBuf>,
     /// The pods whose published state may have changed.
     touched: BTreeSet<PodUid>,
     commands: mpsc::Receiver<ManagerCommand>,
@@ -123,6 +127,8 @@ pub struct ManagerSettings {
     pub release_when_gone: bool,
     /// The pods of an earlier daemon whose checkpoints this daemon cannot use.
     pub lost: BTreeSet<PodUid>,
+    /// The directory in which the kubelet has a directory for each of its pods, if podfs serves pods of a kubelet.
+    pub kubelet_pods: Option<PathBuf>,
 }
 
 impl Manager {
@@ -161,6 +167,7 @@ impl Manager {
             wanted_since: BTreeMap::new(),
             trouble: BTreeMap::new(),
             lost: settings.lost,
+            kubelet_pods: settings.kubelet_pods,
             touched: BTreeSet::new(),
             commands,
             ends,
@@ -209,7 +216,7 @@ impl Manager {
                 Some((uid, backings)) = self.new_backings.recv() => self.take_backings(&uid, backings),
                 () = sleep_until(retry.unwrap_or(before)), if retry.is_some() => {}
                 () = self.unmounts.look_is_due() => self.look_at_mounts(),
-                _ = housekeeping.tick() => self.remove_orphans(),
+                _ = housekeeping.tick() => self.keep_house(),
             }
             // Takes all waiting reports and ends before the next pass over the pods.
             while let Ok((uid, report)) = reports.try_recv() {
@@ -224,13 +231,18 @@ impl Manager {
     fn take_event(&mut self, event: FeedEvent) {
         let changed = match event {
             FeedEvent::Pods(source, pods) => {
-                let changed = self.pods.take_list(source, pods);
+                let mut changed = self.pods.take_list(source, pods);
+                changed.extend(self.release_gone_pods());
                 if self.pods.sources_ready() {
                     info!("every source has listed its pods: {} on this node", self.pods.iter().count());
                 }
                 changed
             }
-            FeedEvent::Put(pod) => vec![self.pods.put(pod)],
+            FeedEvent::Put(pod) => {
+                let uid = self.pods.put(pod);
+                self.housekeeping.note_known(&uid);
+                vec![uid]
+            }
             FeedEvent::Gone(_, uid) => {
                 self.pods.note_undescribed(&uid);
                 vec![uid]
@@ -247,7 +259,7 @@ impl Manager {
             FeedEvent::Failure(source, trouble) => {
                 trouble.iter().for_each(|sentence| warn!("{sentence}"));
                 self.trouble.insert(source, trouble);
-                Vec::new()
+                self.release_gone_pods()
             }
         };
         changed.iter().for_each(|uid| self.describe(uid));
@@ -412,18 +424,6 @@ impl Manager {
         }
     }
 
-    /// Removes pods of an earlier daemon that this daemon cannot reconstruct and that no source describes (RC-04). The first call
-    /// removes all of them.
-    fn retire_lost_pods(&mut self) {
-        for uid in std::mem::take(&mut self.lost) {
-            if self.pods.get(&uid).is_none() {
-                let _span = self.pod_span(&uid).entered();
-                info!("pod {uid}: no source describes it, and podfs removes what an earlier daemon left of it");
-                self.retire(&uid);
-            }
-        }
-    }
-
     /// Ends the supervisor of a pod, and removes what it may have left.
     fn retire(&self, uid: &PodUid) {
         let (supervisors, uid, span) = (self.supervisors.clone(), uid.clone(), self.pod_span(uid));
@@ -433,13 +433,6 @@ impl Manager {
             }
         };
         tokio::spawn(retire.instrument(span));
-    }
-
-    fn remove_orphans(&mut self) {
-        if self.pods.sources_ready() {
-            let mounted = self.actual.volumes().map(|(id, _)| id.pod.clone());
-            self.housekeeping.start_pass(self.pods.iter().map(|(uid, _)| uid.clone()).chain(mounted).collect());
-        }
     }
 
     /// Forgets volumes that are not mounted and that no pod wants.

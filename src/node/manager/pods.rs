@@ -90,9 +90,7 @@ impl Pods {
             .pods
             .iter()
             .filter(|(uid, known)| !known.is_described && is_over(&known.pod.origin) && !changed.contains(uid));
-        let gone: Vec<_> = gone.map(|(uid, _)| uid.clone()).collect();
-        gone.iter().for_each(|uid| self.note_undescribed(uid));
-        changed.extend(gone);
+        changed.extend(gone.map(|(uid, _)| uid.clone()).collect::<Vec<_>>());
         changed
     }
 
@@ -118,6 +116,21 @@ impl Pods {
             known.is_described = false;
             known.released |= self.release_when_gone;
         }
+    }
+
+    /// Releases the pods that no source has any more, where podfs does that without an agent: those that an earlier daemon served
+    /// and no source has listed. Returns them. `is_gone` says whether podfs knows for certain that the node has no such pod.
+    pub fn release_unlisted(&mut self, is_gone: impl Fn(&PodUid) -> bool) -> Vec<PodUid> {
+        if !self.release_when_gone || !self.sources_ready() {
+            return Vec::new();
+        }
+        let unlisted =
+            self.pods.iter_mut().filter(|(uid, known)| !known.is_described && !known.released && is_gone(uid));
+        let release = |(uid, known): (&PodUid, &mut KnownPod)| {
+            known.released = true;
+            uid.clone()
+        };
+        unlisted.map(release).collect()
     }
 
     /// Whether an earlier daemon served the pod, and its source has not listed its pods yet.

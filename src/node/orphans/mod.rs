@@ -8,10 +8,13 @@
 //! 3. The pass walks down by descriptors, without links, and stops at a mount: the kernel refuses to enter it
 //!    (`RESOLVE_NO_XDEV`), also if the mount has just appeared.
 //! 4. Before the walk, the pass deletes the content of emptyDirs that supervisors of this daemon kept over a shutdown of the
-//!    node, if the pod has not come back. A file beside the content marks it (`host::empty_dir`).
-//! 5. A supervisor with another run directory may serve such a pod (`podfs run`). It has locked the pod's directory
-//!    (`supervisor::run_dir::volumes_lock`). The pass takes this lock first, so the directory stays.
-//! 6. The pass reports the directories that stay when these change, in one report (OR-03). It looks at such a directory
+//!    node, if the pod has not come back. A file beside the content marks it (`host::empty_dir`). The pass deletes nothing while
+//!    podfs does not know for certain that the pod is gone ([`PodPresence::Uncertain`]).
+//! 5. Other complete content of an emptyDir stays as it is, with its empty directories.
+//! 6. Before a pass changes a pod's directory, it locks the directory, as supervisors do (`supervisor::run_dir::volumes_lock`),
+//!    and looks again whether the pod has come back. So it touches no pod whose supervisor has another run directory, or has
+//!    just started.
+//! 7. The pass reports the directories that stay when these change, in one report (OR-03). It looks at such a directory
 //!    again after 2, 4, 8 and 16 seconds, then every 30 seconds, or when the directory has changed.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -46,6 +49,17 @@ const VOLUMES: &str = "volumes";
 const SUB_PATHS: &str = "volume-subpaths";
 /// How many of the directories that stay a report names.
 const NAMED: usize = 5;
+
+/// What the manager knows of a pod.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PodPresence {
+    /// The node has the pod.
+    Known,
+    /// The node may have the pod, although no source describes it.
+    Uncertain,
+    /// The node no longer has the pod.
+    Gone,
+}
 
 /// Looks for orphaned directories, pass after pass.
 #[derive(Debug)]
@@ -95,17 +109,20 @@ impl Orphans {
         self.kept.len()
     }
 
-    /// Looks at the directories of all pods but those that `is_known`.
+    /// Looks at the directories of all pods but those that are known. `presence` says what the manager knows of a pod at that
+    /// moment.
     ///
     /// # Errors
     /// When the directory of all pods or the mount table cannot be read. Before the first pod of a node, there is no directory.
-    pub fn pass(&mut self, is_known: impl Fn(&PodUid) -> bool) -> io::Result<OrphanPass> {
+    pub fn pass(&mut self, presence: impl Fn(&PodUid) -> PodPresence) -> io::Result<OrphanPass> {
+        let run = self.run.clone();
+        let presence = |uid: &PodUid| if is_served(&run, uid) { PodPresence::Known } else { presence(uid) };
         let entries = match std::fs::read_dir(&self.pods) {
             Err(error) if error.kind() == ErrorKind::NotFound => return Ok(OrphanPass::default()),
             entries => entries?,
         };
         let uids = entries.filter_map(|entry| PodUid::parse(entry.ok()?.file_name().to_str()?).ok());
-        let orphans: BTreeSet<PodUid> = uids.filter(|uid| !is_known(uid) && !self.is_served(uid)).collect();
+        let orphans: BTreeSet<PodUid> = uids.filter(|uid| presence(uid) != PodPresence::Known).collect();
         let before = self.kept.len();
         self.kept.retain(|uid, _| orphans.contains(uid));
         let mut pass = OrphanPass::default();
@@ -117,12 +134,13 @@ impl Orphans {
             let directory = File::open(&pods)?;
             for uid in due {
                 let _span = spans::of_uid(&uid, None).entered();
-                match remove(&pods, directory.as_fd(), &uid, &mounted)? {
-                    None => {
+                match remove(&pods, directory.as_fd(), &uid, &mounted, || presence(&uid))? {
+                    Removal::Complete => {
                         has_changed |= self.kept.remove(&uid).is_some();
                         pass.removed.push(uid);
                     }
-                    Some(reason) => {
+                    Removal::Returned => has_changed |= self.kept.remove(&uid).is_some(),
+                    Removal::Stays(reason) => {
                         let earlier = self.kept.get(&uid);
                         has_changed |= earlier.is_none_or(|earlier| earlier.reason != reason);
                         let changed = changed(&pods.join(uid.as_str()));
@@ -141,17 +159,17 @@ impl Orphans {
         Ok(pass)
     }
 
-    /// Whether a process serves the pod, or has left records with which podfs has to retire the pod first.
-    fn is_served(&self, uid: &PodUid) -> bool {
-        let run = self.run.join(uid.as_str());
-        [LOCK, SERVER].iter().any(|name| run.join(name).symlink_metadata().is_ok())
-    }
-
     fn is_due(&self, uid: &PodUid) -> bool {
         self.kept.get(uid).is_none_or(|kept| {
             kept.looked.elapsed() >= kept.pause || kept.changed != changed(&self.pods.join(uid.as_str()))
         })
     }
+}
+
+/// Whether a process with this run directory serves the pod, or has left records with which podfs has to retire the pod first.
+fn is_served(run: &Path, uid: &PodUid) -> bool {
+    let run = run.join(uid.as_str());
+    [LOCK, SERVER].iter().any(|name| run.join(name).symlink_metadata().is_ok())
 }
 
 /// Removes the directory of a pod that no process serves any more, as far as it is empty. Returns why a part of it
@@ -164,52 +182,81 @@ pub(super) fn remove_pod(root_directory: &Path, uid: &PodUid) -> io::Result<Opti
         Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
         pods => pods?,
     };
-    remove(&pods, File::open(&pods)?.as_fd(), uid, &mounted_below(&pods)?)
+    match remove(&pods, File::open(&pods)?.as_fd(), uid, &mounted_below(&pods)?, || PodPresence::Gone)? {
+        Removal::Complete | Removal::Returned => Ok(None),
+        Removal::Stays(reason) => Ok(Some(reason)),
+    }
+}
+
+/// The outcome of the removal of a pod's directory.
+enum Removal {
+    /// Nothing of it is left.
+    Complete,
+    /// A part of it stays, for this reason.
+    Stays(String),
+    /// The pod has come back, and its directory stays as it is.
+    Returned,
 }
 
 fn mounted_below(pods: &Path) -> io::Result<Vec<PathBuf>> {
     Ok(mounts()?.into_iter().map(|mounted| mounted.at).filter(|at| at.starts_with(pods)).collect())
 }
 
-/// Removes the directory of a pod, as far as it is empty. Returns why a part of it stays, if one does.
-fn remove(pods: &Path, directory: BorrowedFd<'_>, uid: &PodUid, mounted: &[PathBuf]) -> io::Result<Option<String>> {
+/// Removes the directory of a pod, as far as it is empty.
+fn remove(
+    pods: &Path,
+    directory: BorrowedFd<'_>,
+    uid: &PodUid,
+    mounted: &[PathBuf],
+    presence: impl Fn() -> PodPresence,
+) -> io::Result<Removal> {
     let path = pods.join(uid.as_str());
+    let stays = |reason| Ok(Removal::Stays(reason));
     if let Some(at) = mounted.iter().find(|at| at.starts_with(&path)) {
-        return Ok(Some(format!("{} is a mount point", at.display())));
+        return stays(format!("{} is a mount point", at.display()));
     }
     let name = CString::new(uid.as_str())?;
     let pod = match enter(directory, &name, MountPointPolicy::Stop) {
         Ok(pod) => pod,
-        Err(Errno::NOENT) => return Ok(None),
-        Err(Errno::XDEV) => return Ok(Some(format!("{} is a mount point", path.display()))),
-        Err(Errno::NOTDIR | Errno::LOOP) => return Ok(Some(format!("{} is not a directory", path.display()))),
-        Err(errno) => return Ok(Some(format!("cannot open {}: {}", path.display(), io::Error::from(errno)))),
+        Err(Errno::NOENT) => return Ok(Removal::Complete),
+        Err(Errno::XDEV) => return stays(format!("{} is a mount point", path.display())),
+        Err(Errno::NOTDIR | Errno::LOOP) => return stays(format!("{} is not a directory", path.display())),
+        Err(errno) => return stays(format!("cannot open {}: {}", path.display(), io::Error::from(errno))),
     };
-    // Not every file system has locks on directories. podfs works without it.
-    if flock(&pod, FlockOperation::NonBlockingLockExclusive) == Err(Errno::WOULDBLOCK) {
-        return Ok(Some(format!("a podfs with another --run-dir serves {}", path.display())));
+    // The lock lasts until this descriptor is closed. Not every file system has locks on directories; podfs works without.
+    let locked = pod.try_clone()?;
+    if flock(&locked, FlockOperation::NonBlockingLockExclusive) == Err(Errno::WOULDBLOCK) {
+        return stays(format!("a podfs with another --run-dir serves {}", path.display()));
     }
-    delete_kept_content(&path);
+    let presence = presence();
+    if presence == PodPresence::Known {
+        return Ok(Removal::Returned);
+    }
+    if let Some(home) = delete_kept_content(&path, presence) {
+        return stays(format!("{} has the content of an emptyDir", home.display()));
+    }
     let mut removal = DirectoryRemoval { pod: &path, stays: Vec::new(), count: 0 };
     if let Err(error) = walk(pod, MountPointPolicy::Stop, &mut removal) {
-        return Ok(Some(format!("cannot read {}: {error}", path.display())));
+        return stays(format!("cannot read {}: {error}", path.display()));
     }
     if removal.count > 0 {
-        return Ok(Some(removal.sentence()));
+        return stays(removal.sentence());
     }
     match unlinkat(directory, &name, AtFlags::REMOVEDIR) {
-        Ok(()) | Err(Errno::NOENT) => Ok(None),
-        Err(errno) => Ok(Some(format!("failed to rmdir() {}: {}", path.display(), io::Error::from(errno)))),
+        Ok(()) | Err(Errno::NOENT) => Ok(Removal::Complete),
+        Err(errno) => stays(format!("failed to rmdir() {}: {}", path.display(), io::Error::from(errno))),
     }
 }
 
-/// Deletes the content of emptyDirs that was kept over a shutdown. The walk finds what stays.
-fn delete_kept_content(pod: &Path) {
+/// Deletes the content of emptyDirs that was kept over a shutdown, if the pod is gone. Returns a home whose content stays.
+fn delete_kept_content(pod: &Path, presence: PodPresence) -> Option<PathBuf> {
     let homes = pod.join(HOMES).read_dir().into_iter().flatten().flatten();
     let homes = homes.filter(|home| home.file_type().is_ok_and(|kind| kind.is_dir())).map(|home| home.path());
-    for home in homes.filter(|home| empty_dir::is_left_to_agent(home)) {
+    let (deleted, mut staying): (Vec<_>, Vec<_>) =
+        homes.partition(|home| presence == PodPresence::Gone && empty_dir::is_left_to_agent(home));
+    for home in &deleted {
         let volume = home.file_name().and_then(OsStr::to_str);
-        match empty_dir::remove(&home) {
+        match empty_dir::remove(home) {
             Ok(left) if left.is_empty() => {
                 info!(volume, "{}: the content of the emptyDir is deleted with its pod", home.display())
             }
@@ -217,6 +264,8 @@ fn delete_kept_content(pod: &Path) {
             Err(error) => debug!(volume, "{}: {error}", home.display()),
         }
     }
+    staying.retain(|home| empty_dir::has_content(home));
+    staying.into_iter().next()
 }
 
 /// The removal of the entries of a pod's directory.

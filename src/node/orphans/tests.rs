@@ -42,7 +42,13 @@ impl TestNode {
 
     /// A pass on a node that knows one pod.
     fn pass(&mut self) -> OrphanPass {
-        self.orphans.pass(|uid| uid.as_str() == "known").expect("the directories can be read")
+        self.pass_with(PodPresence::Gone)
+    }
+
+    /// A pass on a node that knows one pod, and has this presence of the others.
+    fn pass_with(&mut self, others: PodPresence) -> OrphanPass {
+        let presence = |uid: &PodUid| if uid.as_str() == "known" { PodPresence::Known } else { others };
+        self.orphans.pass(presence).expect("the directories can be read")
     }
 }
 
@@ -89,15 +95,44 @@ fn or_02_content_of_empty_dirs_goes_only_where_it_was_kept_over_a_shutdown_by_th
         for file in files {
             let path = node.path(&format!("{home}/{file}"));
             fs::create_dir_all(path.parent().expect("a directory")).expect("directories");
-            fs::write(path, "").expect("written");
+            fs::write(path, "disk").expect("written");
         }
     }
+    let uncertain = node.pass_with(PodPresence::Uncertain);
+    assert!(uncertain.removed.is_empty() && uncertain.report.is_some());
+    assert!(node.path(&format!("{}/content/deep/file", homes[0])).exists(), "its source may describe it later");
+    // The pass looks at a directory again after a pause, or when the directory has changed.
+    fs::write(node.path("a/changed"), "").and_then(|()| fs::remove_file(node.path("a/changed"))).expect("changed");
     let pass = node.pass();
     assert_eq!(pass.removed, [PodUid::parse("a").expect("a uid")]);
     assert!(pass.report.expect("a report").to_string().contains("orphaned pod \"b\" found"));
     for home in &homes[1..] {
         assert!(node.path(&format!("{home}/content/deep/file")).exists(), "{home}");
     }
+}
+
+#[test]
+fn or_02_empty_directories_in_content_of_empty_dirs_stay() {
+    let home = format!("a/{HOMES}/scratch");
+    let mut node = TestNode::with(&[&format!("{home}/content/pg_notify/"), "a/volumes/plugin/name/"]);
+    fs::write(node.path(&home).join("ready"), "disk").expect("written");
+    let report = node.pass().report.expect("a report").to_string();
+    assert!(report.contains(&format!("{} has the content of an emptyDir", node.path(&home).display())), "{report}");
+    assert!(node.path(&home).join("content/pg_notify").is_dir());
+}
+
+#[test]
+fn or_02_a_pod_that_has_come_back_during_a_pass_is_left_alone() {
+    let home = format!("a/{HOMES}/scratch");
+    let mut node = TestNode::with(&[&format!("{home}/content/file"), &format!("{home}/agent")]);
+    let asked = std::cell::Cell::new(0);
+    let presence = |_: &PodUid| {
+        asked.set(asked.get() + 1);
+        if asked.get() == 1 { PodPresence::Gone } else { PodPresence::Known }
+    };
+    let pass = node.orphans.pass(presence).expect("the directories can be read");
+    assert!(pass.removed.is_empty() && pass.report.is_none());
+    assert!(node.path(&home).join("content/file").exists());
 }
 
 #[test]
@@ -165,10 +200,11 @@ fn or_02_a_mount_is_not_crossed() {
         fs::create_dir(point.join("inside")).expect("a directory");
         let pods = File::open(node.path("")).expect("a directory");
         let uid = PodUid::parse("a").expect("a uid");
-        let stays = remove(&node.path(""), pods.as_fd(), &uid, &[]).expect("walked");
+        let stays = remove(&node.path(""), pods.as_fd(), &uid, &[], || PodPresence::Gone).expect("walked");
         let is_untouched = point.join("inside").is_dir();
         detach(&point).expect("unmounted");
-        assert!(is_untouched && stays.is_some_and(|reason| reason.ends_with("is a mount point")), "{at}");
+        let is_mount_point = matches!(stays, Removal::Stays(reason) if reason.ends_with("is a mount point"));
+        assert!(is_untouched && is_mount_point, "{at}");
     }
 }
 
@@ -212,7 +248,8 @@ fn a_directory_that_cannot_be_read_stays_and_delays_no_other() {
     fs::create_dir(node.base.path().join("root")).expect("a directory");
     let process = format!("/proc/{}", pid.as_raw_nonzero());
     std::os::unix::fs::symlink(&process, node.base.path().join("root/pods")).expect("a link");
-    let pass = node.orphans.pass(|uid| !matches!(uid.as_str(), "net" | "task"));
+    let is_other = |uid: &PodUid| !matches!(uid.as_str(), "net" | "task");
+    let pass = node.orphans.pass(|uid| if is_other(uid) { PodPresence::Known } else { PodPresence::Gone });
     ended.wait().expect("it has ended");
     let report = pass.expect("the directory of all pods can be read").report.expect("they stay").to_string();
     let unreadable = format!("orphaned pod \"net\" found, but cannot read {process}/net: Invalid argument");

@@ -111,7 +111,11 @@ fn a_pod_of_a_source_that_the_daemon_no_longer_has_is_gone_when_all_sources_are_
     pods.recover(of_file(), false);
     assert_eq!(pods.take_list(PodSource::Kubelet, vec![]), []);
     assert!(needs(&pods, "u"));
+    assert_eq!(pods.release_unlisted(|_| true), []);
     assert_eq!(pods.take_list(PodSource::Api, vec![]), [sample::uid("u")]);
+    assert_eq!(pods.release_unlisted(|_| false), []);
+    assert!(needs(&pods, "u"), "its source may describe it later");
+    assert_eq!(pods.release_unlisted(|_| true), [sample::uid("u")]);
     assert!(!needs(&pods, "u"));
     let mut without_sources = Pods::new([], true);
     without_sources.recover(of_file(), false);

@@ -7,7 +7,7 @@ use nix::sys::signal::Signal;
 
 use super::kubelet::Kubelet;
 use crate::common::kubelet::capability;
-use crate::common::{config_map, eventually, secret, wait_content};
+use crate::common::{config_map, eventually, secret, unmount_below, wait_content};
 
 const WEB: &str = "\
 apiVersion: v1
@@ -113,6 +113,33 @@ fn another_daemon_knows_the_volumes_and_retires_those_of_pods_that_are_gone() {
     kubelet.node.put("app.yaml", &config_map("app", &[("a.conf", "second"), ("b", "other")]));
     wait_content(&stays.target.join("a.conf"), "second");
     kubelet.end_pod("web", &[stays]);
+}
+
+#[test]
+fn ed_05_content_stays_for_a_pod_of_the_kubelet_whose_record_is_lost() {
+    for is_reboot in [false, true] {
+        let kubelet = kubelet();
+        let mut daemon = kubelet.start();
+        let scratch = kubelet.volume("web", "scratch", &[("volume", "{emptyDir: {}}")]);
+        kubelet.published(&scratch);
+        fs::write(scratch.target.join("file"), "data").expect("written");
+        if is_reboot {
+            kubelet.node.fixture.kill_all();
+            unmount_below(&kubelet.node.fixture.path("kubelet"));
+            unmount_below(&kubelet.node.fixture.path("root"));
+            fs::remove_dir_all(kubelet.node.fixture.path("run")).expect("the machine starts without a run directory");
+        } else {
+            daemon.signal(Signal::SIGKILL);
+            let records = kubelet.node.fixture.path("run/node/csi").read_dir().expect("a directory");
+            records.for_each(|record| fs::write(record.expect("an entry").path(), "{").expect("written"));
+        }
+        daemon.wait();
+        let _daemon = kubelet.start();
+        kubelet.node.wait_for_pass();
+        kubelet.published(&scratch);
+        assert_eq!(read(scratch.target.join("file")), "data", "{is_reboot}\n{}", kubelet.node.log());
+        kubelet.end_pod("web", &[scratch]);
+    }
 }
 
 #[test]

@@ -63,3 +63,17 @@ fn rc_04_a_pod_whose_checkpoint_cannot_be_read_stays_if_a_source_describes_it() 
     assert_eq!(fs::read_to_string(node.path("web", "scratch").join("file")).expect("it is kept"), "data");
     assert!(!node.log().contains("no source describes it"), "{}", node.log());
 }
+
+#[test]
+fn rc_04_a_pod_whose_checkpoint_and_manifest_cannot_be_read_stays_until_its_manifest_can_be_read() {
+    let node = node_without_processes();
+    fs::write(node.fixture.path("run/node/pods/uid-web/checkpoint.json"), "{").expect("written");
+    let manifest = fs::read_to_string(node.fixture.path("manifests/web.yaml")).expect("a manifest");
+    node.put("web.yaml", "{");
+    let _daemon = node.start();
+    node.wait_for_pass();
+    node.put("web.yaml", &manifest);
+    node.expect(&["wait", "default/web"]);
+    assert_eq!(fs::read_to_string(node.path("web", "scratch").join("file")).expect("it is kept"), "data");
+    assert!(!node.log().contains("no source describes it"), "{}", node.log());
+}

@@ -1,0 +1,72 @@
+//! Pods that no source describes: podfs removes what is left of them once it knows for certain that they are gone.
+//!
+//! A source has listed its pods, and a pod is not among them. This does not show that the pod is gone:
+//!
+//! 1. The source may have the pod, but this podfs cannot use it: a manifest file that cannot be read, or a pod of the API server
+//!    that is not valid for this podfs. So nothing is removed while a source has a problem.
+//! 2. The kubelet may have the pod, although it has not published its volumes yet: after a reboot, or after podfs could not read
+//!    its records. So nothing is removed while the kubelet has a directory for the pod.
+//!
+//! A source that had a pod, and then reports its deletion, leaves no doubt.
+
+use std::io::ErrorKind;
+use std::path::{Path, PathBuf};
+
+use tracing::info;
+
+use super::Manager;
+use crate::manifest::pod::PodUid;
+use crate::node::orphans::PodPresence;
+
+impl Manager {
+    /// Releases the pods of an earlier daemon that are gone, where podfs does that without an agent. Returns them.
+    pub(super) fn release_gone_pods(&mut self) -> Vec<PodUid> {
+        let (has_trouble, kubelet_pods) = (self.has_trouble(), self.kubelet_pods.as_deref());
+        self.pods.release_unlisted(|uid| !has_trouble && !has_directory(kubelet_pods, uid))
+    }
+
+    /// Removes pods of an earlier daemon that this daemon cannot reconstruct and that are gone (RC-04). Forgets those that a source
+    /// describes.
+    pub(super) fn retire_lost_pods(&mut self) {
+        let has_trouble = self.has_trouble();
+        for uid in std::mem::take(&mut self.lost) {
+            if self.pods.get(&uid).is_some() {
+                continue;
+            }
+            if has_trouble || has_directory(self.kubelet_pods.as_deref(), &uid) {
+                self.lost.insert(uid);
+                continue;
+            }
+            let _span = self.pod_span(&uid).entered();
+            info!("pod {uid}: no source describes it, and podfs removes what an earlier daemon left of it");
+            self.retire(&uid);
+        }
+    }
+
+    /// The work of each two seconds: looks again at pods that may be gone, and at directories of pods.
+    pub(super) fn keep_house(&mut self) {
+        self.release_gone_pods().iter().for_each(|uid| self.describe(uid));
+        if self.pods.sources_ready() {
+            let mounted = self.actual.volumes().map(|(id, _)| id.pod.clone());
+            let known = self.pods.iter().map(|(uid, _)| uid.clone()).chain(mounted).chain(self.lost.iter().cloned());
+            let (known, is_certain, kubelet_pods) = (known.collect(), !self.has_trouble(), self.kubelet_pods.clone());
+            self.housekeeping.start_pass(known, move |uid| {
+                match is_certain && !has_directory(kubelet_pods.as_deref(), uid) {
+                    true => PodPresence::Gone,
+                    false => PodPresence::Uncertain,
+                }
+            });
+        }
+    }
+
+    fn has_trouble(&self) -> bool {
+        self.trouble.values().any(|sentences| !sentences.is_empty())
+    }
+}
+
+/// Whether the kubelet has a directory of the pod, or podfs cannot know that.
+fn has_directory(kubelet_pods: Option<&Path>, uid: &PodUid) -> bool {
+    let is_missing =
+        |directory: PathBuf| matches!(directory.symlink_metadata(), Err(error) if error.kind() == ErrorKind::NotFound);
+    kubelet_pods.is_some_and(|pods| !is_missing(pods.join(uid.as_str())))
+}
