@@ -51,7 +51,8 @@ pub struct PodEntry {
     /// At most ten distinct errors, the oldest first.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub errors: Vec<String>,
-    /// What is unusual about it without being an error: a volume that stays until the pod is released.
+    /// What is unusual about it without being an error: a volume that stays until the pod is released,
+    /// or a supervisor that does not end.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub notes: Vec<String>,
     /// The process id of its supervisor, while there is one.

@@ -8,6 +8,7 @@
 //!    to clean up, the task cleans up.
 //! 4. The task ends when there is nothing left to do or to watch. A later task begins with the checkpoint.
 
+mod ending;
 mod files;
 mod operation;
 mod publication;
@@ -17,7 +18,6 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use rustix::process::Signal;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
 use tokio::time::{Instant, sleep_until};
 use tracing::{debug, warn};
@@ -25,8 +25,8 @@ use tracing::{debug, warn};
 pub(super) use operation::PodOperation;
 
 use super::control::{self, StatusWatch};
-use super::launch::{LaunchedSupervisor, is_started_with, stop_unit};
-use super::life::{ConnectingSupervisor, LifeEvent, RunningSupervisor, SupervisorLife, process};
+use super::launch::{LaunchedSupervisor, is_started_with};
+use super::life::{ConnectingSupervisor, EndingSupervisor, LifeEvent, RunningSupervisor, SupervisorLife, process};
 use super::retire::retire;
 use super::waiting::WaitingOperations;
 use super::{FailureKind, OperationError, SharedSupervisors, SupervisorReport, blocking};
@@ -45,8 +45,6 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 const SILENT: Duration = Duration::from_secs(3);
 /// How long systemd may take to start a supervisor.
 const UNIT: Duration = Duration::from_secs(30);
-/// How long a supervisor may take to end: it deletes the content of emptyDirs (`TimeoutStopSec=` of its unit).
-const STOP: Duration = Duration::from_secs(300);
 
 /// The task of a pod.
 pub(super) struct PodTask {
@@ -280,13 +278,8 @@ impl PodTask {
                     self.publication_ended(change, outcome);
                 }
             }
-            LifeEvent::Overdue => {
-                warn!("the supervisor of pod {} does not end; podfs kills it", self.uid);
-                if let SupervisorLife::Ending { process, kill_at, .. } = &mut self.life {
-                    process.kill();
-                    *kill_at = Instant::now() + STOP;
-                }
-            }
+            LifeEvent::Slow => self.report_slow_end().await,
+            LifeEvent::Overdue => self.kill_overdue().await,
         }
     }
 
@@ -395,8 +388,11 @@ impl PodTask {
     async fn ended(&mut self, end: String) {
         let before = std::mem::replace(&mut self.life, SupervisorLife::Absent);
         self.status = None;
-        if let SupervisorLife::Ending { cgroup, .. } = before {
+        if let SupervisorLife::Ending(EndingSupervisor { cgroup, report_at, .. }) = before {
             debug!("the supervisor of pod {} has ended: {end}", self.uid);
+            if report_at.is_none() {
+                self.report(SupervisorReport::Ending(None)).await;
+            }
             blocking(move || cgroup.iter().for_each(|cgroup| cgroup::remove_of_supervisor(cgroup))).await;
             return self.remove_leftovers().await;
         }
@@ -423,27 +419,6 @@ impl PodTask {
             self.forget().await;
         }
         self.fail_all(FailureKind::Final, reason);
-    }
-
-    /// Stops the supervisor.
-    async fn stop(&mut self) {
-        let process = match std::mem::replace(&mut self.life, SupervisorLife::Absent) {
-            SupervisorLife::Up(RunningSupervisor { process, .. })
-            | SupervisorLife::Calling(ConnectingSupervisor { process: Some(process), .. }) => process,
-            other => return self.life = other,
-        };
-        let (uid, pid) = (self.uid.clone(), process.pid().unsigned_abs());
-        let stopped = blocking(move || (stop_unit(&uid, pid), cgroup::found_of_supervisor(&uid, pid)));
-        let (stopped, cgroup) = stopped.await;
-        match stopped {
-            Ok(true) => {}
-            Ok(false) => process.signal(Signal::TERM),
-            Err(reason) => {
-                warn!("{reason}; podfs sends SIGTERM to the supervisor itself");
-                process.signal(Signal::TERM);
-            }
-        }
-        self.life = SupervisorLife::Ending { process, kill_at: Instant::now() + STOP, cgroup };
     }
 
     /// Removes the leftovers of the pod, which has no supervisor.
