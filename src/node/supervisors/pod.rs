@@ -312,11 +312,15 @@ impl PodTask {
         }
         (self.published, self.is_taken) = (Some(served), true);
         let (launcher, uid, directory) = (self.shared.launcher.clone(), self.uid.clone(), self.directory.clone());
-        let manifest = self.shared.checkpoints.manifest_path(&self.uid);
+        let (checkpoints, manifest) =
+            (self.shared.checkpoints.clone(), self.shared.checkpoints.manifest_path(&self.uid));
         let launched = blocking(move || match reconstruct::supervisor(&directory) {
             // If its checkpoint was deleted, the command line shows that a daemon has started it.
             FoundSupervisor::Alive(pid) => Err((pid, is_known || is_started_with(pid, &manifest))),
-            FoundSupervisor::Dead => Ok(launcher.launch(&uid, &manifest)),
+            FoundSupervisor::Dead => {
+                checkpoints.forget_failure(&uid);
+                Ok(launcher.launch(&uid, &manifest))
+            }
         });
         let (process, is_unit) = match launched.await {
             Err((pid, true)) => (process(pid), false),
@@ -357,6 +361,9 @@ impl PodTask {
                 self.life =
                     SupervisorLife::Up(RunningSupervisor { watch, process, change: None, has_sent_status: false });
                 self.may_be_mounted = true;
+                // systemd may have started it after a start that failed.
+                let (checkpoints, uid) = (self.shared.checkpoints.clone(), self.uid.clone());
+                blocking(move || checkpoints.forget_failure(&uid)).await;
             }
             (outcome, process) => {
                 let silent_for = calling.since.elapsed();
@@ -397,7 +404,9 @@ impl PodTask {
             return self.remove_leftovers().await;
         }
         warn!("the supervisor of pod {} is gone: {end}", self.uid);
-        self.fail_start(&OperationError::Ended(end)).await;
+        let (checkpoints, uid) = (self.shared.checkpoints.clone(), self.uid.clone());
+        let failure = blocking(move || checkpoints.failure(&uid)).await;
+        self.fail_start(&OperationError::Ended { end, failure }).await;
         if self.may_be_mounted {
             self.report(SupervisorReport::Gone).await;
         }
