@@ -146,7 +146,7 @@ fn explain(errno: Errno) -> RemovalOutcome {
 fn not_empty(directory: &Path, entry: &OsStr) -> RemovalOutcome {
     if directory.parent().is_some_and(|parent| parent.ends_with(HOMES)) {
         return RemovalOutcome::Kept(
-            "it holds the content of an emptyDir, which the next podfs run of the pod finds".to_owned(),
+            "it holds the content of an emptyDir, which the next podfs of the pod finds".to_owned(),
         );
     }
     RemovalOutcome::InUse(format!("it is not empty, {:?} is in it", entry.to_string_lossy()))
@@ -211,7 +211,10 @@ mod tests {
         fs::create_dir_all(home.join("content")).expect("a directory");
         let made = [home.clone()];
         let outcome = PodRemoval::new(&made, &[], false).remove_directory(&home);
-        assert!(matches!(&outcome, RemovalOutcome::Kept(reason) if reason.contains("emptyDir")), "{outcome:?}");
+        assert!(
+            matches!(&outcome, RemovalOutcome::Kept(reason) if reason.ends_with("which the next podfs of the pod finds")),
+            "{outcome:?}"
+        );
     }
 
     #[test]

@@ -18,7 +18,7 @@ use crate::supervisor::program::options::{ROOT_DIRECTORY, RUN_DIRECTORY, directo
 /// no file inside a volume, and does not follow mount points.
 ///
 /// podfs leaves served pods alone, also those whose supervisor is gone while their server still serves. It keeps the content of
-/// emptyDirs, too: the next podfs run of the pod finds it.
+/// emptyDirs, too: the next podfs of the pod finds it.
 ///
 /// podfs run needs no cleanup before it: it continues with these leftovers. It mounts over a dead mount, and running containers
 /// see the new mount; after a cleanup of the dead mount, they do not. So use this for pods that do not come back.

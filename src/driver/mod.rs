@@ -27,6 +27,7 @@ use std::fmt;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
 pub use home::{DriverHome, DriverRecord, DriverRecordError};
 pub use node_mount::NodeMount;
@@ -45,6 +46,31 @@ pub struct Drivers {
     pub root: PathBuf,
     /// The directory with a directory for each FlexVolume driver.
     pub flex_volumes: PathBuf,
+}
+
+/// Learns of each call that may make a driver mount a volume, before the call. Cheap to clone.
+#[derive(Clone)]
+pub struct CallObserver(Arc<dyn Fn(AwaitedAnswer) + Send + Sync>);
+
+/// The answer of a driver that podfs waits for.
+pub struct AwaitedAnswer {
+    /// The name of the volume in the pod.
+    pub volume: String,
+    /// The driver and the call, a sentence.
+    pub sentence: String,
+}
+
+impl CallObserver {
+    /// Calls `observe` before each call to a driver.
+    pub fn new(observe: impl Fn(AwaitedAnswer) + Send + Sync + 'static) -> CallObserver {
+        CallObserver(Arc::new(observe))
+    }
+
+    fn begins(&self, volume: &str, driver: &str, call: &str, limit: Duration) {
+        let seconds = limit.as_secs();
+        let sentence = format!("{driver} has not answered {call} yet; podfs waits at most {seconds} s for each call");
+        self.0(AwaitedAnswer { volume: volume.to_owned(), sentence });
+    }
 }
 
 /// Why a call to a driver failed.

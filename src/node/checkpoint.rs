@@ -1,13 +1,14 @@
 //! The checkpoint of a pod with a supervisor, from which the next daemon knows the pod without its source.
 //!
-//! Each pod has a directory, `RUN/node/pods/UID`, with two files:
+//! Each pod has a directory, `RUN/node/pods/UID`, with these files:
 //!
 //! | file | read by |
 //! |---|---|
 //! | `pod.json` | the supervisor (`podfs-supervisor --pod`): the pod's manifest with its wanted volumes |
 //! | `checkpoint.json` | the next daemon: [`Checkpoint`] |
+//! | `failure` | the daemon: why the pod's last supervisor has failed, in the words of that supervisor, which writes the file |
 //!
-//! 1. The daemon writes a file under another name and renames it, so a reader sees the old or the new file, complete.
+//! 1. The daemon writes its files under another name and renames them, so a reader sees the old or the new file, complete.
 //! 2. The daemon writes `pod.json` first. If it is killed between the two, the supervisor may serve more volumes than the
 //!    checkpoint has; the next daemon finds them in the supervisor's status.
 //! 3. Only root can read them: a pod's environment may hold secrets.
@@ -19,12 +20,14 @@ use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use podfs_fuse::printable::printable_line;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use crate::manifest::pod::{DEFAULT_NAMESPACE, PodUid};
 use crate::node::files::replace;
 use crate::node::pod::PodOrigin;
+use crate::supervisor::program::failure::FAILURE;
 use crate::supervisor::run_dir::trust;
 use crate::volume::forget_other_volumes;
 
@@ -34,6 +37,8 @@ const PODS: &str = "node/pods";
 const MANIFEST: &str = "pod.json";
 /// The file for the next daemon.
 const CHECKPOINT: &str = "checkpoint.json";
+/// The most bytes of a supervisor's words about its failure.
+const LONGEST_FAILURE: u64 = 4096;
 /// The version of the format. A daemon does not use a checkpoint of another version.
 const VERSION: u32 = 1;
 
@@ -173,6 +178,20 @@ impl Checkpoints {
     /// Whether the files of a pod exist.
     pub fn has_files(&self, uid: &PodUid) -> bool {
         [MANIFEST, CHECKPOINT].iter().all(|name| self.pod(uid).join(name).symlink_metadata().is_ok())
+    }
+
+    /// Why the pod's last supervisor has failed, in its words.
+    pub fn failure(&self, uid: &PodUid) -> Option<String> {
+        let mut words = String::new();
+        let file = trust::open(OpenOptions::new().read(true), &self.pod(uid).join(FAILURE)).ok()?;
+        file.take(LONGEST_FAILURE).read_to_string(&mut words).ok()?;
+        Some(printable_line(words.trim()).into_owned()).filter(|words| !words.is_empty())
+    }
+
+    /// Removes the words of a supervisor that has failed: another one is started, or has started.
+    pub fn forget_failure(&self, uid: &PodUid) {
+        // Fails if there is no such file.
+        let _ = fs::remove_file(self.pod(uid).join(FAILURE));
     }
 
     /// Removes the checkpoint of a pod.

@@ -221,6 +221,7 @@ mod tests {
             processed: true,
             volumes: volumes.iter().map(volume).collect(),
             errors: Vec::new(),
+            notes: Vec::new(),
             supervisor: None,
             containers: Vec::new(),
         };

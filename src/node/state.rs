@@ -51,6 +51,10 @@ pub struct PodEntry {
     /// At most ten distinct errors, the oldest first.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub errors: Vec<String>,
+    /// What is unusual about it without being an error: a volume that stays until the pod is released,
+    /// or a supervisor that does not end.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub notes: Vec<String>,
     /// The process id of its supervisor, while there is one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub supervisor: Option<u32>,

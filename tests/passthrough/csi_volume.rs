@@ -393,6 +393,12 @@ fn cs_08_a_driver_that_hangs_delays_no_other_volume_and_no_other_pod() {
     driver.fail("NodeStageVolume", Fault::Hangs);
     let mut running = rig.fixture.start();
     eventually("the driver is called", || driver.count("NodeStageVolume") == 1);
+    let volumes = &rig.fixture.pods()[0]["volumes"];
+    let data = volumes.as_array().and_then(|volumes| volumes.iter().find(|volume| volume["name"] == "data"));
+    let reason = data.expect("the volume")["reason"].as_str().expect("it waits");
+    let expected =
+        format!("CSI driver {DRIVER} has not answered NodeStageVolume yet; podfs waits at most 120 s for each call");
+    assert_eq!(reason, expected);
     eventually("the other volume is up", || rig.fixture.mounts().len() == 1);
     rig.fixture.write("objects/app.json", &config_map("app", &[("a", "2")]));
     let config = rig.fixture.mounts().remove(0);

@@ -99,7 +99,7 @@ fn typed(key: &Key, value: &DeValue<'_>, podfs: &Command) -> Result<OsString, Va
         }
         DeValue::String(value) => Ok(value.as_ref().into()),
         _ if !option.get_action().takes_values() => Err(ValueProblem::NoFlag),
-        _ => Err(ValueProblem::NoString { example: key.example(podfs).to_string() }),
+        _ => Err(ValueProblem::NoString { example: key.sample(podfs) }),
     }
 }
 
@@ -114,6 +114,18 @@ mod tests {
 
     use super::*;
     use crate::cli::Cli;
+
+    #[test]
+    fn a_sample_of_a_setting_is_a_value_and_no_placeholder() {
+        let podfs = Cli::command();
+        for key in KEYS {
+            let sample = key.sample(&podfs);
+            assert!(key.has_default(&podfs) || sample != key.example(&podfs), "{}: {sample}", key.name);
+            settings(Path::new("/f"), &format!("{} = {sample}\n", key.name), &podfs).expect("it is valid");
+        }
+        let error = settings(Path::new("/f"), "server-memory-max = 5\n", &podfs).err().expect("it is no string");
+        assert!(error.to_string().ends_with("such as \"512Mi\""), "{error}");
+    }
 
     proptest! {
         #[test]

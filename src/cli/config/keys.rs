@@ -61,6 +61,24 @@ impl Key {
         !option.get_action().takes_values() || !option.get_default_values().is_empty()
     }
 
+    /// A value of the setting, in TOML: its default, or a value that could stand in a file.
+    pub(in crate::cli) fn sample(&self, podfs: &Command) -> String {
+        if self.has_default(podfs) {
+            return self.example(podfs);
+        }
+        let value = match self.name {
+            "kubeconfig" => "/etc/kubernetes/kubelet.conf",
+            "node-name" => "worker-1",
+            "csi" => "/var/lib/kubelet/plugins/podfs.io/csi.sock",
+            "nri" => "/var/run/nri/nri.sock",
+            "csi-allow" => "/srv/data,nfs.example.com",
+            "discover" => "fast=/mnt/fast",
+            "server-memory-max" => "512Mi",
+            _ => return self.example(podfs),
+        };
+        format!("{value:?}")
+    }
+
     /// An example of the value in TOML: `false` for a flag, otherwise a string in quotes.
     pub(in crate::cli) fn example(&self, podfs: &Command) -> String {
         let option = self.option(podfs);

@@ -4,7 +4,7 @@ use crate::admin::table::{grid, one_line};
 use crate::node::service::proto::MountedVolume;
 use crate::node::{ContainerEntry, KeptMount, MountState, NodeState, PodEntry, PodOrigin, PodStage, VolumeEntry};
 
-/// A line for each pod, followed by its problems.
+/// A line for each pod, followed by its problems and notes.
 pub(super) fn pods(state: &NodeState) -> String {
     let row = |pod: &PodEntry| {
         let wanted = pod.volumes.iter().filter(|volume| volume.desired).count();
@@ -19,7 +19,7 @@ pub(super) fn pods(state: &NodeState) -> String {
         let volumes = format!("{mounted}/{}", wanted.max(mounted));
         let reasons =
             pod.volumes.iter().filter_map(|volume| Some(format!("{}: {}", volume.name, volume.reason.as_ref()?)));
-        let remarks = pod.errors.iter().cloned().chain(reasons).map(|text| one_line(&text)).collect();
+        let remarks = pod.errors.iter().chain(&pod.notes).cloned().chain(reasons).map(|text| one_line(&text)).collect();
         ([pod.title(), word(pod).to_owned(), volumes, pod.uid.clone(), source], remarks)
     };
     let rows: Vec<_> = state.pods.values().map(|pod| row(pod)).collect();
@@ -165,11 +165,19 @@ mod tests {
                 volume("b", MountState::NotMounted, Some("secret \"b\"\nnot found")),
             ],
             errors: Vec::new(),
+            notes: vec!["volume \"c\" stays".to_owned()],
             supervisor: None,
             containers: Vec::new(),
         };
-        let gone =
-            PodEntry { name: None, uid: "v".to_owned(), origin: None, stage: None, volumes: Vec::new(), ..web.clone() };
+        let gone = PodEntry {
+            name: None,
+            uid: "v".to_owned(),
+            origin: None,
+            stage: None,
+            volumes: Vec::new(),
+            notes: Vec::new(),
+            ..web.clone()
+        };
         assert!(!has_needed_volumes(&web) && has_needed_volumes(&gone));
         assert_eq!(word(&PodEntry { stage: None, ..web.clone() }), "unknown", "its source may have it");
         let by_uid = |pod: PodEntry| (PodUid::parse(&pod.uid).expect("a uid"), Arc::new(pod));
@@ -181,6 +189,7 @@ pods: forbidden
 
   POD          STATE    MOUNTED  UID  SOURCE
   default/web  waiting      1/2  u    API server
+    volume \"c\" stays
     b: secret \"b\" not found
   v            deleted      0/0  v    -
 ";

@@ -26,7 +26,7 @@ use crate::csi::v1::{
 use crate::driver::{DriverError, quoted};
 
 /// Longest duration of a call, as in the kubelet.
-const DEADLINE: Duration = Duration::from_secs(120);
+pub(super) const DEADLINE: Duration = Duration::from_secs(120);
 /// Longest wait for a connection to a driver.
 const CONNECT: Duration = Duration::from_secs(10);
 

@@ -26,7 +26,7 @@ use std::path::Path;
 use tracing::info;
 
 use super::home::make_directory;
-use super::{DriverError, DriverHome, DriverRecord, LeaveError, NodeMount};
+use super::{CallObserver, DriverError, DriverHome, DriverRecord, LeaveError, NodeMount};
 use crate::host::device::BlockDevice;
 use crate::host::global_mount::write_whole;
 use crate::host::{HostSource, fs_group};
@@ -34,7 +34,7 @@ use crate::manifest::objects::{CsiDriver, DriverFsGroupPolicy, Secret};
 use crate::manifest::pod::{PodFacts, PodIdentity};
 use crate::volume::Csi;
 use crate::volume::csi::sha256;
-use client::{CsiCapabilities, CsiClient};
+use client::{CsiCapabilities, CsiClient, DEADLINE};
 pub use discovery::{REGISTRY, sockets_in};
 pub use registration::{NodeDriver, answer, node_driver};
 use request::text;
@@ -78,6 +78,8 @@ pub struct CsiMount<'a> {
     pub claimed: Option<u64>,
     /// The root directory.
     pub root: &'a Path,
+    /// Learns of the calls.
+    pub observer: &'a CallObserver,
 }
 
 impl CsiMount<'_> {
@@ -122,6 +124,7 @@ impl CsiMount<'_> {
         let was_published = record.published;
         record.published = true;
         write(&record)?;
+        self.begins("NodePublishVolume");
         if let Err(error) = client.publish(self.publish_request(home, can, node_mount.as_ref())?) {
             // A definite failure means that there is nothing to undo, even if the answer to an earlier call was uncertain. The
             // exception is a mount that an earlier call has made.
@@ -167,6 +170,7 @@ impl CsiMount<'_> {
     fn connect(&self) -> Result<(CsiClient, CsiCapabilities), DriverError> {
         let socket = discovery::find(self.root, &self.csi.driver)?;
         let client = CsiClient::connect(&self.csi.driver, &socket)?;
+        self.begins("NodeGetCapabilities");
         let can = client.capabilities()?;
         Ok((client, can))
     }
@@ -213,7 +217,13 @@ impl CsiMount<'_> {
         make_directory(path).map_err(failed)?;
         let data = serde_json::json!({"driverName": self.csi.driver, "volumeHandle": self.handle()});
         write_whole(&node_mount.directory().join("vol_data.json"), data.to_string().as_bytes()).map_err(failed)?;
-        client.stage(self.stage_request(can, path)?)
+        let request = self.stage_request(can, path)?;
+        self.begins("NodeStageVolume");
+        client.stage(request)
+    }
+
+    fn begins(&self, call: &str) {
+        self.observer.begins(self.volume, &format!("CSI driver {}", self.csi.driver), call, DEADLINE);
     }
 
     /// Whether podfs changes the group of the volume's files to the pod's.

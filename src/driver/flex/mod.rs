@@ -17,7 +17,7 @@ use serde_json::{Map, Value};
 use tracing::{info, warn};
 
 use super::home::make_directory;
-use super::{DriverError, DriverHome, DriverRecord, Drivers, LeaveError, NodeMount, UnmountError};
+use super::{CallObserver, DriverError, DriverHome, DriverRecord, Drivers, LeaveError, NodeMount, UnmountError};
 use crate::host::{HostSource, fs_group};
 use crate::manifest::objects::{Secret, Values};
 use crate::manifest::pod::{PodFacts, PodIdentity};
@@ -50,6 +50,8 @@ pub struct FlexMount<'a> {
     pub read_only: bool,
     /// The directories of drivers.
     pub drivers: &'a Drivers,
+    /// Learns of the calls.
+    pub observer: &'a CallObserver,
 }
 
 impl FlexMount<'_> {
@@ -59,7 +61,7 @@ impl FlexMount<'_> {
     /// The driver's or the node's error. The home's record has the calls that the driver may have executed.
     pub fn set_up(&self, home: &DriverHome) -> Result<HostSource, DriverError> {
         let program = self.program()?;
-        let capabilities = init(&program)?;
+        let capabilities = self.init(&program)?;
         let node_name = self.node_name();
         let earlier = home.read_or_begin();
         let named = if capabilities.attach { self.volume_name(&program)? } else { None };
@@ -126,6 +128,17 @@ impl FlexMount<'_> {
         Ok(source)
     }
 
+    fn call(&self, program: &Path, arguments: &[&str]) -> Result<Option<DriverAnswer>, DriverError> {
+        let (driver, command) = (format!("FlexVolume driver {}", program.display()), arguments.first());
+        self.observer.begins(self.volume, &driver, command.copied().unwrap_or_default(), DEADLINE);
+        call::call(program, arguments, DEADLINE)
+    }
+
+    fn init(&self, program: &Path) -> Result<FlexCapabilities, DriverError> {
+        let answer = self.call(program, &["init"])?;
+        Ok(answer.map(|answer| answer.capabilities).unwrap_or_default())
+    }
+
     fn program(&self) -> Result<PathBuf, DriverError> {
         let Drivers { flex_volumes, .. } = self.drivers;
         let name = self.flex.driver.rsplit('/').next().unwrap_or_default();
@@ -167,19 +180,19 @@ impl FlexMount<'_> {
 
     /// The driver's name of the volume, if the driver names its volumes.
     fn volume_name(&self, program: &Path) -> Result<Option<String>, DriverError> {
-        let answer = call::call(program, &["getvolumename", &self.options(false, false)], DEADLINE)?;
+        let answer = self.call(program, &["getvolumename", &self.options(false, false)])?;
         Ok(answer.map(|answer| answer.volume_name).filter(|name| !name.is_empty()))
     }
 
     /// Has the driver attach the volume to the node, and mount it at `path` for the node.
     fn mount_device(&self, program: &Path, path: &Path, node: &str) -> Result<(), DriverError> {
         let options = self.options(false, false);
-        let attached = call::call(program, &["attach", &options, node], DEADLINE)?;
+        let attached = self.call(program, &["attach", &options, node])?;
         let mut device = attached.map(|answer| answer.device).unwrap_or_default();
-        if let Some(waited) = call::call(program, &["waitforattach", &device, &options], DEADLINE)? {
+        if let Some(waited) = self.call(program, &["waitforattach", &device, &options])? {
             device = if waited.device.is_empty() { device } else { waited.device };
         }
-        let attachment = call::call(program, &["isattached", &options, node], DEADLINE)?;
+        let attachment = self.call(program, &["isattached", &options, node])?;
         if attachment.is_some_and(|answer| !answer.attached) {
             return Err(DriverError::uncertain(format!(
                 "FlexVolume driver {}: volume {:?} is not attached to node {node:?} yet",
@@ -192,7 +205,7 @@ impl FlexMount<'_> {
             return Ok(());
         }
         let arguments = ["mountdevice", text(path)?, &device, &options];
-        match call::call(program, &arguments, DEADLINE)? {
+        match self.call(program, &arguments)? {
             None if !device.is_empty() => Err(DriverError::refused(format!(
                 "FlexVolume driver {} attaches device {device} and does not mount it; use a driver with mountdevice",
                 program.display()
@@ -207,7 +220,7 @@ impl FlexMount<'_> {
         target: &Path,
         capabilities: FlexCapabilities,
     ) -> Result<Option<DriverAnswer>, DriverError> {
-        call::call(program, &["mount", text(target)?, &self.options(true, capabilities.fs_group)], DEADLINE)
+        self.call(program, &["mount", text(target)?, &self.options(true, capabilities.fs_group)])
     }
 
     /// The options of a call: those of Kubernetes, overridden by those of the volume.
@@ -239,11 +252,6 @@ impl FlexMount<'_> {
 /// Whether a name is that of a file in its directory.
 fn is_file_name(name: &str) -> bool {
     name.len() <= LONGEST_FILE_NAME && !name.starts_with('.') && !name.contains(['/', '\0'])
-}
-
-fn init(program: &Path) -> Result<FlexCapabilities, DriverError> {
-    let answer = call::call(program, &["init"], DEADLINE)?;
-    Ok(answer.map(|answer| answer.capabilities).unwrap_or_default())
 }
 
 fn text(path: &Path) -> Result<&str, DriverError> {

@@ -29,6 +29,17 @@ pub struct PodIdentity {
 }
 
 impl PodIdentity {
+    /// Why podfs, which serves this pod, cannot serve `other`: it is this pod, by its uid, under another name. `None` if it is not.
+    pub fn refuse_rename(&self, other: &PodIdentity) -> Option<String> {
+        let is_renamed = other != self && other.uid == self.uid;
+        is_renamed.then(|| {
+            format!(
+                "pod {other} has the uid of pod {self}, which podfs serves; a pod cannot be renamed: give {other} another uid, or \
+                 delete {self} first"
+            )
+        })
+    }
+
     /// Parses a pod's metadata. Errors are relative to it.
     pub(super) fn parse(metadata: &ObjectMeta) -> Result<PodIdentity, InvalidField> {
         let name = required("name", metadata.name.as_deref())?;
@@ -96,5 +107,27 @@ impl PodUid {
 impl fmt::Display for PodUid {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_pod_with_another_name_and_the_same_uid_is_refused() {
+        let pod = |name: &str, uid: &str| PodIdentity {
+            namespace: "default".to_owned(),
+            name: name.to_owned(),
+            uid: PodUid::parse(uid).expect("a uid"),
+        };
+        let served = pod("web", "u");
+        assert_eq!((served.refuse_rename(&served), served.refuse_rename(&pod("api", "v"))), (None, None));
+        let refused = served.refuse_rename(&pod("api", "u")).expect("it is renamed");
+        assert_eq!(
+            refused,
+            "pod default/api has the uid of pod default/web, which podfs serves; a pod cannot be renamed: give default/api another \
+             uid, or delete default/web first"
+        );
     }
 }

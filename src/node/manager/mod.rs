@@ -88,6 +88,8 @@ pub struct Manager {
     supervisors: Supervisors,
     /// The process ids of supervisors that have reported a status.
     pids: BTreeMap<PodUid, u32>,
+    /// What podfs waits for, of pods whose supervisors do not end.
+    ending: BTreeMap<PodUid, String>,
     pushers: Pushers,
     /// The backings of volumes, as the pushers reported them last.
     backings: BTreeMap<VolumeId, Backing>,
@@ -156,6 +158,7 @@ impl Manager {
             new_backings,
             supervisors,
             pids: BTreeMap::new(),
+            ending: BTreeMap::new(),
             unmounts: Unmounts::new(&settings.root_directory),
             without_volumes: WithoutVolumes::default(),
             retirements: Retirements::default(),
@@ -302,6 +305,10 @@ impl Manager {
                 self.without_volumes.gone(uid);
                 self.actual.require_remount(uid);
             }
+            SupervisorReport::Ending(Some(awaited)) => {
+                self.ending.insert(uid.clone(), awaited);
+            }
+            SupervisorReport::Ending(None) => drop(self.ending.remove(uid)),
         }
     }
 

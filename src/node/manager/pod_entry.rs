@@ -42,6 +42,7 @@ pub(super) fn of_pod(
         processed: wanted.is_some_and(|wanted| wanted.is_processed()),
         volumes: volumes(uid, known, worlds),
         errors: wanted.map(|wanted| wanted.errors.iter().map(str::to_owned).collect()).unwrap_or_default(),
+        notes: wanted.map(|wanted| wanted.notes.iter().map(str::to_owned).collect()).unwrap_or_default(),
         supervisor,
         containers: containers.to_vec(),
     }

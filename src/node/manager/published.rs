@@ -26,6 +26,7 @@ impl Manager {
             let mut entry = pod_entry::of_pod(&uid, known, is_unlisted, worlds, pid, self.containers.of(&uid));
             self.complete(&uid, &mut entry);
             self.add_failed_retirement(&uid, &mut entry);
+            entry.notes.extend(self.ending.get(&uid).cloned());
             // While podfs unmounts a volume that a pod wants again, the volume is not ready for containers.
             for volume in &mut entry.volumes {
                 let id = VolumeId { pod: uid.clone(), volume: volume.name.clone() };

@@ -43,6 +43,7 @@ pub(super) fn pod_message(pod: &PodEntry) -> proto::Pod {
         processed: pod.processed,
         volumes: pod.volumes.iter().map(volume_message).collect(),
         errors: pod.errors.clone(),
+        notes: pod.notes.clone(),
         supervisor: pod.supervisor,
         containers: pod.containers.iter().map(container_message).collect(),
     }
@@ -136,6 +137,7 @@ fn pod(message: proto::Pod) -> PodEntry {
         processed: message.processed,
         volumes: message.volumes.into_iter().map(volume).collect(),
         errors: message.errors,
+        notes: message.notes,
         supervisor: message.supervisor,
         containers: message.containers.into_iter().map(container).collect(),
     }

@@ -45,6 +45,7 @@ pub(super) fn pod(volumes: impl IntoIterator<Item = VolumeEntry>) -> PodEntry {
         processed: true,
         volumes: volumes.into_iter().collect(),
         errors: Vec::new(),
+        notes: Vec::new(),
         supervisor: Some(7),
         containers: Vec::new(),
     }

@@ -56,6 +56,7 @@ async fn a_client_gets_the_state_as_the_manager_has_it() {
     (other.uid, other.name, other.stage, other.supervisor) = ("other".to_owned(), None, None, None);
     other.origin = Some(crate::node::PodOrigin::File("/etc/pods/other.yaml".into()));
     other.errors = vec!["one".to_owned(), "two".to_owned()];
+    other.notes = vec!["three".to_owned()];
     let mut state = node([pod([volume("config", Mounted)]), other]);
     state.trouble = vec!["pods: forbidden".to_owned()];
     let daemon = Daemon::start(state.clone());

@@ -192,7 +192,8 @@ fn reason(pod: &PodEntry, concerns: fn(&VolumeEntry) -> bool) -> String {
     let volumes = pod.volumes.iter().filter(|volume| concerns(volume));
     let reasons = volumes.filter_map(|volume| Some(format!("{}: {}", volume.name, volume.reason.as_ref()?)));
     let unlisted = pod.is_unlisted().then(|| UNLISTED.to_owned());
-    let all = [TIME_IS_OVER.to_owned()].into_iter().chain(unlisted).chain(pod.errors.iter().cloned()).chain(reasons);
+    let sentences = pod.errors.iter().chain(&pod.notes).cloned();
+    let all = [TIME_IS_OVER.to_owned()].into_iter().chain(unlisted).chain(sentences).chain(reasons);
     all.collect::<Vec<_>>().join("; ")
 }
 
@@ -265,6 +266,18 @@ mod tests {
         waiting.volumes.iter_mut().for_each(|volume| volume.mount = Mounted);
         fabricated.publish(node([waiting]));
         assert_eq!(ended.await.expect("no panic"), Ok(()));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn vm_11_a_wait_goes_on_while_the_pod_has_only_notes() {
+        let mut waiting = pod([volume("new", NotMounted), volume("old", Mounted)]);
+        waiting.notes = vec!["volume \"old\" stays".to_owned()];
+        let (_fabricated, handle) = FakeManager::new(node([waiting]));
+        let error = for_volumes(&handle, UID, LONG).await.expect_err("a volume is not mounted");
+        assert!(matches!(error, WaitError::NotMounted(_)), "{error:?}");
+        let text = "unmounted volumes=[new], unattached volumes=[], failed to process volumes=[]: context deadline \
+                    exceeded; volume \"old\" stays";
+        assert_eq!(error.to_string(), text);
     }
 
     #[tokio::test]

@@ -23,8 +23,13 @@ pub enum OperationError {
     #[error("the pod is served by podfs run (pid {0}), which podfs node did not start; stop that one first")]
     OfPodfsRun(u32),
     /// The supervisor has ended.
-    #[error("the supervisor of the pod ended ({0}); its last log line says why")]
-    Ended(String),
+    #[error("the supervisor of the pod ended ({end}){}", reason(.failure.as_deref()))]
+    Ended {
+        /// How it has ended.
+        end: String,
+        /// Why, in the words of the supervisor.
+        failure: Option<String>,
+    },
     /// The supervisor has closed the connection.
     #[error("it closed the connection")]
     Closed,
@@ -75,6 +80,10 @@ pub enum OperationError {
         #[source]
         cause: Arc<io::Error>,
     },
+}
+
+fn reason(failure: Option<&str>) -> String {
+    failure.map_or_else(|| "; its last log line says why".to_owned(), |words| format!(": {words}"))
 }
 
 impl From<LaunchError> for OperationError {

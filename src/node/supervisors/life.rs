@@ -3,8 +3,9 @@
 use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::pin::Pin;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
+use k8s_openapi::jiff::Timestamp;
 use tokio::sync::OwnedSemaphorePermit;
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep_until};
@@ -20,6 +21,11 @@ use crate::supervisor::status::PodStatus;
 /// task reaches a supervisor after at most 1.25 times its start-up time.
 const FIRST_PAUSE: Duration = Duration::from_millis(1);
 
+/// How long a supervisor may take to end before the task reports that it waits.
+const SLOW: Duration = Duration::from_secs(3);
+/// How long a supervisor may take to end: it deletes the content of emptyDirs (`TimeoutStopSec=` of its unit).
+const STOP: Duration = Duration::from_secs(300);
+
 /// The life of the supervisor.
 pub(super) enum SupervisorLife {
     /// No supervisor runs. A mount leads to `Queued`.
@@ -31,7 +37,7 @@ pub(super) enum SupervisorLife {
     /// It sends its status.
     Up(RunningSupervisor),
     /// It got SIGTERM. podfs kills it if its end takes too long.
-    Ending { process: WatchedProcess, kill_at: Instant, cgroup: Option<PathBuf> },
+    Ending(EndingSupervisor),
 }
 
 /// A supervisor that does not answer.
@@ -61,6 +67,20 @@ pub(super) struct RunningSupervisor {
     pub(super) has_sent_status: bool,
 }
 
+/// A supervisor that got SIGTERM.
+pub(super) struct EndingSupervisor {
+    pub(super) process: WatchedProcess,
+    pub(super) cgroup: Option<PathBuf>,
+    /// When it got SIGTERM.
+    pub(super) since: SystemTime,
+    /// When the manager gets the report that it has not ended; `None` once it has the report.
+    pub(super) report_at: Option<Instant>,
+    /// When podfs kills it, or kills it once more.
+    pub(super) kill_at: Instant,
+    /// Whether it got SIGKILL.
+    pub(super) is_killed: bool,
+}
+
 /// A running publication to a supervisor.
 pub(super) struct PublicationChange {
     pub(super) wanted: Checkpoint,
@@ -84,6 +104,8 @@ pub(super) enum LifeEvent {
     Status(Result<Option<Box<PodStatus>>, AskError>),
     /// A publication of the wanted volumes has ended.
     Changed(PublicationResult),
+    /// It has not ended soon after SIGTERM.
+    Slow,
     /// It has not ended in time after SIGTERM.
     Overdue,
 }
@@ -98,6 +120,45 @@ impl ConnectingSupervisor {
         let now = Instant::now();
         ConnectingSupervisor { process, is_unit, since: now, next: now, pause: FIRST_PAUSE, is_reported: false, permit }
     }
+}
+
+impl EndingSupervisor {
+    /// A supervisor that has just got SIGTERM.
+    pub(super) fn new(process: WatchedProcess, cgroup: Option<PathBuf>) -> EndingSupervisor {
+        let now = Instant::now();
+        EndingSupervisor {
+            process,
+            cgroup,
+            since: SystemTime::now(),
+            report_at: Some(now + SLOW),
+            kill_at: now + STOP,
+            is_killed: false,
+        }
+    }
+
+    /// Kills it. Returns whether this is the first time.
+    pub(super) fn kill(&mut self) -> bool {
+        self.process.kill();
+        self.kill_at = Instant::now() + STOP;
+        !std::mem::replace(&mut self.is_killed, true)
+    }
+
+    /// What podfs waits for, a sentence.
+    pub(super) fn awaited(&self) -> String {
+        awaited(self.process.pid().unsigned_abs(), self.since, self.is_killed)
+    }
+}
+
+fn awaited(pid: u32, since: SystemTime, is_killed: bool) -> String {
+    let at =
+        |time: SystemTime| Timestamp::try_from(time).unwrap_or_default().strftime("%Y-%m-%dT%H:%M:%SZ").to_string();
+    let next = match is_killed {
+        false => format!("podfs kills it at {} if it has not ended", at(since + STOP)),
+        true => {
+            "SIGKILL has not ended it yet: a system call on a disk or a source that does not answer keeps it".to_owned()
+        }
+    };
+    format!("podfs has waited since {} for the end of the pod's supervisor (pid {pid}); {next}", at(since))
 }
 
 impl SupervisorLife {
@@ -121,8 +182,9 @@ impl SupervisorLife {
                     LifeEvent::Changed(changed.unwrap_or_else(|error| Err(error.into())))
                 }
             },
-            SupervisorLife::Ending { process, kill_at, .. } => tokio::select! {
+            SupervisorLife::Ending(EndingSupervisor { process, report_at, kill_at, .. }) => tokio::select! {
                 end = process.ended() => LifeEvent::Ended(end.to_string()),
+                () = sleep_until(report_at.unwrap_or(*kill_at)), if report_at.is_some() => LifeEvent::Slow,
                 () = sleep_until(*kill_at) => LifeEvent::Overdue,
             },
         }
@@ -132,4 +194,18 @@ impl SupervisorLife {
 /// The process with this id, if it exists.
 pub(super) fn process(pid: u32) -> Option<WatchedProcess> {
     i32::try_from(pid).ok().and_then(|pid| WatchedProcess::with_pid(pid).ok())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_state_says_since_when_podfs_waits_for_the_end_of_a_supervisor() {
+        let since = SystemTime::UNIX_EPOCH + Duration::from_secs(1_800_000_000);
+        let begin = "podfs has waited since 2027-01-15T08:00:00Z for the end of the pod's supervisor (pid 7); ";
+        let sentences = [false, true].map(|is_killed| awaited(7, since, is_killed));
+        assert_eq!(sentences[0], format!("{begin}podfs kills it at 2027-01-15T08:05:00Z if it has not ended"));
+        assert!(sentences[1].starts_with(&format!("{begin}SIGKILL has not ended it yet")), "{}", sentences[1]);
+    }
 }

@@ -89,6 +89,8 @@ pub enum SupervisorReport {
     Status(Box<PodStatus>),
     /// The supervisor has ended by itself. The next mount of a volume starts another supervisor with all volumes that it served.
     Gone,
+    /// The supervisor has not ended soon after SIGTERM. The sentence says what podfs waits for; `None` once it has ended.
+    Ending(Option<String>),
 }
 
 /// Why a volume is not mounted.

@@ -8,6 +8,7 @@
 //!    to clean up, the task cleans up.
 //! 4. The task ends when there is nothing left to do or to watch. A later task begins with the checkpoint.
 
+mod ending;
 mod files;
 mod operation;
 mod publication;
@@ -17,7 +18,6 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use rustix::process::Signal;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
 use tokio::time::{Instant, sleep_until};
 use tracing::{debug, warn};
@@ -25,8 +25,8 @@ use tracing::{debug, warn};
 pub(super) use operation::PodOperation;
 
 use super::control::{self, StatusWatch};
-use super::launch::{LaunchedSupervisor, is_started_with, stop_unit};
-use super::life::{ConnectingSupervisor, LifeEvent, RunningSupervisor, SupervisorLife, process};
+use super::launch::{LaunchedSupervisor, is_started_with};
+use super::life::{ConnectingSupervisor, EndingSupervisor, LifeEvent, RunningSupervisor, SupervisorLife, process};
 use super::retire::retire;
 use super::waiting::WaitingOperations;
 use super::{FailureKind, OperationError, SharedSupervisors, SupervisorReport, blocking};
@@ -45,8 +45,6 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 const SILENT: Duration = Duration::from_secs(3);
 /// How long systemd may take to start a supervisor.
 const UNIT: Duration = Duration::from_secs(30);
-/// How long a supervisor may take to end: it deletes the content of emptyDirs (`TimeoutStopSec=` of its unit).
-const STOP: Duration = Duration::from_secs(300);
 
 /// The task of a pod.
 pub(super) struct PodTask {
@@ -280,13 +278,8 @@ impl PodTask {
                     self.publication_ended(change, outcome);
                 }
             }
-            LifeEvent::Overdue => {
-                warn!("the supervisor of pod {} does not end; podfs kills it", self.uid);
-                if let SupervisorLife::Ending { process, kill_at, .. } = &mut self.life {
-                    process.kill();
-                    *kill_at = Instant::now() + STOP;
-                }
-            }
+            LifeEvent::Slow => self.report_slow_end().await,
+            LifeEvent::Overdue => self.kill_overdue().await,
         }
     }
 
@@ -319,11 +312,15 @@ impl PodTask {
         }
         (self.published, self.is_taken) = (Some(served), true);
         let (launcher, uid, directory) = (self.shared.launcher.clone(), self.uid.clone(), self.directory.clone());
-        let manifest = self.shared.checkpoints.manifest_path(&self.uid);
+        let (checkpoints, manifest) =
+            (self.shared.checkpoints.clone(), self.shared.checkpoints.manifest_path(&self.uid));
         let launched = blocking(move || match reconstruct::supervisor(&directory) {
             // If its checkpoint was deleted, the command line shows that a daemon has started it.
             FoundSupervisor::Alive(pid) => Err((pid, is_known || is_started_with(pid, &manifest))),
-            FoundSupervisor::Dead => Ok(launcher.launch(&uid, &manifest)),
+            FoundSupervisor::Dead => {
+                checkpoints.forget_failure(&uid);
+                Ok(launcher.launch(&uid, &manifest))
+            }
         });
         let (process, is_unit) = match launched.await {
             Err((pid, true)) => (process(pid), false),
@@ -364,6 +361,9 @@ impl PodTask {
                 self.life =
                     SupervisorLife::Up(RunningSupervisor { watch, process, change: None, has_sent_status: false });
                 self.may_be_mounted = true;
+                // systemd may have started it after a start that failed.
+                let (checkpoints, uid) = (self.shared.checkpoints.clone(), self.uid.clone());
+                blocking(move || checkpoints.forget_failure(&uid)).await;
             }
             (outcome, process) => {
                 let silent_for = calling.since.elapsed();
@@ -395,13 +395,18 @@ impl PodTask {
     async fn ended(&mut self, end: String) {
         let before = std::mem::replace(&mut self.life, SupervisorLife::Absent);
         self.status = None;
-        if let SupervisorLife::Ending { cgroup, .. } = before {
+        if let SupervisorLife::Ending(EndingSupervisor { cgroup, report_at, .. }) = before {
             debug!("the supervisor of pod {} has ended: {end}", self.uid);
+            if report_at.is_none() {
+                self.report(SupervisorReport::Ending(None)).await;
+            }
             blocking(move || cgroup.iter().for_each(|cgroup| cgroup::remove_of_supervisor(cgroup))).await;
             return self.remove_leftovers().await;
         }
         warn!("the supervisor of pod {} is gone: {end}", self.uid);
-        self.fail_start(&OperationError::Ended(end)).await;
+        let (checkpoints, uid) = (self.shared.checkpoints.clone(), self.uid.clone());
+        let failure = blocking(move || checkpoints.failure(&uid)).await;
+        self.fail_start(&OperationError::Ended { end, failure }).await;
         if self.may_be_mounted {
             self.report(SupervisorReport::Gone).await;
         }
@@ -423,27 +428,6 @@ impl PodTask {
             self.forget().await;
         }
         self.fail_all(FailureKind::Final, reason);
-    }
-
-    /// Stops the supervisor.
-    async fn stop(&mut self) {
-        let process = match std::mem::replace(&mut self.life, SupervisorLife::Absent) {
-            SupervisorLife::Up(RunningSupervisor { process, .. })
-            | SupervisorLife::Calling(ConnectingSupervisor { process: Some(process), .. }) => process,
-            other => return self.life = other,
-        };
-        let (uid, pid) = (self.uid.clone(), process.pid().unsigned_abs());
-        let stopped = blocking(move || (stop_unit(&uid, pid), cgroup::found_of_supervisor(&uid, pid)));
-        let (stopped, cgroup) = stopped.await;
-        match stopped {
-            Ok(true) => {}
-            Ok(false) => process.signal(Signal::TERM),
-            Err(reason) => {
-                warn!("{reason}; podfs sends SIGTERM to the supervisor itself");
-                process.signal(Signal::TERM);
-            }
-        }
-        self.life = SupervisorLife::Ending { process, kill_at: Instant::now() + STOP, cgroup };
     }
 
     /// Removes the leftovers of the pod, which has no supervisor.

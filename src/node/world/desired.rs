@@ -13,7 +13,7 @@ use std::sync::Arc;
 
 use super::VolumeId;
 use super::actual::ActualWorld;
-use super::errors::DistinctErrors;
+use super::sentences::DistinctSentences;
 use crate::manifest::pod::{Pod, PodUid};
 use crate::node::plugin::PluginRegistry;
 use crate::node::pod::{NodePod, PodOrigin};
@@ -33,7 +33,9 @@ pub struct DesiredPod {
     /// The volumes that its containers use, by their names.
     pub volumes: BTreeMap<String, DesiredVolume>,
     /// Why podfs does not serve volumes that containers use, or not as the pod describes them now.
-    pub errors: DistinctErrors,
+    pub errors: DistinctSentences,
+    /// The volumes that stay although no container of the manifest uses them any more. Nothing is missing.
+    pub notes: DistinctSentences,
 }
 
 /// A volume that a pod wants.
@@ -52,7 +54,8 @@ impl DesiredPod {
     /// volume whose definition differs from `before`, or that was mounted and is in no use any more, stays as it was:
     /// containers of the pod use it. Only an emptyDir gets a new size limit.
     fn of(mut pod: NodePod, plugins: &PluginRegistry, before: Option<DesiredPod>, actual: &ActualWorld) -> DesiredPod {
-        let (mut volumes, mut errors) = (BTreeMap::new(), DistinctErrors::default());
+        let (mut volumes, mut errors, mut notes) =
+            (BTreeMap::new(), DistinctSentences::default(), DistinctSentences::default());
         let described = Arc::clone(&pod.pod);
         let uid = &described.identity.uid;
         let known = |name: &str| before.as_ref().and_then(|before| Some((before, before.volumes.get(name)?)));
@@ -70,7 +73,7 @@ impl DesiredPod {
                     continue;
                 }
             } else if may_be_used(&pod, before.as_ref(), actual, name) {
-                errors.add(format!(
+                notes.add(format!(
                     "volume {name:?} is used by no container of the manifest any more, and stays until the pod is released"
                 ));
                 if let Some((before, kept)) = known {
@@ -98,13 +101,12 @@ impl DesiredPod {
             before.iter().flat_map(|before| before.volumes.iter().map(move |one| (before, one)))
         {
             if !is_described(name) && may_be_used(&pod, Some(before), actual, name) {
-                errors
-                    .add(format!("volume {name:?} is no longer in the manifest, and stays until the pod is released"));
+                notes.add(format!("volume {name:?} is no longer in the manifest, and stays until the pod is released"));
                 volumes.insert(name.clone(), kept.clone());
                 keep(&mut pod, before, kept);
             }
         }
-        DesiredPod { pod, volumes, errors }
+        DesiredPod { pod, volumes, errors, notes }
     }
 
     /// Whether every volume that a container uses is wanted.

@@ -4,11 +4,11 @@
 //! |---|---|
 //! | [`desired`] | the volumes that pods want |
 //! | [`actual`] | the volumes that are mounted, or may be |
-//! | [`errors`] | the errors of a pod, at most ten |
+//! | [`sentences`] | the errors or the notes of a pod, at most ten |
 
 pub mod actual;
 pub mod desired;
-pub mod errors;
+pub mod sentences;
 
 use std::fmt;
 

@@ -16,7 +16,7 @@ const OF_PODFS_RUN: [&str; 5] = ["run", "--push", "--pod-once", "--agent-watches
 #[derive(Parser)]
 #[command(name = "podfs-supervisor", disable_version_flag = true)]
 pub(super) struct Arguments {
-    /// The manifest of the pod, which is read once.
+    /// The manifest of the pod, which is read once. A supervisor that fails writes the reason beside it.
     #[arg(long, value_name = "FILE")]
     pub(super) pod: PathBuf,
     /// The uid that the pod has to have.
@@ -43,6 +43,11 @@ pub(super) struct Arguments {
     /// How log lines look.
     #[arg(long, value_name = "FORMAT", value_enum, default_value_t)]
     pub(super) log_format: LogFormat,
+}
+
+/// The manifest that these words name.
+pub(super) fn manifest(words: impl Iterator<Item = OsString>) -> Option<PathBuf> {
+    words.skip_while(|word| word != "--pod").nth(1).map(PathBuf::from)
 }
 
 /// The arguments without the words of `podfs run`.

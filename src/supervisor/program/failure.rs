@@ -1,15 +1,24 @@
 //! How a program reports that it failed: an exit code and one sentence.
 
 use std::fmt;
+use std::fs::OpenOptions;
+use std::io::{self, Write};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::Path;
 use std::process::ExitCode;
 
 use podfs_fuse::mount::MountError;
 use podfs_fuse::printable::printable;
+use tracing::debug;
 
 use crate::manifest::ManifestError;
 use crate::source::SourceError;
 use crate::supervisor::SupervisorError;
 use crate::supervisor::run_dir::claim::PodLockError;
+use crate::supervisor::run_dir::trust;
+
+/// The file in which a supervisor of `podfs node` leaves the sentence of its failure, beside the pod's manifest.
+pub(crate) const FAILURE: &str = "failure";
 
 /// A failure and its exit code. The codes are part of the node agent's contract.
 #[derive(Debug)]
@@ -40,6 +49,21 @@ impl Failure {
         let line = format!("podfs: {}\n", printable(&self.to_string()));
         podfs_fuse::log::write_unless_stuck(line.as_bytes());
         ExitCode::from(self.code)
+    }
+}
+
+/// Leaves the sentence of a failure beside the pod's manifest, for `podfs node`: another program has the log of a supervisor.
+pub(super) fn leave_failure(manifest: &Path, sentence: &str) {
+    let Some(directory) = manifest.parent() else { return };
+    let leave = || {
+        trust::check(directory)?;
+        let mut options = OpenOptions::new();
+        let mut file = trust::open(options.write(true).create(true).mode(0o600), &directory.join(FAILURE))?;
+        file.set_len(0)?;
+        file.write_all(sentence.as_bytes())
+    };
+    if let Err::<(), io::Error>(error) = leave() {
+        debug!("cannot leave the failure beside {}: {error}", manifest.display());
     }
 }
 

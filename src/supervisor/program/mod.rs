@@ -33,7 +33,7 @@ use podfs_fuse::program::NAME as SERVER;
 use podfs_fuse::server::process;
 
 use self::arguments::{Arguments, of_this_program};
-use self::failure::Failure;
+use self::failure::{Failure, leave_failure};
 use self::machine::check_machine;
 use self::service::PodService;
 use super::installed::{SUPERVISOR, supervisor_program};
@@ -60,13 +60,22 @@ pub fn main() -> ExitCode {
 /// Prints why the arguments are refused, and ends the process. In an upgrade, the program before the upgrade goes on.
 fn refuse(error: clap::Error) -> Result<(), Failure> {
     roll_back(&error.to_string());
+    if let Some(manifest) = arguments::manifest(env::args_os()) {
+        let rendered = error.to_string();
+        leave_failure(&manifest, rendered.lines().next().unwrap_or_default());
+    }
     error.exit()
 }
 
 /// Serves the pod until a signal ends the supervisor. In an upgrade, the program before the upgrade goes on if this one fails
-/// before it serves the pod.
+/// before it serves the pod. `podfs node` gets the sentence of the failure.
 fn serve(arguments: Arguments) -> Result<(), Failure> {
-    serve_pod(arguments).inspect_err(|failure| roll_back(&failure.to_string()))
+    let manifest = arguments.pod.clone();
+    serve_pod(arguments).inspect_err(|failure| {
+        let sentence = failure.to_string();
+        roll_back(&sentence);
+        leave_failure(&manifest, &sentence);
+    })
 }
 
 fn serve_pod(arguments: Arguments) -> Result<(), Failure> {

@@ -233,7 +233,15 @@ impl Supervisor {
     fn take_snapshot(&mut self, snapshot: Snapshot) {
         let facts = match &snapshot.pod {
             Some(pod) if pod.identity != self.identity => {
-                warn!("the pod manifest now describes {}; podfs continues with {}", pod.identity, self.identity);
+                match self.identity.refuse_rename(&pod.identity) {
+                    Some(reason) => warn!("{reason}; podfs continues with {}", self.identity),
+                    None => {
+                        warn!(
+                            "the pod manifest now describes {}; podfs continues with {}",
+                            pod.identity, self.identity
+                        );
+                    }
+                }
                 self.view.facts.clone()
             }
             Some(pod) => {

@@ -86,6 +86,9 @@ impl Supervisor {
 
     /// Adds the volumes of the manifest that the pod does not have yet. Returns the answer with their names, or a refusal.
     async fn publish(&mut self, pod: &Arc<Pod>) -> Result<ControlAnswer, ControlAnswer> {
+        if let Some(reason) = self.identity.refuse_rename(&pod.identity) {
+            return Err(ControlAnswer::Refused(reason));
+        }
         if pod.identity != self.identity {
             let described = |pod: &PodIdentity| format!("{pod} (uid {})", pod.uid);
             let (published, served) = (described(&pod.identity), described(&self.identity));

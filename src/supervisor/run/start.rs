@@ -215,6 +215,7 @@ impl PreparedSupervisor {
             site,
             mount_points: Arc::clone(&mount_points),
             flex_volumes,
+            driver_calls: report.driver_calls(),
             trace,
             keep_old_generations,
             sub_path,

@@ -22,6 +22,7 @@ use tracing::{info, warn};
 
 use super::progress::{LogOutput, StandardErrorLines, VolumeProgress};
 use super::store::{StatusStore, StoredStatus, VolumeReport};
+use crate::driver::CallObserver;
 use crate::manifest::Tokens;
 use crate::manifest::pod::PodIdentity;
 use crate::source::Contacts;
@@ -171,6 +172,15 @@ impl Report {
     /// Sets the tokens that volumes show.
     pub(in crate::supervisor) fn tokens(&mut self, tokens: Tokens) {
         self.store.stored().tokens = tokens;
+    }
+
+    /// Records each call to a driver as the reason why its volume waits.
+    pub(in crate::supervisor) fn driver_calls(&self) -> CallObserver {
+        let store = self.store();
+        CallObserver::new(move |awaited| {
+            store.stored().driver_called(awaited);
+            store.note_change();
+        })
     }
 
     /// The status store, for status requests and metrics.

@@ -20,6 +20,7 @@ use super::health::ServerHealth;
 use super::pod_status::{
     AuditStatus, ExpansionStatus, ObjectStatus, PodState, PodStatus, ProcessStatus, VolumeState, VolumeStatus,
 };
+use crate::driver::AwaitedAnswer;
 use crate::manifest::Tokens;
 use crate::manifest::pod::PodIdentity;
 use crate::source::{Contact, Contacts, Unreachable};
@@ -82,6 +83,8 @@ pub(in crate::supervisor) struct VolumeReport {
     /// The earlier generations that the volume still keeps.
     pub(in crate::supervisor) old: OldUsage,
     last_error: Option<String>,
+    /// The answer of a driver that podfs waits for, until the refresh ends.
+    awaited: Option<String>,
     /// Whether the volume's source does not answer.
     pub(in crate::supervisor) source_is_silent: bool,
     /// The observer of the volume's requests, if the server serves it.
@@ -205,6 +208,7 @@ impl StoredStatus {
             old: mounted.old_generations(),
             source_is_silent: before.as_ref().is_some_and(|before| before.source_is_silent),
             last_error: mounted.last_error().map(str::to_owned),
+            awaited: None,
             watch: mounted.watch(),
             claim: volume.claim_name(&self.identity.name),
             has_room: matches!(volume.source, VolumeSource::Claim(_) | VolumeSource::EmptyDir(_)),
@@ -212,6 +216,13 @@ impl StoredStatus {
             state,
         };
         self.volumes.insert(place, report);
+    }
+
+    /// Records that a volume waits for an answer of its driver.
+    pub(in crate::supervisor) fn driver_called(&mut self, awaited: AwaitedAnswer) {
+        if let Some(report) = self.volumes.values_mut().find(|report| report.name == awaited.volume) {
+            report.awaited = Some(awaited.sentence);
+        }
     }
 
     /// Adds a volume.
@@ -307,6 +318,7 @@ impl VolumeReport {
             since: Instant::now(),
             old: OldUsage::default(),
             last_error: None,
+            awaited: None,
             source_is_silent: false,
             watch: None,
             claim: volume.claim_name(&pod.name),
@@ -339,6 +351,8 @@ impl VolumeReport {
             state,
             reason: match state {
                 VolumeState::Silent => Some("its source does not answer".to_owned()),
+                // After a failure, the failure says more.
+                VolumeState::Waiting if self.awaited.is_some() && self.last_error.is_none() => self.awaited.clone(),
                 _ => self.state.reason().map(str::to_owned),
             },
             mode: shown.map(|shown| shown.mode().to_owned()),

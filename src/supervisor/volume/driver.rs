@@ -61,6 +61,7 @@ pub(super) fn mount_flex(
         secret: flex.secret.as_ref().map(|reference| secret(reference, pod)).transpose()?,
         read_only,
         drivers: &drivers,
+        observer: &setting.driver_calls,
     };
     plan(spec, path, mount.set_up(&home)?, access(read_only))
 }
@@ -78,7 +79,7 @@ pub(super) fn mount_csi(
     let read_only = bound.map_or(csi.read_only, |bound| bound.read_only);
     let call = CsiCall::of(csi, pod)?;
     let (drivers, home) = home(setting, Csi::DIRECTORY, name(spec, bound))?;
-    let source = call.mount(spec, bound, pod, &drivers).set_up(&home)?;
+    let source = call.mount(setting, spec, bound, pod, &drivers).set_up(&home)?;
     let republication = Republication { is_wanted: call.driver.requires_republish };
     Ok((plan(spec, path, source, access(read_only))?, republication))
 }
@@ -110,7 +111,7 @@ impl Republication {
         }
         let call = CsiCall::of(csi, pod)?;
         let (drivers, home) = home(setting, Csi::DIRECTORY, name(spec, bound))?;
-        Ok(call.mount(spec, bound, pod, &drivers).publish_again(&home)?)
+        Ok(call.mount(setting, spec, bound, pod, &drivers).publish_again(&home)?)
     }
 }
 
@@ -124,7 +125,7 @@ pub(super) fn map_csi(
 ) -> Result<BlockDevice, RefreshFailure> {
     let call = CsiCall::of(csi, pod)?;
     let (drivers, home) = home(setting, Csi::DIRECTORY, &bound.name)?;
-    Ok(call.mount(spec, Some(bound), pod, &drivers).set_up_device(&home)?)
+    Ok(call.mount(setting, spec, Some(bound), pod, &drivers).set_up_device(&home)?)
 }
 
 /// Makes the CSI driver of a PersistentVolume grow it, if the PersistentVolume has more bytes than at the driver's last
@@ -147,7 +148,7 @@ pub(super) fn expand_csi(
     let mut call = CsiCall::of(csi, pod)?;
     let reference = call.csi.expand_secret.as_ref();
     call.expand_secret = reference.map(|reference| secret(reference, pod)).transpose()?;
-    match call.mount(spec, Some(bound), pod, &drivers).expand(&home) {
+    match call.mount(setting, spec, Some(bound), pod, &drivers).expand(&home) {
         Ok(by_node) => {
             growth.succeed(bound, by_node);
             Ok(())
@@ -220,6 +221,7 @@ impl<'a> CsiCall<'a> {
     /// The request to the driver.
     fn mount<'b>(
         &'b self,
+        setting: &'b VolumeContext,
         spec: &'b Volume,
         bound: Option<&'b BoundVolume>,
         pod: &'b PodView,
@@ -244,6 +246,7 @@ impl<'a> CsiCall<'a> {
             capacity: bound.and_then(|bound| bound.capacity),
             claimed: bound.and_then(|bound| bound.claimed),
             root: &drivers.root,
+            observer: &setting.driver_calls,
         }
     }
 }

@@ -48,6 +48,7 @@ use tracing::{error_span, field, info, warn};
 use self::adopted::{KeptVolume, VolumeRecord};
 use super::run_dir::mount_points::{MountPoints, MountPointsError};
 use super::run_dir::site::Site;
+use crate::driver::CallObserver;
 use crate::host::empty_dir;
 use crate::manifest::PodView;
 use crate::manifest::pod::PodIdentity;
@@ -76,6 +77,8 @@ pub struct VolumeContext {
     pub mount_points: Arc<Mutex<MountPoints>>,
     /// The directory of FlexVolume drivers.
     pub flex_volumes: PathBuf,
+    /// Learns of the calls that make drivers mount volumes.
+    pub driver_calls: CallObserver,
     /// Whether the server reports every FUSE request on standard output.
     pub trace: bool,
     /// How long a projection keeps a generation after the switch to the next one.

@@ -241,8 +241,8 @@ fn a_pod_whose_volumes_are_taken_out_of_its_manifest_keeps_a_supervisor() {
     node.expect(&["wait", "default/web"]);
     node.put("web.yaml", &pod(""));
     eventually("the volume stays for containers that still run", || {
-        let errors = node.pod("web").expect("the pod")["errors"].to_string();
-        errors.contains("is used by no container of the manifest any more")
+        let notes = node.pod("web").expect("the pod")["notes"].to_string();
+        notes.contains("is used by no container of the manifest any more")
     });
     node.expect(&["wait", "default/web"]);
     let request =

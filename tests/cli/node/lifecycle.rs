@@ -3,6 +3,8 @@
 use std::fs;
 use std::path::Path;
 
+use nix::sys::signal::{Signal, kill};
+
 use crate::common::node::Node;
 use crate::common::{config_map, eventually, wait_content};
 
@@ -40,6 +42,27 @@ fn a_pod_appears_changes_and_goes() {
     node.expect(&["release", "default/web"]);
     eventually("nothing of the pod is left", || node.is_clean("uid-web") && node.pod("web").is_none());
     assert!(!node.log().contains("orphaned"), "{}", node.log());
+}
+
+#[test]
+fn the_state_says_what_a_released_pod_waits_for() {
+    let node = Node::new();
+    node.put("web.yaml", &pod("web", &[SCRATCH], &["scratch"]));
+    let _daemon = node.start();
+    node.expect(&["wait", "default/web"]);
+    let supervisor = node.supervisor("web");
+    kill(supervisor, Signal::SIGSTOP).expect("stopped");
+    node.remove("web.yaml");
+    eventually("no source has the pod", || node.pod("web").is_some_and(|pod| pod["stage"].is_null()));
+    node.expect(&["release", "default/web"]);
+    let awaited = format!("for the end of the pod's supervisor (pid {supervisor}); podfs kills it at ");
+    eventually("its state says it", || node.pod("web").is_some_and(|pod| pod["notes"].to_string().contains(&awaited)));
+    let status = String::from_utf8(node.ask(&["status"]).stdout).expect("text");
+    assert!(status.contains(&awaited), "{status}");
+    let refused = node.refused(&["wait", "default/web", "--unmounted", "--timeout", "0"]);
+    assert!(refused.contains(&awaited), "{refused}");
+    kill(supervisor, Signal::SIGCONT).expect("it goes on");
+    eventually("nothing of the pod is left", || node.is_clean("uid-web") && node.pod("web").is_none());
 }
 
 #[test]

@@ -165,7 +165,23 @@ fn a_pod_whose_supervisor_cannot_start_leaves_nothing() {
     let daemon = node.daemon();
     let failure = daemon.mount(&node_pod(&node.uid(), VOLUMES), &["host"])[0].clone().expect_err("it ends");
     assert_eq!(failure.kind, FailureKind::Final);
-    assert!(failure.reason.contains("the supervisor of the pod ended (exit status: 2)"), "{failure}");
+    let words = "the supervisor of the pod ended (exit status: 2): error: unexpected argument '--no-such-option' found";
+    assert!(failure.reason.contains(words), "{failure}");
+    node.assert_nothing_left();
+}
+
+#[test]
+fn a_pod_whose_supervisor_fails_has_the_words_of_the_supervisor() {
+    let node = Node::new();
+    let daemon = node.daemon();
+    let in_the_way = node.run().join(node.uid());
+    fs::create_dir_all(node.run()).expect("a directory");
+    fs::write(&in_the_way, "").expect("written");
+    let failure = daemon.mount(&node_pod(&node.uid(), VOLUMES), &["host"])[0].clone().expect_err("it ends");
+    let (begin, path) = ("the supervisor of the pod ended (exit status: ", in_the_way.display().to_string());
+    assert!(failure.reason.contains(begin) && failure.reason.contains(&path), "{failure}");
+    assert!(node.log().contains(failure.reason.split_once("): ").expect("its words").1), "{failure}");
+    fs::remove_file(&in_the_way).expect("removed");
     node.assert_nothing_left();
 }
 

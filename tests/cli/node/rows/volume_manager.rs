@@ -17,7 +17,7 @@ fn vm_11_a_mounted_volume_that_leaves_the_manifest_stays_until_the_pod_is_releas
     node.expect(&["wait", "default/web"]);
     let (config, scratch) = (node.path("web", "config"), node.path("web", "scratch"));
     fs::write(scratch.join("file"), "data").expect("written");
-    let says = |sentence: &str| node.pod("web").is_some_and(|pod| pod["errors"].to_string().contains(sentence));
+    let says = |sentence: &str| node.pod("web").is_some_and(|pod| pod["notes"].to_string().contains(sentence));
     let stays = || {
         wait_content(&scratch.join("file"), "data");
         assert!(is(&node, "scratch", "mounted") && is(&node, "config", "mounted"));
