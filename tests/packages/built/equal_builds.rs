@@ -42,11 +42,7 @@ fn a_copy_of_the_tree_makes_equal_packages() {
 
 /// The program that the copy packs; `None` if the copy builds the program itself, which takes minutes.
 fn program() -> Option<PathBuf> {
-    match packages().published {
-        true if reproduces() => None,
-        true => Some(of_this_tree("target/packaged/podfs")),
-        false => Some(PODFS.into()),
-    }
+    (!reproduces()).then(|| PODFS.into())
 }
 
 /// Whether the copy builds its programs again, to compare them with those of a release.
