@@ -25,7 +25,12 @@ fn every_line_about_a_volume_that_fails_names_its_pod_and_the_volume() {
     let daemon = node.start_command(command);
     eventually("it has a supervisor", || node.pod("web").is_some_and(|pod| pod["supervisor"].is_number()));
     kill(node.supervisor("web"), Signal::SIGKILL).expect("killed");
-    daemon.wait_log("MountVolume.SetUp failed");
+    // The supervisor logs the failure, too.
+    for target in ["podfs::node::manager::operations", "podfs::supervisor::volume"] {
+        let is_failure =
+            |line: &str| line.contains("MountVolume.SetUp failed") && line.contains(&format!("\"{target}\""));
+        eventually("the failure is logged", || node.log().lines().any(is_failure));
+    }
     daemon.wait_log("podfs starts another supervisor");
     drop(daemon);
     let log = node.log();

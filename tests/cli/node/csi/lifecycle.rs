@@ -120,7 +120,8 @@ fn ed_05_content_stays_for_a_pod_of_the_kubelet_whose_record_is_lost() {
     for is_reboot in [false, true] {
         let kubelet = kubelet();
         let mut daemon = kubelet.start();
-        let scratch = kubelet.volume("web", "scratch", &[("volume", "{emptyDir: {}}")]);
+        let mut scratch = kubelet.volume("web", "scratch", &[("volume", "{emptyDir: {}}")]);
+        scratch.request.readonly = false;
         kubelet.published(&scratch);
         fs::write(scratch.target.join("file"), "data").expect("written");
         if is_reboot {
