@@ -310,6 +310,55 @@ fn a_marker_of_another_device_lets_no_data_be_formatted_over() {
 }
 
 #[test]
+fn a_device_that_stays_blank_when_mkfs_fails_is_not_formatted_over_once_it_has_data() {
+    let device = LoopDevice::new(64);
+    let fixture = fixture(&device, "", "");
+    let mut command = fixture.command();
+    wrap(&fixture, &mut command, "mkfs.ext4", "exit 1");
+    let running = fixture.start_command(command);
+    running.wait_log("mkfs.ext4 ended with code 1");
+    stop(running);
+    assert!(!marker(&fixture).exists());
+    device.write(b"a database that writes to the device", 8192);
+    let before = device.head();
+    assert_refused(&fixture, "has no signature of a file system but is not blank");
+    assert!(device.head() == before, "nothing was written");
+}
+
+#[test]
+fn a_marker_of_another_disk_at_the_same_path_lets_no_data_be_formatted_over() {
+    let device = LoopDevice::new(64);
+    let fixture = fixture(&device, "", "");
+    let mut command = fixture.command();
+    // mkfs has written tables, but no superblock.
+    let write =
+        "for last in \"$@\"; do :; done; yes table | dd of=$last bs=4096 seek=1 count=64 conv=notrunc,fsync; exit 1";
+    wrap(&fixture, &mut command, "mkfs.ext4", write);
+    let running = fixture.start_command(command);
+    running.wait_log("mkfs.ext4 ended with code 1");
+    stop(running);
+    let of_failed = fs::read_to_string(marker(&fixture)).expect("the format has not ended");
+    device.exchange(64);
+    device.write(b"a database that writes to the device", 8192);
+    let before = device.head();
+    // An earlier podfs wrote no identity of the disk.
+    let of_earlier =
+        format!(r#"{{"device": "{}", "size": {}, "kind": "ext4", "uuid": "u-1"}}"#, device.text(), 64 << 20);
+    for (before_it, text) in [of_failed, of_earlier].into_iter().enumerate() {
+        fs::create_dir_all(marker(&fixture).parent().expect("a directory")).expect("created");
+        fs::write(marker(&fixture), text).expect("written");
+        let running = fixture.start();
+        let sentence = "podfs cannot tell whether it is the disk at this path that podfs began to format";
+        running.wait_log_times(sentence, before_it + 1);
+        stop(running);
+        assert!(device.head() == before, "nothing was written");
+    }
+    device.write(&[0; 4096], 8192);
+    stop(fixture.run());
+    assert!(!marker(&fixture).exists());
+}
+
+#[test]
 fn a_mount_of_killed_processes_is_taken_up_or_cleaned_up() {
     // RC-05
     let device = LoopDevice::new(64);
