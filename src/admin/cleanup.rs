@@ -293,7 +293,7 @@ impl<'a> Cleanup<'a> {
 
     /// Unmounts the file systems of devices that only this pod used. Returns whether none of them stays.
     fn devices(&mut self, uid: &str) -> bool {
-        self.dry_run || self.report_devices(local::leave_all(&self.root, uid))
+        self.dry_run || self.report_devices(local::leave_all_at_once(&self.root, uid))
     }
 
     fn report_devices(&mut self, left: Vec<(PathBuf, HostError)>) -> bool {

@@ -264,6 +264,30 @@ fn the_next_supervisor_waits_for_the_mkfs_of_a_killed_one() {
 }
 
 #[test]
+fn a_cleanup_does_not_wait_for_the_mkfs_of_another_pod() {
+    let device = LoopDevice::new(64);
+    let fixture = fixture(&device, "", "");
+    let mut command = fixture.command();
+    wrap(
+        &fixture,
+        &mut command,
+        "mkfs.ext4",
+        "echo >$here/started; until [ -e $here/go ]; do :; done; exec $real \"$@\"",
+    );
+    let mut running = fixture.start_command(command);
+    eventually("mkfs runs", || fixture.path("started").exists());
+    let run_files = fixture.run_files();
+    let uid = run_files.file_name().expect("a uid").display();
+    let outcome = fixture.cleanup(&[]);
+    let sentence = format!("left {}: it is in use by pod {uid}: ", global_mount(&fixture).display());
+    assert!(outcome.stdout.contains(&sentence), "{}", outcome.stdout);
+    fixture.write("go", "");
+    running.wait_ready();
+    stop(running);
+    fixture.assert_nothing_left();
+}
+
+#[test]
 fn a_device_of_a_killed_mkfs_is_formatted_again_and_never_mounted() {
     for write in [
         // mkfs has written nothing yet.
