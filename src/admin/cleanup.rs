@@ -30,7 +30,9 @@ use crate::manifest::pod::PodUid;
 use crate::supervisor::control::{connect, peer};
 use crate::supervisor::run_dir::bounds::{Bounds, OUTSIDE, path_exists};
 use crate::supervisor::run_dir::cgroup;
-use crate::supervisor::run_dir::claim::{CONTROL, COUNTS, DISKS, LOCK, NEXT_COUNTS, PodLock, PodLockError, SERVER};
+use crate::supervisor::run_dir::claim::{
+    CONTROL, COUNTS, DISKS, LOCK, NEXT_COUNTS, PodLock, PodLockError, SERVER, UNREADABLE,
+};
 use crate::supervisor::run_dir::record::PodLockRecord;
 use crate::supervisor::run_dir::trust;
 use crate::supervisor::server::kill_server;
@@ -108,6 +110,10 @@ impl<'a> Cleanup<'a> {
         for directory in entries {
             match PodLockRecord::read(&directory) {
                 Some(record) => drop(self.pod(&directory, &Bounds::new(&directory, root_directory)?, record)),
+                None if has_uid(&directory) && path_exists(&directory.join(LOCK)) => {
+                    let bounds = Bounds::new(&directory, root_directory)?;
+                    self.pod(&directory, &bounds, PodLockRecord::default());
+                }
                 // The pod's podfs was killed before it wrote the record of the pod, or after it removed the record.
                 None if has_uid(&directory) => drop(self.settle(&directory, remove_if_empty(&directory, self.dry_run))),
                 None => {}
@@ -136,6 +142,10 @@ impl<'a> Cleanup<'a> {
         self.root = root.clone();
         match PodLockRecord::read(&directory) {
             Some(record) => Ok(self.pod(&directory, &Bounds::new(&directory, root_directory)?, record)),
+            None if path_exists(&directory.join(LOCK)) => {
+                let bounds = Bounds::new(&directory, root_directory)?;
+                Ok(self.pod(&directory, &bounds, PodLockRecord::default()))
+            }
             // The node has restarted, or an earlier retirement was killed before its last step.
             None => {
                 self.block_devices(&directory);
@@ -147,7 +157,8 @@ impl<'a> Cleanup<'a> {
         }
     }
 
-    /// Cleans up one pod. Returns whether the next podfs of the pod needs none of its run files.
+    /// Cleans up one pod. If its lock file has no valid record, `before` is empty, and the cleanup finds only the pod's server, and
+    /// mounts below the pod's directory. Returns whether the next podfs of the pod needs none of its run files.
     fn pod(&mut self, directory: &Path, bounds: &Bounds, before: PodLockRecord) -> bool {
         let (claim, mut record) = match PodLock::take_leftovers(directory) {
             Ok(claimed) => claimed,
@@ -163,7 +174,7 @@ impl<'a> Cleanup<'a> {
             }
         };
         if let Ok(server) = connect(directory, SERVER) {
-            if self.retired.is_none() && !is_unmounted(&record) {
+            if self.retired.is_none() && !self.is_unmounted(directory, &record) {
                 self.kept.extend(record.mounts);
                 claim.leave_record();
                 self.report_left(directory, "the pod is still served; podfs run of the pod takes it over");
@@ -185,12 +196,40 @@ impl<'a> Cleanup<'a> {
         self.block_devices(directory);
         let all = directory.file_name().and_then(|uid| uid.to_str()).is_none_or(|uid| self.devices(uid));
         let all = self.volumes(&record) && all && outside.is_empty();
+        if all && self.retired.is_none() {
+            self.keep_unreadable(directory);
+        }
         if all {
             self.run_files(directory, claim, &record)
         } else {
             claim.leave_record()
         }
         all
+    }
+
+    /// Whether none of the pod's mounts is in the mount table: neither a recorded one, nor one below the pod's directory if the
+    /// lock file has no valid record.
+    fn is_unmounted(&self, directory: &Path, record: &PodLockRecord) -> bool {
+        let root = std::fs::canonicalize(&self.root).unwrap_or_else(|_| self.root.clone());
+        let pod = directory.file_name().map(|uid| root.join("pods").join(uid));
+        let pod = pod.filter(|_| PodLockRecord::read(directory).is_none());
+        let is_of_pod =
+            |at: &PathBuf| record.mounts.contains(at) || pod.as_ref().is_some_and(|pod| at.starts_with(pod));
+        mounts().is_ok_and(|table| !table.iter().any(|mounted| is_of_pod(&mounted.at)))
+    }
+
+    /// Keeps the content of a lock file that has no valid record: it may name mounts and directories that the cleanup did not find.
+    fn keep_unreadable(&mut self, directory: &Path) {
+        if PodLockRecord::read(directory).is_some() {
+            return;
+        }
+        let copy = directory.join(UNREADABLE);
+        let kept = if self.dry_run { Ok(0) } else { std::fs::copy(directory.join(LOCK), &copy) };
+        let reason = match kept {
+            Ok(_) => "podfs cannot read this record; unmount and remove the paths in it, then remove it".to_owned(),
+            Err(error) => format!("podfs cannot keep the record that it cannot read: {error}"),
+        };
+        self.report_left(&copy, &reason);
     }
 
     /// Kills the server with this process id, which listens in the directory.
@@ -293,7 +332,7 @@ impl<'a> Cleanup<'a> {
 
     /// Unmounts the file systems of devices that only this pod used. Returns whether none of them stays.
     fn devices(&mut self, uid: &str) -> bool {
-        self.dry_run || self.report_devices(local::leave_all(&self.root, uid))
+        self.dry_run || self.report_devices(local::leave_all_at_once(&self.root, uid))
     }
 
     fn report_devices(&mut self, left: Vec<(PathBuf, HostError)>) -> bool {
@@ -422,11 +461,6 @@ impl<'a> Cleanup<'a> {
 /// A path as an argument in a shell.
 fn in_shell(path: &Path) -> String {
     format!("'{}'", path.display().to_string().replace('\'', r"'\''"))
-}
-
-/// Whether none of the recorded mounts of the pod is in the mount table.
-fn is_unmounted(record: &PodLockRecord) -> bool {
-    mounts().is_ok_and(|table| !table.iter().any(|mounted| record.mounts.contains(&mounted.at)))
 }
 
 /// A mount inside `mount` that a lazy unmount of `mount` would remove from the node. Inside a bind mount, the mounts of its

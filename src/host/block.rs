@@ -102,9 +102,10 @@ impl BlockVolume {
         self.mount.leave(&self.uid, |held| clear(held, &self.root))
     }
 
-    /// Removes the leftovers of a process that was killed while it removed the last pod's use of the device.
+    /// Removes the leftovers of a process that was killed while it removed the last pod's use of the device. If another process
+    /// works on the volume now, these are no leftovers.
     fn sweep(&self) -> Result<(), HostError> {
-        self.mount.sweep(|held| clear(held, &self.root))
+        self.mount.sweep(|held| clear(held, &self.root)).map(drop)
     }
 }
 

@@ -93,23 +93,45 @@ pub fn end_use(root: &Path, name: &str, uid: &str) -> Result<(), HostError> {
     mount.leave(uid, |held| device::unmount(held, root))
 }
 
-/// Ends the use of all PersistentVolumes by a pod that has ended. Returns the mount points that stay, each with the error.
+/// Ends the use of all PersistentVolumes by a pod that has ended. Waits while another process works on one of them. Returns the
+/// mount points that stay, each with the error.
 pub fn leave_all(root: &Path, uid: &str) -> Vec<(PathBuf, HostError)> {
     for_each_mount(root, |mount| {
         if mount.has_user(uid) {
             mount.leave(uid, |held| device::unmount(held, root))
-        } else if mount.has_no_user() {
-            // A process of this pod, or of another one, was killed while it removed the records.
-            mount.sweep(|held| device::unmount(held, root))
         } else {
-            Ok(())
+            sweep_unused(mount, root)
         }
     })
 }
 
-/// Unmounts the file systems that no pod uses any more. Returns the mount points that stay, each with the error.
+/// As [`leave_all`], but does not wait: a mount on which another process works stays.
+pub fn leave_all_at_once(root: &Path, uid: &str) -> Vec<(PathBuf, HostError)> {
+    for_each_mount(root, |mount| {
+        if mount.has_user(uid) {
+            mount.leave_at_once(uid, |held| device::unmount(held, root))
+        } else {
+            sweep_unused(mount, root)
+        }
+    })
+}
+
+/// Unmounts the file systems that no pod uses any more. Returns the mount points that stay, and those on which another process
+/// works, each with the error.
 pub fn sweep(root: &Path) -> Vec<(PathBuf, HostError)> {
-    for_each_mount(root, |mount| mount.sweep(|held| device::unmount(held, root)))
+    for_each_mount(root, |mount| match mount.sweep(|held| device::unmount(held, root))? {
+        true => Ok(()),
+        false => Err(mount.in_use()),
+    })
+}
+
+/// Unmounts the file system of a mount without recorded users: a process of any pod was killed while it removed the records. If
+/// another process works on the mount, this is no leftover.
+fn sweep_unused(mount: &GlobalMount, root: &Path) -> Result<(), HostError> {
+    if mount.has_no_user() {
+        mount.sweep(|held| device::unmount(held, root))?;
+    }
+    Ok(())
 }
 
 /// Does a step for each recorded mount. Returns the mount points for which the step failed, each with the error.

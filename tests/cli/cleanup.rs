@@ -237,9 +237,9 @@ impl Elsewhere {
         ["mount", "empty", "file", &format!("podfs-{}", self.uid)].map(|name| self.directory.path().join(name))
     }
 
-    /// Adds these paths to the lock file of a pod.
-    fn plant(&self, lock: &Path) {
-        let mut record: serde_json::Value = serde_json::from_slice(&fs::read(lock).expect("a file")).expect("a record");
+    /// Adds these paths to the lock file of the only pod.
+    fn plant(&self, fixture: &Fixture) {
+        let (lock, mut record) = fixture.lock_record();
         let [mount, empty, file, cgroup] = self.paths();
         for (key, path) in
             [("mounts", &mount), ("directories", &empty), ("directories", &mount), ("files", &file), ("run", &empty)]
@@ -270,7 +270,7 @@ fn cleanup_touches_nothing_elsewhere_that_a_lock_file_names() {
     let elsewhere = Elsewhere::new(&running.uid());
     fixture.kill_both(&mut running);
     let lock = fixture.run_files().join("lock");
-    elsewhere.plant(&lock);
+    elsewhere.plant(&fixture);
     let outcome = fixture.cleanup(&[]);
     elsewhere.assert_untouched();
     for path in elsewhere.paths() {
@@ -286,6 +286,27 @@ fn cleanup_touches_nothing_elsewhere_that_a_lock_file_names() {
     assert_eq!(next.stop().code(), Some(0));
     elsewhere.assert_untouched();
     fixture.assert_nothing_left();
+}
+
+#[test]
+fn a_server_of_a_pod_without_a_valid_record_is_ended_once_nothing_of_the_pod_is_mounted() {
+    let fixture = fixture();
+    let mut running = fixture.run();
+    fixture.kill_supervisor(&mut running);
+    let lock = fixture.run_files().join("lock");
+    fs::write(&lock, "{\"pid\":").expect("written");
+    let outcome = fixture.cleanup(&[]);
+    assert!(outcome.stdout.contains("the pod is still served"), "{}", outcome.stdout);
+    for mount in fixture.mounts() {
+        umount2(&mount, MntFlags::MNT_DETACH).expect("unmounted");
+    }
+    let outcome = fixture.cleanup(&[]);
+    assert!(outcome.stdout.contains("ended the server"), "{}", outcome.stdout);
+    eventually("the server has ended", || fixture.processes().is_empty());
+    let kept = lock.with_file_name("lock.unreadable");
+    assert!(outcome.stdout.contains(&format!("left {}: podfs cannot read", kept.display())), "{}", outcome.stdout);
+    assert_eq!(fs::read_to_string(kept).expect("it is kept"), "{\"pid\":");
+    assert!(!lock.exists());
 }
 
 #[test]

@@ -1,6 +1,6 @@
 //! `podfs status`: every pod of the node, in every state.
 
-use std::fs::{self, File};
+use std::fs;
 use std::io::{Read, Write};
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::PermissionsExt;
@@ -273,8 +273,7 @@ fn a_pod_of_which_both_processes_were_killed_is_dead_even_if_its_pid_lives_again
     let mut running = fixture.run();
     fixture.kill_both(&mut running);
     // Makes the record name the process id of a program that is not podfs: this test.
-    let lock = fixture.run_files().join("lock");
-    let mut record: Value = serde_json::from_reader(File::open(&lock).expect("a lock file")).expect("JSON");
+    let (lock, mut record) = fixture.lock_record();
     record["pid"] = json!(std::process::id());
     fs::write(&lock, record.to_string()).expect("written");
     let outcome = fixture.status(&[]);

@@ -46,6 +46,16 @@ impl Fixture {
         entries.next().expect("a pod").expect("an entry").path()
     }
 
+    /// The lock file of the only pod, and the record in it.
+    pub fn lock_record(&self) -> (PathBuf, Value) {
+        let lock = self.run_files().join("lock");
+        let bytes = fs::read(&lock).expect("a lock file");
+        // A number and a second copy of the record follow.
+        let mut values = serde_json::Deserializer::from_slice(&bytes).into_iter();
+        let record = values.next().expect("a record").expect("JSON");
+        (lock, record)
+    }
+
     /// Kills the supervisor, then the server, which serves on without a supervisor.
     pub fn kill_both(&self, running: &mut Running) {
         let server = self.kill_supervisor(running);

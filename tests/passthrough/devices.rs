@@ -264,6 +264,30 @@ fn the_next_supervisor_waits_for_the_mkfs_of_a_killed_one() {
 }
 
 #[test]
+fn a_cleanup_does_not_wait_for_the_mkfs_of_another_pod() {
+    let device = LoopDevice::new(64);
+    let fixture = fixture(&device, "", "");
+    let mut command = fixture.command();
+    wrap(
+        &fixture,
+        &mut command,
+        "mkfs.ext4",
+        "echo >$here/started; until [ -e $here/go ]; do :; done; exec $real \"$@\"",
+    );
+    let mut running = fixture.start_command(command);
+    eventually("mkfs runs", || fixture.path("started").exists());
+    let run_files = fixture.run_files();
+    let uid = run_files.file_name().expect("a uid").display();
+    let outcome = fixture.cleanup(&[]);
+    let sentence = format!("left {}: it is in use by pod {uid}: ", global_mount(&fixture).display());
+    assert!(outcome.stdout.contains(&sentence), "{}", outcome.stdout);
+    fixture.write("go", "");
+    running.wait_ready();
+    stop(running);
+    fixture.assert_nothing_left();
+}
+
+#[test]
 fn a_device_of_a_killed_mkfs_is_formatted_again_and_never_mounted() {
     for write in [
         // mkfs has written nothing yet.
@@ -306,6 +330,55 @@ fn a_marker_of_another_device_lets_no_data_be_formatted_over() {
     let before = device.head()[1024 + 0x68..1024 + 0x78].to_vec();
     stop(fixture.run());
     assert_eq!(device.head()[1024 + 0x68..1024 + 0x78], before, "the UUID has not changed");
+    assert!(!marker(&fixture).exists());
+}
+
+#[test]
+fn a_device_that_stays_blank_when_mkfs_fails_is_not_formatted_over_once_it_has_data() {
+    let device = LoopDevice::new(64);
+    let fixture = fixture(&device, "", "");
+    let mut command = fixture.command();
+    wrap(&fixture, &mut command, "mkfs.ext4", "exit 1");
+    let running = fixture.start_command(command);
+    running.wait_log("mkfs.ext4 ended with code 1");
+    stop(running);
+    assert!(!marker(&fixture).exists());
+    device.write(b"a database that writes to the device", 8192);
+    let before = device.head();
+    assert_refused(&fixture, "has no signature of a file system but is not blank");
+    assert!(device.head() == before, "nothing was written");
+}
+
+#[test]
+fn a_marker_of_another_disk_at_the_same_path_lets_no_data_be_formatted_over() {
+    let device = LoopDevice::new(64);
+    let fixture = fixture(&device, "", "");
+    let mut command = fixture.command();
+    // mkfs has written tables, but no superblock.
+    let write =
+        "for last in \"$@\"; do :; done; yes table | dd of=$last bs=4096 seek=1 count=64 conv=notrunc,fsync; exit 1";
+    wrap(&fixture, &mut command, "mkfs.ext4", write);
+    let running = fixture.start_command(command);
+    running.wait_log("mkfs.ext4 ended with code 1");
+    stop(running);
+    let of_failed = fs::read_to_string(marker(&fixture)).expect("the format has not ended");
+    device.exchange(64);
+    device.write(b"a database that writes to the device", 8192);
+    let before = device.head();
+    // An earlier podfs wrote no identity of the disk.
+    let of_earlier =
+        format!(r#"{{"device": "{}", "size": {}, "kind": "ext4", "uuid": "u-1"}}"#, device.text(), 64 << 20);
+    for (before_it, text) in [of_failed, of_earlier].into_iter().enumerate() {
+        fs::create_dir_all(marker(&fixture).parent().expect("a directory")).expect("created");
+        fs::write(marker(&fixture), text).expect("written");
+        let running = fixture.start();
+        let sentence = "podfs cannot tell whether it is the disk at this path that podfs began to format";
+        running.wait_log_times(sentence, before_it + 1);
+        stop(running);
+        assert!(device.head() == before, "nothing was written");
+    }
+    device.write(&[0; 4096], 8192);
+    stop(fixture.run());
     assert!(!marker(&fixture).exists());
 }
 

@@ -296,6 +296,22 @@ fn the_pods_group_gets_nothing_of_the_host() {
 }
 
 #[test]
+fn a_bind_mount_of_a_killed_podfs_stays_also_if_the_root_directory_is_a_link() {
+    let (fixture, _) = fixture(BIND, "");
+    fs::create_dir(fixture.path("real")).expect("a directory");
+    symlink("real", fixture.path("root")).expect("a link");
+    let mut killed = fixture.run();
+    fixture.kill_all();
+    killed.wait();
+    let before = fixture.mounts();
+    assert_eq!(before.len(), 1);
+    let mut running = fixture.run();
+    assert_eq!(running.stop().code(), Some(0), "{}", running.log());
+    assert!(!running.log().contains("volume is unmounted; the pod goes on without it"), "{}", running.log());
+    assert!(fixture.mounts().is_empty() && fs::read_dir(fixture.path("root")).expect("a listing").next().is_none());
+}
+
+#[test]
 fn bind_mounts_of_a_killed_podfs_stay_and_are_the_next_ones() {
     // RC-01
     let (fixture, source) = fixture(BIND, "");

@@ -1,17 +1,21 @@
 //! Making a file system on a blank device.
 //!
-//! 1. Before mkfs starts, podfs writes and syncs a marker: a file with the path and the size of the device, and the type and the
-//!    UUID of the new file system. After mkfs has succeeded, podfs removes the marker and syncs its directory. It mounts the device
-//!    only after that.
-//! 2. So if there is a marker, mkfs or podfs was killed, and podfs has not mounted the device since. Then:
+//! 1. Before mkfs starts, podfs writes and syncs a marker: a file with the path, the size and the identity of the disk, and the
+//!    type and the UUID of the new file system. After mkfs has succeeded, podfs removes the marker and syncs its directory. It
+//!    mounts the device only after that. If mkfs fails and has written nothing, podfs removes the marker, too.
+//! 2. So if there is a marker, mkfs has failed, or mkfs or podfs was killed, and podfs has not mounted the device since. Then:
 //!
 //!    | on the device | what podfs does |
 //!    |---|---|
 //!    | nothing | formats the device like any blank device |
 //!    | a file system of the marker's type and UUID in which a full check finds no error | uses the file system |
 //!    | such a file system, in which the check finds an error | formats again: mkfs has made it, and no pod has used it |
-//!    | data without a signature, on the device of the marker's path and size | formats again: mkfs writes its signature last |
+//!    | data without a signature, on the disk of the marker | formats again: mkfs writes its signature last |
+//!    | data without a signature, on a disk of the same path and size that podfs cannot tell to be the marker's | refuses it |
+//!    | the superblock of a file system that blkid does not find | refuses it: this may be a file system with data |
 //!    | anything else | removes the marker, because podfs did not write this, and treats the device like any other |
+//!
+//!    The path and the size are not enough: after a boot, or when disks are exchanged, another disk may have them.
 //! 3. mkfs has the lock of the global mount as its standard input. If podfs is killed, the next process waits until mkfs has
 //!    ended.
 
@@ -22,13 +26,13 @@ use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
-use tracing::info;
+use tracing::{info, warn};
 
 use super::BlockDevice;
-use super::content::DeviceContent;
+use super::content::{self, DeviceContent};
 use super::program::run;
 use crate::host::HostError;
-use crate::host::global_mount::{LockedGlobalMount, remove_whole, write_synced};
+use crate::host::global_mount::{LockedGlobalMount, boot_id, remove_whole, write_synced};
 
 /// A file of the kernel with a new UUID at each read.
 const RANDOM_UUID: &str = "/proc/sys/kernel/random/uuid";
@@ -38,8 +42,28 @@ const RANDOM_UUID: &str = "/proc/sys/kernel/random/uuid";
 pub(super) struct FormatMarker {
     device: PathBuf,
     size: u64,
+    /// `None` if the disk has no serial number, and the kernel does not number disks. Earlier versions of podfs wrote none either.
+    #[serde(default)]
+    disk: Option<FormattedDisk>,
     kind: String,
     uuid: String,
+}
+
+/// The identity of a disk that podfs formats.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+enum FormattedDisk {
+    /// Its serial number, which is the same after each boot.
+    Serial(String),
+    /// The kernel's sequence number of the disk, which no other disk has in this boot.
+    Sequence { boot: String, number: u64 },
+}
+
+impl FormattedDisk {
+    fn of(device: &BlockDevice) -> Option<FormattedDisk> {
+        let in_boot = || Some(FormattedDisk::Sequence { boot: boot_id().ok()?, number: device.sequence()? });
+        device.serial().map(FormattedDisk::Serial).or_else(in_boot)
+    }
 }
 
 impl FormatMarker {
@@ -66,9 +90,14 @@ impl FormatMarker {
         written.map_err(|cause| HostError::system("write", path, cause))
     }
 
-    /// Whether this is the device that podfs was about to format, by path and size.
-    fn is_of(&self, device: &BlockDevice) -> bool {
+    /// Whether the device has the path and the size of the one that podfs was about to format.
+    fn is_like(&self, device: &BlockDevice) -> bool {
         self.device == device.path() && device.size().is_ok_and(|size| size == self.size)
+    }
+
+    /// Whether the device is on the disk that podfs was about to format. False if podfs cannot tell.
+    fn is_on_disk_of(&self, device: &BlockDevice) -> bool {
+        self.disk.is_some() && self.disk == FormattedDisk::of(device)
     }
 }
 
@@ -110,9 +139,16 @@ pub(super) fn format(
     }
     let uuid = fs::read_to_string(RANDOM_UUID).map_err(failed)?.trim().to_owned();
     let size = device.size().map_err(failed)?;
-    FormatMarker { device: path.to_owned(), size, kind: kind.to_owned(), uuid: uuid.clone() }.write(marker)?;
+    let disk = FormattedDisk::of(device);
+    FormatMarker { device: path.to_owned(), size, disk, kind: kind.to_owned(), uuid: uuid.clone() }.write(marker)?;
     let began = std::time::Instant::now();
-    make(device, kind, &uuid, held)?;
+    if let Err(error) = make(device, kind, &uuid, held) {
+        // A marker that stayed would be taken for that of data that another program writes later.
+        if matches!(content::probe(device), Ok(DeviceContent::Blank)) {
+            remove(marker).unwrap_or_else(|error| warn!("{error}"));
+        }
+        return Err(error);
+    }
     remove(marker)?;
     info!("{} was blank and has a new file system ({kind}) after {} ms", path.display(), began.elapsed().as_millis());
     Ok(())
@@ -142,7 +178,7 @@ fn make(device: &BlockDevice, kind: &str, uuid: &str, held: &LockedGlobalMount<'
 /// Repairs an interrupted format, as the marker at `path` records it. Returns the content of the device after that.
 ///
 /// # Errors
-/// When the device cannot be checked or formatted again.
+/// When the device cannot be checked or formatted again, or podfs cannot tell whether it is the marker's.
 pub(super) fn judge(
     marker: &FormatMarker,
     content: DeviceContent,
@@ -150,16 +186,24 @@ pub(super) fn judge(
     path: &Path,
     held: &LockedGlobalMount<'_>,
 ) -> Result<DeviceContent, HostError> {
+    let device_path = device.path().display();
     let is_own = match &content {
         DeviceContent::FileSystem { kind, uuid } => *kind == marker.kind && uuid.as_ref() == Some(&marker.uuid),
-        DeviceContent::Remains | DeviceContent::Hidden => marker.is_of(device),
+        // The caller refuses the device. The marker stays: blkid may find the file system later.
+        DeviceContent::Hidden => return Ok(content),
+        DeviceContent::Remains if marker.is_like(device) && !marker.is_on_disk_of(device) => {
+            return Err(HostError::Refused(format!(
+                "{device_path} is not blank, and podfs cannot tell whether it is the disk at this path that podfs began to \
+                 format: podfs formats nothing over it; if its data is not needed, erase it with blkdiscard or dd"
+            )));
+        }
+        DeviceContent::Remains => marker.is_like(device),
         _ => false,
     };
     if !is_own {
         remove(path)?;
         return Ok(content);
     }
-    let device_path = device.path().display();
     if matches!(content, DeviceContent::FileSystem { .. }) && is_whole(device, &marker.kind, held)? {
         info!("{device_path} was formatted by a podfs that was killed, and its file system is whole");
     } else {

@@ -32,6 +32,7 @@ use std::path::{Path, PathBuf};
 
 use podfs_fuse::mount::table::mounts_at;
 use rustix::fs::{FlockOperation, flock};
+use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 
 use super::HostError;
@@ -150,31 +151,52 @@ impl GlobalMount {
         uid: &str,
         unmount: impl FnOnce(&LockedGlobalMount<'_>) -> Result<(), HostError>,
     ) -> Result<(), HostError> {
-        let held = self.hold()?;
-        if held.other_users(uid)?.is_empty() {
-            unmount(&held)?;
-            held.forget(uid);
-            held.remove_records();
-        } else {
-            held.forget(uid);
-        }
-        Ok(())
+        self.hold()?.leave(uid, unmount)
     }
 
-    /// Calls `unmount` if no user counts any more.
+    /// As [`Self::leave`], but does not wait while another process works on the mount.
+    ///
+    /// # Errors
+    /// As [`Self::leave`], or when another process works on the mount.
+    pub fn leave_at_once(
+        &self,
+        uid: &str,
+        unmount: impl FnOnce(&LockedGlobalMount<'_>) -> Result<(), HostError>,
+    ) -> Result<(), HostError> {
+        self.try_hold()?.ok_or_else(|| self.in_use())?.leave(uid, unmount)
+    }
+
+    /// Calls `unmount` if no user counts any more. Returns `false`, and calls nothing, if another process works on the mount. A
+    /// program such as fsck may do that for hours.
     ///
     /// # Errors
     /// As [`Self::leave`].
     pub fn sweep(
         &self,
         unmount: impl FnOnce(&LockedGlobalMount<'_>) -> Result<(), HostError>,
-    ) -> Result<(), HostError> {
-        let held = self.hold()?;
+    ) -> Result<bool, HostError> {
+        let Some(held) = self.try_hold()? else { return Ok(false) };
         if held.other_users("")?.is_empty() {
             unmount(&held)?;
             held.remove_records();
         }
-        Ok(())
+        Ok(true)
+    }
+
+    /// The error that another process works on the mount, with the names of the recorded users.
+    pub fn in_use(&self) -> HostError {
+        let entries = fs::read_dir(self.records.join(USERS)).into_iter().flatten().flatten();
+        let names = entries.filter_map(|entry| entry.file_name().into_string().ok());
+        let mut users: Vec<_> = names.filter(|name| !is_unfinished(name)).collect();
+        users.sort();
+        let users = match &users[..] {
+            [] => "another podfs".to_owned(),
+            [user] => format!("pod {user}"),
+            users => format!("pods {}", users.join(", ")),
+        };
+        HostError::Refused(format!(
+            "it is in use by {users}: podfs, or a program such as mkfs or fsck, works on it now; podfs leaves it until that has ended"
+        ))
     }
 
     /// Takes the lock. Waits while another process has it.
@@ -182,6 +204,18 @@ impl GlobalMount {
     /// # Errors
     /// When the records cannot be made.
     pub fn hold(&self) -> Result<LockedGlobalMount<'_>, HostError> {
+        Ok(self.lock(FlockOperation::LockExclusive)?.expect("flock(2) waits"))
+    }
+
+    /// Takes the lock, unless another process has it.
+    ///
+    /// # Errors
+    /// When the records cannot be made.
+    fn try_hold(&self) -> Result<Option<LockedGlobalMount<'_>>, HostError> {
+        self.lock(FlockOperation::NonBlockingLockExclusive)
+    }
+
+    fn lock(&self, operation: FlockOperation) -> Result<Option<LockedGlobalMount<'_>>, HostError> {
         let failed = |cause: io::Error| HostError::system("lock", &self.records, cause);
         let path = self.records.join(LOCK);
         loop {
@@ -194,15 +228,17 @@ impl GlobalMount {
                     Err(cause) if cause.kind() == ErrorKind::NotFound => continue,
                     opened => opened.map_err(failed)?,
                 };
-            while let Err(errno) = flock(&lock, FlockOperation::LockExclusive) {
-                if errno != rustix::io::Errno::INTR {
-                    return Err(failed(errno.into()));
+            while let Err(errno) = flock(&lock, operation) {
+                match errno {
+                    Errno::INTR => {}
+                    Errno::WOULDBLOCK => return Ok(None),
+                    errno => return Err(failed(errno.into())),
                 }
             }
             let locked = lock.metadata().map_err(failed)?;
             let is_current = fs::metadata(&path).is_ok_and(|found| found.ino() == locked.ino());
             if is_current && self.make_records().map_err(failed)? {
-                return Ok(LockedGlobalMount { mount: self, lock });
+                return Ok(Some(LockedGlobalMount { mount: self, lock }));
             }
         }
     }
@@ -210,12 +246,16 @@ impl GlobalMount {
     /// Makes the directories of the records. Returns `false` if another process has removed one of them at this moment.
     fn make_records(&self) -> io::Result<bool> {
         let users = self.records.join(USERS);
-        let is_blocked = || users.ancestors().any(|path| fs::metadata(path).is_ok_and(|found| !found.is_dir()));
-        match DirBuilder::new().recursive(true).mode(0o750).create(&users) {
-            Err(cause) if cause.kind() == ErrorKind::NotFound => Ok(false),
-            // mkdir(2) found the directory, and another process removed it before the standard library's stat(2).
-            Err(cause) if cause.kind() == ErrorKind::AlreadyExists && !is_blocked() => Ok(false),
-            made => made.map(|()| true),
+        let made = DirBuilder::new().recursive(true).mode(0o750).create(&users);
+        let Err(cause) = made else { return Ok(true) };
+        match cause.kind() {
+            ErrorKind::NotFound => Ok(false),
+            ErrorKind::AlreadyExists => match users.ancestors().find(|path| is_no_directory(path)) {
+                Some(path) => Err(io::Error::other(format!("{} leads to no directory", path.display()))),
+                // mkdir(2) found the directory, and another process removed it before the standard library's stat(2).
+                None => Ok(false),
+            },
+            _ => Err(cause),
         }
     }
 }
@@ -233,6 +273,22 @@ impl LockedGlobalMount<'_> {
     pub fn is_mounted(&self) -> io::Result<bool> {
         let Ok(mount_point) = self.mount.mount_point.canonicalize() else { return Ok(false) };
         Ok(!mounts_at(&mount_point)?.is_empty())
+    }
+
+    /// Ends the pod's use of the mount, as [`GlobalMount::leave`] describes.
+    fn leave(
+        self,
+        uid: &str,
+        unmount: impl FnOnce(&LockedGlobalMount<'_>) -> Result<(), HostError>,
+    ) -> Result<(), HostError> {
+        if self.other_users(uid)?.is_empty() {
+            unmount(&self)?;
+            self.forget(uid);
+            self.remove_records();
+        } else {
+            self.forget(uid);
+        }
+        Ok(())
     }
 
     /// A descriptor of the lock file, for the standard input of a program that works on the mount. The lock lasts at least as long
@@ -301,6 +357,15 @@ impl LockedGlobalMount<'_> {
         }
         let _ = fs::remove_file(records.join(LOCK));
         remove_upwards(records, self.mount.removed);
+    }
+}
+
+/// Whether there is something at this path that is no directory, such as a symbolic link to a disk that is not mounted.
+fn is_no_directory(path: &Path) -> bool {
+    match fs::symlink_metadata(path) {
+        Ok(found) if found.is_symlink() => !path.is_dir(),
+        Ok(found) => !found.is_dir(),
+        Err(_) => false,
     }
 }
 

@@ -102,7 +102,7 @@ fn a_user_that_is_gone_keeps_no_mount() {
     let record = fs::read_to_string(&user).expect("written");
     let boot = boot_id().expect("an id");
     fs::write(&user, record.replace(&boot, "before")).expect("written");
-    node.mount().sweep(unmount).expect("swept");
+    assert!(node.mount().sweep(unmount).expect("swept"));
     assert!(!node.is_mounted());
     node.assert_nothing_recorded();
 }
@@ -154,6 +154,30 @@ fn the_lock_lasts_as_long_as_a_program_that_has_it() {
     program.wait().expect("ended");
     receiver.recv().expect("the lock is free");
     waiting.join().expect("ended");
+}
+
+#[test]
+fn a_cleanup_does_not_wait_for_a_process_that_works_on_the_mount() {
+    let node = TestNode::new();
+    node.enter("a").expect("mounted");
+    let mount = node.mount();
+    let held = mount.hold().expect("locked");
+    assert!(!node.mount().sweep(unmount).expect("not swept"));
+    let error = node.mount().leave_at_once("a", unmount).expect_err("locked").to_string();
+    assert!(error.starts_with("it is in use by pod a: "), "{error}");
+    assert!(node.is_mounted() && node.mount().has_user("a"));
+    drop(held);
+    node.mount().leave_at_once("a", unmount).expect("left");
+    node.assert_nothing_recorded();
+}
+
+#[test]
+fn a_link_to_a_disk_that_is_not_mounted_is_reported() {
+    let node = TestNode::new();
+    let plugins = node.root.path().join("plugins");
+    std::os::unix::fs::symlink("/nonexistent/disk", &plugins).expect("a link");
+    let error = node.enter("a").expect_err("there is no directory").to_string();
+    assert!(error.ends_with(&format!("{} leads to no directory", plugins.display())), "{error}");
 }
 
 #[test]

@@ -4,7 +4,7 @@
 //! holds it ends. A process id may belong to another program by then. The file records what the supervisor has made.
 
 use std::fs::{File, OpenOptions};
-use std::io::{self, Read, Seek, Write};
+use std::io::{self, Read};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::thread::sleep;
@@ -19,7 +19,7 @@ use podfs_fuse::mount::directories::Directories;
 use tracing::warn;
 
 use super::bounds::{Bounds, OUTSIDE, path_exists};
-use super::record::PodLockRecord;
+use super::record::{PodLockRecord, RecordWriter};
 use super::socket;
 use super::trust::{self, Untrusted};
 use super::volumes_lock::{VolumesLock, VolumesTaken};
@@ -106,6 +106,8 @@ pub struct PodLock {
     /// The lock on the directory of the pod's volumes. It ends before the claim does, so the next podfs gets both.
     volumes: Option<VolumesLock>,
     lock: Flock<File>,
+    /// Writes the record to the lock file.
+    writer: RecordWriter,
     // Dropping these removes the directories, after `drop` has removed the files in them. `run` comes first, because the
     // directories that this process made are inside those that earlier ones made.
     /// The directories that this process has made for the lock file.
@@ -203,7 +205,9 @@ impl PodLock {
                 let leaves_record = record.pid != 0;
                 let cgroup = record.cgroup;
                 let path = path.clone();
-                let mut claim = Self { pod, path, volumes: None, lock, run, inherited_run, cgroup, leaves_record };
+                let writer = RecordWriter::default();
+                let mut claim =
+                    Self { pod, path, volumes: None, lock, writer, run, inherited_run, cgroup, leaves_record };
                 claim.record(&directories, &record.mounts, &record.written).map_err(failed)?;
                 let PodLockRecord { mounts, written, .. } = record;
                 return Ok((claim, PodLeftovers { directories, mounts, written }));
@@ -211,11 +215,12 @@ impl PodLock {
         }
     }
 
-    /// Claims the leftovers of a dead podfs. `directory` is the pod's run directory. Returns the claim and the record. Makes
-    /// nothing and writes nothing. Dropping the claim removes the record, unless [`PodLock::leave_record`] is called.
+    /// Claims the leftovers of a dead podfs. `directory` is the pod's run directory. Returns the claim and the record, which is
+    /// empty if the lock file has no valid one. Makes nothing and writes nothing. Dropping the claim removes the record, unless
+    /// [`PodLock::leave_record`] is called.
     ///
     /// # Errors
-    /// When another process holds the claim, or the lock file has no record.
+    /// When another process holds the claim, or there is no lock file.
     pub fn take_leftovers(directory: &Path) -> Result<(Self, PodLockRecord), PodLockError> {
         let path = directory.join(LOCK);
         let failed = |cause: io::Error| PodLockError::Lock { path: path.clone(), cause };
@@ -229,7 +234,7 @@ impl PodLock {
             Err((mut file, Errno::EWOULDBLOCK)) => return Err(taken(read(&mut file).pid)),
             Err((_, errno)) => return Err(failed(errno.into())),
         };
-        let record = PodLockRecord::read(directory).ok_or_else(|| failed(io::ErrorKind::InvalidData.into()))?;
+        let record = PodLockRecord::read(directory).unwrap_or_default();
         let mut inherited_run = record.run.clone();
         inherited_run.retain(|run| directory.starts_with(run));
         if !inherited_run.iter().any(|run| run == directory) {
@@ -238,7 +243,8 @@ impl PodLock {
         let inherited_run = Directories::inherit(inherited_run, Vec::new());
         let run = Directories::default();
         let (pod, cgroup) = (record.pod.clone(), record.cgroup.clone());
-        Ok((Self { pod, path, volumes: None, lock, run, inherited_run, cgroup, leaves_record: false }, record))
+        let writer = RecordWriter::default();
+        Ok((Self { pod, path, volumes: None, lock, writer, run, inherited_run, cgroup, leaves_record: false }, record))
     }
 
     /// Locks the directory of the pod's volumes, if it exists; otherwise [`PodLock::lock_made_volumes`] does.
@@ -261,9 +267,10 @@ impl PodLock {
     /// Records the paths that were made for the pod's volumes: if this process is killed, the pod's next podfs removes them.
     ///
     /// # Errors
-    /// When the lock file cannot be written.
+    /// When the lock file cannot be written. It keeps its record then, or has this one.
     pub fn record(&mut self, directories: &Directories, mounts: &[PathBuf], written: &[PathBuf]) -> io::Result<()> {
         let record = PodLockRecord {
+            edition: 0,
             pid: std::process::id(),
             pod: self.pod.clone(),
             run: [self.inherited_run.made(), self.run.made()].concat(),
@@ -273,11 +280,7 @@ impl PodLock {
             written: written.to_vec(),
             cgroup: self.cgroup.clone(),
         };
-        let text = serde_json::to_vec(&record)?;
-        // The file is not truncated first: it keeps its blocks, so that podfs can write the record even if the disk is full.
-        self.lock.rewind()?;
-        self.lock.write_all(&text)?;
-        self.lock.set_len(text.len() as u64)
+        self.writer.write(&self.lock, record)
     }
 
     /// Whether the locked file is still at its path. Another process may have deleted it, or the run directory.
@@ -305,6 +308,7 @@ impl PodLock {
             }
             Err((_, errno)) => return Err(failed(errno.into())),
         };
+        self.writer.change_file();
         Ok(())
     }
 
@@ -409,7 +413,12 @@ pub(super) fn is_still_at(file: &File, path: &Path) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::PermissionsExt;
+
     use super::*;
+    use podfs_fuse::mount::visible::detach;
+
+    use crate::host::memory::mount_tmpfs;
     use crate::manifest::pod::PodIdentity;
     use crate::supervisor::run_dir::mount_points::MountPoints;
 
@@ -490,6 +499,44 @@ mod tests {
         assert!(PodLockRecord::read(&directory).is_none());
         drop(PodLock::take(run.path(), ROOT.as_ref(), &pod).expect("no process holds the lock"));
         assert_eq!(std::fs::read(directory.join(UNREADABLE)).expect("it is kept"), long[..long.len() - 9]);
+    }
+
+    #[test]
+    fn a_full_disk_leaves_the_record() {
+        let run = tempfile::tempdir().expect("a directory");
+        mount_tmpfs(run.path(), 64 << 10).expect("mounted");
+        std::fs::set_permissions(run.path(), std::fs::Permissions::from_mode(0o755)).expect("its mode");
+        let pod = PodIdentity::placeholder();
+        let (mut claim, _) = PodLock::take(run.path(), ROOT.as_ref(), &pod).expect("the pod is free");
+        let directory = claim.directory().to_owned();
+        let mounts = |count: usize| {
+            (0..count).map(|n| format!("{ROOT}/pods/u/volumes/p/volume-{n}").into()).collect::<Vec<PathBuf>>()
+        };
+        claim.record(&Directories::default(), &mounts(1), &[]).expect("written");
+        // The file of an earlier version has no space for two copies.
+        let earlier = run.path().join("earlier");
+        std::fs::create_dir(&earlier).expect("a directory");
+        let one = serde_json::to_vec(&PodLockRecord { mounts: mounts(1), ..PodLockRecord::default() }).expect("JSON");
+        std::fs::write(earlier.join(LOCK), one).expect("written");
+        let mut filler = File::create(run.path().join("filler")).expect("a file");
+        io::copy(&mut io::repeat(0), &mut filler).expect_err("the disk is full");
+        let refused = claim.record(&Directories::default(), &mounts(200), &[]);
+        let left = PodLockRecord::read(&directory).map(|record| record.mounts);
+        let of_same_size = claim.record(&Directories::default(), &mounts(2), &[]);
+        let next = PodLockRecord::read(&directory).map(|record| record.mounts);
+        claim.leave_record();
+        let file = OpenOptions::new().read(true).write(true).open(earlier.join(LOCK)).expect("a file");
+        let two = PodLockRecord { mounts: mounts(2), ..PodLockRecord::default() };
+        let in_earlier = RecordWriter::default().write(&file, two);
+        let after_earlier = PodLockRecord::read(&earlier).map(|record| record.mounts);
+        drop((filler, file));
+        detach(run.path()).expect("unmounted");
+        assert_eq!(refused.expect_err("the disk is full").kind(), io::ErrorKind::StorageFull);
+        assert_eq!(left.expect("a record"), mounts(1));
+        of_same_size.expect("the file has the space for it");
+        assert_eq!(next.expect("a record"), mounts(2));
+        in_earlier.expect("the record fits in its page");
+        assert_eq!(after_earlier.expect("a record"), mounts(2));
     }
 
     #[test]

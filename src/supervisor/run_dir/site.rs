@@ -18,9 +18,10 @@ pub enum Site {
 }
 
 impl Site {
-    /// The site of a pod below the root directory.
+    /// The site of a pod below the root directory. Its path is absolute and without symbolic links, like the paths in the mount
+    /// table and in the pod's record, with which podfs compares it.
     pub fn of_pod(root: &Path, uid: &PodUid) -> Site {
-        Site::Pod(root.join("pods").join(uid.as_str()))
+        Site::Pod(resolve(&root.join("pods").join(uid.as_str())))
     }
 
     /// The path of a volume, given the kubelet's directory for its kind.
@@ -84,5 +85,30 @@ impl Site {
         match self {
             Site::Pod(path) | Site::Exactly(path) => path,
         }
+    }
+}
+
+/// A path without the symbolic links in it. Its end need not exist.
+fn resolve(path: &Path) -> PathBuf {
+    let resolved = path.ancestors().find_map(|above| Some((above, above.canonicalize().ok()?)));
+    let resolved = resolved.and_then(|(above, resolved)| Some(resolved.join(path.strip_prefix(above).ok()?)));
+    resolved.or_else(|| std::path::absolute(path).ok()).unwrap_or_else(|| path.to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_path_of_a_site_has_no_symbolic_links_before_and_after_the_root_directory_exists() {
+        let base = tempfile::tempdir().expect("a directory");
+        let real = base.path().canonicalize().expect("it is there").join("real");
+        std::fs::create_dir(&real).expect("a directory");
+        std::os::unix::fs::symlink("real", base.path().join("link")).expect("a link");
+        let root = base.path().join("link/root");
+        let site = || Site::of_pod(&root, &PodUid::parse("u").expect("a uid"));
+        assert_eq!(site().path(), real.join("root/pods/u"));
+        std::fs::create_dir_all(real.join("root/pods/u")).expect("a directory");
+        assert_eq!(site().path(), real.join("root/pods/u"));
     }
 }

@@ -213,8 +213,10 @@ fn rc_02_a_pod_without_supervisor_is_retired_in_any_state() {
         let home = node.root().join("pods").join(node.uid()).join("plugins/kubernetes.io~empty-dir/scratch");
         fs::remove_file(home.join("ready")).expect("it was there");
     };
+    let cut_record: Step = |node| fs::write(node.run().join(node.uid()).join("lock"), "{\"pid\":").expect("written");
     let rows: &[(&str, &[Step])] = &[
         ("nothing", &[]),
+        ("its record is cut", &[cut_record]),
         ("its server was killed", &[kill_servers]),
         ("its mounts are gone, too", &[kill_servers, unmount]),
         ("some content is gone, too", &[kill_servers, unmount, delete_some]),
