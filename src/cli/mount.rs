@@ -26,7 +26,7 @@ use crate::volume::{Claim, ClaimReference, Projection, SubPathMode, Volume, Volu
 /// Mount a single core/v1 Volume at DIR until Ctrl-C.
 ///
 /// Without --objects or an API server, it prints which objects the volume needs. The pod's annotations for its volume of
-/// the same name apply; --cache wins over them. An emptyDir keeps its content in a private directory below TMPDIR.
+/// the same name apply; --cache wins over them. An emptyDir on a disk keeps its content in a private directory below TMPDIR.
 #[derive(Args)]
 #[command(after_help = "\
 EXIT STATUS:
