@@ -26,9 +26,9 @@ use crate::volume::{Claim, ClaimReference, Projection, SubPathMode, Volume, Volu
 /// Mount a single core/v1 Volume at DIR until Ctrl-C.
 ///
 /// Without --objects or an API server, it prints which objects the volume needs. The pod's annotations for its volume of
-/// the same name apply; --cache wins over them. An emptyDir keeps its content in a private directory below TMPDIR,
-/// podfs-XXXXXX. After a SIGKILL of podfs mount, this directory stays, and podfs cleanup does not know it: unmount DIR and what is
-/// mounted in the directory, and remove it with rm -r.
+/// the same name apply; --cache wins over them. An emptyDir on a disk keeps its content in a private directory below TMPDIR,
+/// podfs-XXXXXX. After a SIGKILL of podfs mount, this directory stays, and podfs cleanup does not know it: unmount DIR, and remove the
+/// directory with rm -r.
 #[derive(Args)]
 #[command(after_help = "\
 EXIT STATUS:

@@ -21,13 +21,20 @@ pub(super) const HUGETLBFS: u32 = 0x9584_58f6;
 /// # Errors
 /// When the kernel refuses.
 pub fn mount_tmpfs(at: &Path, bytes: u64) -> Result<(), HostError> {
+    attach(make_tmpfs(bytes), at).map_err(|errno| HostError::system("mount a tmpfs on", at, errno))
+}
+
+/// Makes a tmpfs as [`mount_tmpfs`] does, and mounts it nowhere. The tmpfs goes with the last descriptor of its root.
+///
+/// # Errors
+/// When the kernel refuses.
+pub fn make_tmpfs(bytes: u64) -> Result<OwnedFd, Errno> {
     let settings = [("size", bytes.to_string()), ("mode", "1777".to_owned())];
-    let mounted = match create("tmpfs", &settings, &["noswap"]) {
+    match create("tmpfs", &settings, &["noswap"]) {
         // Kernels before 6.4, and user namespaces, do not know the flag.
         Err(Errno::INVAL) => create("tmpfs", &settings, &[]),
         created => created,
-    };
-    attach(mounted, at).map_err(|errno| HostError::system("mount a tmpfs on", at, errno))
+    }
 }
 
 /// Changes the size of the tmpfs that `root` is open on, unless it has that size already. `at` is its mount point, for

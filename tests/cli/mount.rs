@@ -1,6 +1,7 @@
 //! `podfs mount`: one volume in the foreground, for debugging.
 
 use std::fs::{self, File};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
@@ -213,6 +214,31 @@ fn a_directory_that_a_living_podfs_serves_is_refused_and_one_of_a_dead_podfs_is_
     wait_content(&at(&fixture).join("a"), "1");
     assert_eq!(fixture.mounts(), [at(&fixture)], "the dead mount is gone");
     interrupt(second, &fixture);
+}
+
+#[test]
+fn an_empty_dir_in_memory_goes_with_a_podfs_that_is_killed() {
+    let fixture = fixture("name: scratch\nemptyDir: {medium: Memory, sizeLimit: 1Mi}\n");
+    let temporary = fixture.path("tmp");
+    fs::create_dir(&temporary).expect("a directory");
+    let left = || (fs::read_dir(&temporary).expect("a listing").count(), fixture.mounts());
+    let mut running = start(&fixture, bare_command(&fixture).env("TMPDIR", &temporary));
+    assert_eq!(fs::metadata(at(&fixture)).expect("attributes").mode() & 0o7777, 0o1777);
+    fs::write(at(&fixture).join("secret"), "1").expect("written");
+    let error = fs::write(at(&fixture).join("large"), vec![0; 2 << 20]).expect_err("it does not fit");
+    assert_eq!(error.kind(), std::io::ErrorKind::StorageFull);
+    running.kill_server_and_keeper(|| wait_content(&at(&fixture).join("secret"), "1"));
+    assert_eq!(left(), (0, vec![at(&fixture)]), "no path of the node leads to the content");
+    assert!(!running.log().contains("does not cut its server off"), "{}", running.log());
+    running.signal(Signal::SIGKILL);
+    running.wait();
+    eventually("the server ends by itself", || fixture.processes().is_empty());
+    assert_eq!(left(), (0, vec![at(&fixture)]));
+    fs::write(fixture.path("log"), "").expect("the log of the first");
+    let again = start(&fixture, bare_command(&fixture).env("TMPDIR", &temporary));
+    assert!(!at(&fixture).join("secret").exists());
+    interrupt(again, &fixture);
+    assert_eq!(left(), (0, vec![]));
 }
 
 #[test]

@@ -11,6 +11,8 @@
 //! 4. An open mount table of the namespace keeps the namespace alive, even without processes in it. So the supervisor, the
 //!    server and its successors keep the namespace by their descriptor of its mount table.
 //!
+//! A source on a mount that is attached nowhere, such as the tmpfs of `podfs mount`, is cut off already.
+//!
 //! A private mount gets no mount events. A clone of it would not show later mounts of the host below the source, so podfs does not
 //! enclose such a source.
 
@@ -68,8 +70,13 @@ impl SourceWithMounts {
 
 /// Encloses a source; `None` if its mount gets no mount events.
 fn enclose(source: BorrowedFd<'_>) -> io::Result<Option<SourceWithMounts>> {
-    let mounted = mount_with_id(mount_id(source)?)?;
-    if mounted.ok_or_else(|| io::Error::other("the mount of its source is not in the mount table"))?.is_private {
+    let Some(mounted) = mount_with_id(mount_id(source)?)? else {
+        return match is_alone(source) {
+            true => SourceWithMounts::open(source).map(Some),
+            false => Err(io::Error::other("the mount of its source is not in the mount table")),
+        };
+    };
+    if mounted.is_private {
         return Ok(None);
     }
     // The kernel gets the type of the root from the mount, without a request to the file system.
@@ -84,6 +91,16 @@ fn enclose(source: BorrowedFd<'_>) -> io::Result<Option<SourceWithMounts>> {
     let table = table.map_err(|_panic| io::Error::other("a thread ended early"))??;
     // The descriptor is of the root of the clone, in any namespace.
     Ok(Some(SourceWithMounts { source: clone, table }))
+}
+
+/// Whether the source is the root of a mount that is attached nowhere: nothing is above it.
+fn is_alone(source: BorrowedFd<'_>) -> bool {
+    let same = |name: &std::ffi::CStr| {
+        let flags = AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC;
+        let found = statx(source, name, flags, StatxFlags::INO | StatxFlags::MNT_ID).ok()?;
+        (found.stx_mask & StatxFlags::MNT_ID.bits() != 0).then_some((found.stx_mnt_id, found.stx_ino))
+    };
+    same(c"..").is_some_and(|above| same(c"") == Some(above))
 }
 
 /// Attaches the clone in a new mount namespace, and opens the mount table there. The calling thread stays in that namespace, so it

@@ -18,6 +18,7 @@ use super::node::Node;
 use super::options::{CacheMode, PassthroughOptions};
 use super::source_mount::SourceMount;
 use crate::mount::table::Restrictions;
+use crate::region::FileMark;
 use crate::session::NodeId;
 use crate::session::abi::{self, Attr, AttrOut, EntryOut, StatxOut, SxTime};
 
@@ -142,20 +143,27 @@ pub fn attributes_of_name(directory: BorrowedFd<'_>, name: &CStr) -> Result<Stat
     statx(directory, name, flags, StatxFlags::BASIC_STATS | StatxFlags::BTIME | StatxFlags::MNT_ID)
 }
 
-/// Checks that nothing is mounted at `name`.
+/// Checks that nothing is mounted at `name`. Returns the mark of the file that `name` leads to, if there is one.
 ///
 /// The kernel refuses to remove or rename a mount point only if the mount is in the caller's mount namespace. The server has a
 /// namespace of its own, so without this check, its calls would unmount or move mounts of the node.
 ///
 /// # Errors
 /// `EBUSY` if `name` is a mount point.
-pub fn check_not_mounted(directory: impl AsFd, name: &OsStr) -> Result<(), Errno> {
+pub fn check_not_mounted(directory: impl AsFd, name: &OsStr) -> Result<Option<FileMark>, Errno> {
     let flags = AtFlags::SYMLINK_NOFOLLOW | AtFlags::NO_AUTOMOUNT | AtFlags::STATX_DONT_SYNC;
-    match statx(directory, name, flags, StatxFlags::empty()) {
+    match statx(directory, name, flags, StatxFlags::BTIME) {
         Ok(found) if found.stx_attributes.contains(StatxAttributes::MOUNT_ROOT) => Err(Errno::BUSY),
-        // Another error is that of the call that follows.
-        _ => Ok(()),
+        Ok(found) => Ok(Some(mark(&found))),
+        // The error is that of the call that follows.
+        Err(_) => Ok(None),
     }
+}
+
+/// The mark of the file. The kernel returns the inode number always.
+fn mark(found: &Statx) -> FileMark {
+    let birth = i128::from(found.stx_btime.tv_sec) * 1_000_000_000 + i128::from(found.stx_btime.tv_nsec);
+    FileMark::new(found.stx_ino, (found.stx_mask & StatxFlags::BTIME.bits() != 0).then_some(birth))
 }
 
 /// The type of the file.

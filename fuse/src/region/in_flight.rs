@@ -26,7 +26,34 @@ pub struct BegunRequest {
     pub at: Timespec,
     /// The note that the service made before its system call.
     pub note: u64,
+    /// The file that the request removes or renames, if the service has marked it. `at` has no meaning then.
+    pub file: Option<FileMark>,
 }
+
+/// What tells a file from another one that gets its name later.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FileMark {
+    ino: u64,
+    /// 31 bits made of the time at which the file was made; 0 if the file system does not know that time.
+    birth: u32,
+}
+
+impl FileMark {
+    /// The mark of a file with this inode number, made `birth` nanoseconds after the epoch.
+    pub fn new(ino: u64, birth: Option<i128>) -> Self {
+        // A prime number, so that times of whole ticks differ.
+        const BIRTHS: i128 = 0x7fff_ffff;
+        Self { ino, birth: birth.map_or(0, |birth| (birth.rem_euclid(BIRTHS) as u32).max(1)) }
+    }
+
+    /// Whether both marks are those of one file. File systems use an inode number again, ext4 at once.
+    pub fn is_same(self, other: Self) -> bool {
+        self.ino == other.ino && (self.birth == other.birth || self.birth == 0 || other.birth == 0)
+    }
+}
+
+/// The bit of `nanoseconds` which says that a record has a [`FileMark`] instead of a time.
+const HAS_FILE: u32 = 1 << 31;
 
 shared! {
     /// The slot of one thread. Only that thread writes it.
@@ -40,10 +67,13 @@ shared! {
         /// The thread that has the slot, or had it last.
         thread: AtomicU32,
     }
-    /// Whether a request was begun, and when.
+    /// Whether a request was begun, and when, or with which file. An earlier version of podfs does not use the time of a request that
+    /// removes or renames a file, so it reads a record with a file as one without.
     pub(crate) struct BegunRecord {
+        /// The seconds of the time, or the inode number of the file.
         seconds: AtomicU64,
         note: AtomicU64,
+        /// The nanoseconds of the time, or the birth of the file with [`HAS_FILE`].
         nanoseconds: AtomicU32,
         /// 1 if the request was begun. Written last.
         is_begun: AtomicU32,
@@ -115,26 +145,34 @@ impl InFlightSlot {
     /// began it; `None` for the present time.
     pub(crate) fn begin(&self, at: Option<Timespec>, note: u64) {
         let at = at.unwrap_or_else(|| clock_gettime(ClockId::RealtimeCoarse));
-        self.begun.set(Some(BegunRequest { at, note }));
+        self.begun.set(Some(BegunRequest { at, note, file: None }));
+    }
+
+    /// As [`begin`](Self::begin), for a request that removes or renames `file`.
+    pub(crate) fn begin_with(&self, note: u64, file: FileMark) {
+        self.begun.set(Some(BegunRequest { at: Timespec::default(), note, file: Some(file) }));
     }
 }
 
 impl BegunRecord {
     fn get(&self) -> Option<BegunRequest> {
-        (self.is_begun.load(Acquire) == 1).then(|| BegunRequest {
-            at: Timespec {
-                tv_sec: self.seconds.load(Relaxed).cast_signed(),
-                tv_nsec: i64::from(self.nanoseconds.load(Relaxed).min(999_999_999)),
-            },
-            note: self.note.load(Relaxed),
+        (self.is_begun.load(Acquire) == 1).then(|| {
+            let (seconds, nanoseconds) = (self.seconds.load(Relaxed), self.nanoseconds.load(Relaxed));
+            let file =
+                (nanoseconds & HAS_FILE != 0).then_some(FileMark { ino: seconds, birth: nanoseconds & !HAS_FILE });
+            let time = Timespec { tv_sec: seconds.cast_signed(), tv_nsec: i64::from(nanoseconds.min(999_999_999)) };
+            let at = if file.is_some() { Timespec::default() } else { time };
+            BegunRequest { at, note: self.note.load(Relaxed), file }
         })
     }
 
     fn set(&self, begun: Option<BegunRequest>) {
         self.is_begun.store(0, Release);
-        if let Some(BegunRequest { at, note }) = begun {
-            self.seconds.store(at.tv_sec.cast_unsigned(), Release);
-            self.nanoseconds.store(at.tv_nsec as u32, Release);
+        if let Some(BegunRequest { at, note, file }) = begun {
+            let time = (at.tv_sec.cast_unsigned(), at.tv_nsec as u32);
+            let (seconds, nanoseconds) = file.map_or(time, |file| (file.ino, file.birth | HAS_FILE));
+            self.seconds.store(seconds, Release);
+            self.nanoseconds.store(nanoseconds, Release);
             self.note.store(note, Release);
             // A system call follows; the compiler may not move this store behind it.
             self.is_begun.store(1, Release);
@@ -262,6 +300,35 @@ mod tests {
         assert_eq!(known(slots, 10), (true, Some(8)), "what was noted last is what was tried last");
         slots.drop_replay(10);
         assert_eq!(known(slots, 10), (false, None));
+    }
+
+    #[test]
+    fn the_file_of_a_begun_request_is_known_to_each_successor() {
+        let region = region();
+        let slots = region.in_flight();
+        let file = FileMark::new(u64::MAX, Some(i128::from(i64::MIN)));
+        slots.slot(0).take(10);
+        slots.slot(0).begin_with(7, file);
+        for _ in 0..2 {
+            assert_eq!(known(slots, 10), (true, Some(7)));
+            assert_eq!(slots.earlier(10).and_then(|begun| begun.file), Some(file));
+            slots.slot(1).take(10);
+        }
+        // An earlier version of podfs records times only.
+        slots.slot(0).take(12);
+        slots.slot(0).begin(Some(Timespec { tv_sec: i64::MAX, tv_nsec: 999_999_999 }), 0);
+        slots.collect_replays();
+        assert_eq!(slots.earlier(12).map(|begun| begun.file), Some(None));
+    }
+
+    #[test]
+    fn a_file_differs_from_a_later_one_with_its_number() {
+        let (known, unknown) = (FileMark::new(5, Some(1_700_000_000_000_000_000)), FileMark::new(5, None));
+        assert!(known.is_same(known) && known.is_same(unknown) && unknown.is_same(known));
+        assert!(!known.is_same(FileMark::new(6, Some(1_700_000_000_000_000_000))));
+        // The kernel's clock for times of files ticks every 1 to 10 milliseconds.
+        let later = (1..1000).map(|tick| FileMark::new(5, Some(1_700_000_000_000_000_000 + tick * 4_000_000)));
+        assert_eq!(later.filter(|later| known.is_same(*later)).count(), 0);
     }
 
     #[test]

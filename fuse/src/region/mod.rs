@@ -65,7 +65,7 @@ pub use counts::Distribution;
 use free::FreeCells;
 use header::{Header, LAYOUT, LAYOUT_OF_RINGS, MAGIC};
 use in_flight::InFlightSlots;
-pub use in_flight::{BegunRequest, SLOTS};
+pub use in_flight::{BegunRequest, FileMark, SLOTS};
 use memory::Memory;
 pub use opens::OpenCount;
 use opens::Opens;

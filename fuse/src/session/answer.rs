@@ -15,7 +15,7 @@ use super::abi::{
 use super::ids::NodeId;
 use super::ring_reply::RingReply;
 use crate::region::in_flight::InFlightSlot;
-use crate::region::{BegunRequest, Region};
+use crate::region::{BegunRequest, FileMark, Region};
 
 /// The answer to a request.
 #[derive(Debug)]
@@ -68,6 +68,14 @@ impl Exchange<'_> {
     pub fn begin(&self, note: u64) {
         if self.earlier.is_none() {
             self.slot.begin(None, note);
+        }
+    }
+
+    /// As [`begin`](Self::begin), for a request that removes or renames `file`; `None` if there is no such file.
+    pub fn begin_with(&self, note: u64, file: Option<FileMark>) {
+        match file {
+            Some(file) if self.earlier.is_none() => self.slot.begin_with(note, file),
+            _ => self.begin(note),
         }
     }
 

@@ -34,7 +34,8 @@ const AGENT: &str = "agent";
 /// The content of an emptyDir.
 #[derive(Debug)]
 pub struct EmptyDirContent {
-    home: PathBuf,
+    /// `None` for content that no later podfs finds, because it goes with the processes that have it open.
+    home: Option<PathBuf>,
     source: HostSource,
     is_new: bool,
 }
@@ -48,7 +49,7 @@ impl EmptyDirContent {
         let directory = File::open(home).map_err(|cause| HostError::system("open", home, cause))?;
         match fs::read_to_string(home.join(READY)) {
             Ok(backing) if backing == plan.backing.to_string() => match find(home, &directory, plan.backing)? {
-                Some(source) => return Ok(EmptyDirContent { home: home.to_owned(), source, is_new: false }),
+                Some(source) => return Ok(EmptyDirContent { home: Some(home.to_owned()), source, is_new: false }),
                 None => warn!("the content of {} is gone; podfs makes it anew", home.display()),
             },
             // An earlier podfs could not write it, because the disk was full.
@@ -68,7 +69,17 @@ impl EmptyDirContent {
             Ok(undeleted) => warn!("podfs leaves in {} {undeleted}", home.display()),
             Err(error) => warn!("{error}"),
         })?;
-        Ok(EmptyDirContent { home: home.to_owned(), source, is_new: true })
+        Ok(EmptyDirContent { home: Some(home.to_owned()), source, is_new: true })
+    }
+
+    /// Makes content of `bytes` bytes in memory without a home. It goes with the last process that has it open, however that ends.
+    ///
+    /// # Errors
+    /// When the content cannot be made.
+    pub fn of_processes(plan: &EmptyDirPlan, bytes: u64) -> Result<EmptyDirContent, HostError> {
+        let made = memory::make_tmpfs(bytes).and_then(|root| set_owner(root, plan));
+        let source = made.map_err(|errno| HostError::system("make", Path::new("a tmpfs"), errno))?;
+        Ok(EmptyDirContent { home: None, source, is_new: true })
     }
 
     /// Records that an agent deletes the content after the end of the pod.
@@ -76,7 +87,8 @@ impl EmptyDirContent {
     /// # Errors
     /// When the file cannot be written.
     pub fn leave_to_agent(&self) -> Result<(), HostError> {
-        let path = self.home.join(AGENT);
+        let Some(home) = &self.home else { return Ok(()) };
+        let path = home.join(AGENT);
         File::create(&path).map(drop).map_err(|cause| HostError::system("write", &path, cause))
     }
 
@@ -96,7 +108,10 @@ impl EmptyDirContent {
     /// When the files in the tmpfs take more.
     pub fn resize(&self, plan: &EmptyDirPlan) -> Result<(), HostError> {
         match plan.backing {
-            EmptyDirBacking::Memory { bytes } => memory::resize_tmpfs(&self.source, bytes, &content_path(&self.home)),
+            EmptyDirBacking::Memory { bytes } => {
+                let at = self.home.as_deref().map_or_else(PathBuf::new, content_path);
+                memory::resize_tmpfs(&self.source, bytes, &at)
+            }
             EmptyDirBacking::Disk | EmptyDirBacking::HugePages { .. } => Ok(()),
         }
     }
@@ -109,6 +124,7 @@ impl EmptyDirContent {
         let EmptyDirContent { home, source, .. } = self;
         // A tmpfs cannot be unmounted while this descriptor is open.
         drop(source);
+        let Some(home) = home else { return Ok(UndeletedEntries::default()) };
         let directory = File::open(&home).map_err(|cause| HostError::system("open", &home, cause))?;
         clear(&home, &directory)
     }
@@ -225,11 +241,16 @@ fn make(home: &Path, directory: &File, plan: &EmptyDirPlan) -> Result<HostSource
         EmptyDirBacking::HugePages { page_size, limit } => memory::mount_huge_pages(&path, page_size, limit)?,
     }
     let content = open(directory, ResolveFlags::empty()).map_err(failed)?;
+    set_owner(content, plan).map_err(failed)
+}
+
+/// Gives the content the mode and group of the plan.
+fn set_owner(content: OwnedFd, plan: &EmptyDirPlan) -> Result<HostSource, Errno> {
     // The group first, because chown(2) may take the setgid bit away. The umask does not apply to chmod(2).
-    chownat(&content, c"", Some(Uid::ROOT), Some(Gid::from_raw(plan.gid)), AtFlags::EMPTY_PATH).map_err(failed)?;
+    chownat(&content, c"", Some(Uid::ROOT), Some(Gid::from_raw(plan.gid)), AtFlags::EMPTY_PATH)?;
     let by_descriptor = format!("/proc/self/fd/{}", content.as_raw_fd());
-    chmod(by_descriptor, Mode::from_raw_mode(plan.mode.into())).map_err(failed)?;
-    HostSource::of(content).map_err(failed)
+    chmod(by_descriptor, Mode::from_raw_mode(plan.mode.into()))?;
+    HostSource::of(content)
 }
 
 /// Records that the content is complete. On a disk, `content` with its mode and group, and `ready` survive a power loss after that.

@@ -97,19 +97,20 @@ impl PassthroughFilesystem {
     pub(super) fn unlink(&self, parent: &Arc<Node>, name: &OsStr, exchange: &Exchange<'_>) -> Result<Answer, Errno> {
         let directory = self.directory(parent)?;
         let name = component(name)?;
-        check_not_mounted(&*directory, name)?;
+        let found = check_not_mounted(&*directory, name)?;
+        if outcome::is_another_file(exchange, found) {
+            return Ok(self.removed(None, exchange));
+        }
         self.reopen_before_removal(&directory, parent, name);
         let removal = self.last_name_removal(&directory, parent, name);
         // Volumes without special files are spared a system call for each file.
         let has_special = self.nodes.has_special_files();
         let held = has_special.then(|| self.hold_before_removal(&directory, parent, name)).flatten();
-        exchange.begin(removal.as_ref().map_or(0, LastNameRemoval::note));
+        exchange.begin_with(removal.as_ref().map_or(0, LastNameRemoval::note), found);
         let unlinked = unlinkat(&*directory, name, AtFlags::empty());
         outcome::success_if_done(unlinked, Errno::NOENT, exchange, |_| true)
             .inspect_err(|_| held.iter().for_each(|node| node.let_go()))?;
-        self.discharge(removal, exchange);
-        self.name_removed();
-        Ok(Answer::Done)
+        Ok(self.removed(removal, exchange))
     }
 
     pub(super) fn remove_directory(
@@ -120,20 +121,21 @@ impl PassthroughFilesystem {
     ) -> Result<Answer, Errno> {
         let directory = self.directory(parent)?;
         let name = component(name)?;
-        check_not_mounted(&*directory, name)?;
+        let found = check_not_mounted(&*directory, name)?;
+        if outcome::is_another_file(exchange, found) {
+            return Ok(self.removed(None, exchange));
+        }
         let removal = self.last_name_removal(&directory, parent, name);
         // The directory may be the working directory of a process, which still gets its attributes, also from a successor.
         let held = self.hold_before_removal(&directory, parent, name);
-        exchange.begin(removal.as_ref().map_or(0, LastNameRemoval::note));
+        exchange.begin_with(removal.as_ref().map_or(0, LastNameRemoval::note), found);
         let removed = match self.options.remote {
             Some(_) => silly::remove_directory(&*directory, name, sleep),
             None => unlinkat(&*directory, name, AtFlags::REMOVEDIR),
         };
         outcome::success_if_done(removed, Errno::NOENT, exchange, |_| true)
             .inspect_err(|_| held.iter().for_each(|node| node.let_go()))?;
-        self.discharge(removal, exchange);
-        self.name_removed();
-        Ok(Answer::Done)
+        Ok(self.removed(removal, exchange))
     }
 
     /// Keeps a descriptor of the file or directory `name`, which is about to be removed, until the kernel forgets it. Returns its
@@ -179,8 +181,12 @@ impl PassthroughFilesystem {
         let (from, to) = (self.directory(parent)?, self.directory(new_parent)?);
         let flags = RenameFlags::from_bits(flags).ok_or(Errno::INVAL)?;
         let (name, new_name) = (component(name)?, component(new_name)?);
-        check_not_mounted(&*from, name)?;
+        let found = check_not_mounted(&*from, name)?;
         check_not_mounted(&*to, new_name)?;
+        if outcome::is_another_file(exchange, found) {
+            self.settle(new_parent, to.as_fd());
+            return Ok(self.removed(None, exchange));
+        }
         let replaces = !flags.intersects(RenameFlags::EXCHANGE | RenameFlags::NOREPLACE);
         if replaces {
             self.reopen_before_removal(&to, new_parent, new_name);
@@ -203,17 +209,15 @@ impl PassthroughFilesystem {
                 return Ok(Answer::Done);
             }
         } else {
-            exchange.begin(removal.as_ref().map_or(0, LastNameRemoval::note));
+            exchange.begin_with(removal.as_ref().map_or(0, LastNameRemoval::note), found);
         }
         let renamed = renameat_with(&*from, name, &*to, new_name, flags);
         let is_moved = |_| outcome::number_of(&from, name).is_none() && outcome::number_of(&to, new_name).is_some();
         let renamed = outcome::success_if_done(renamed, Errno::NOENT, exchange, is_moved);
         outcome::success_if_done(renamed, Errno::EXIST, exchange, is_moved)
             .inspect_err(|_| held.iter().for_each(|node| node.let_go()))?;
-        self.discharge(removal, exchange);
-        self.name_removed();
         self.settle(new_parent, to.as_fd());
-        Ok(Answer::Done)
+        Ok(self.removed(removal, exchange))
     }
 
     pub(super) fn set_attributes(
@@ -382,10 +386,13 @@ impl PassthroughFilesystem {
         if freed { check(account) } else { checked }
     }
 
-    fn name_removed(&self) {
+    /// Adapts the account of a limited volume after a name is gone. Returns the answer to the request.
+    fn removed(&self, removal: Option<LastNameRemoval>, exchange: &Exchange<'_>) -> Answer {
+        self.discharge(removal, exchange);
         if let Some(usage) = &self.usage {
             usage.name_removed();
         }
+        Answer::Done
     }
 
     /// The file that loses its last name when `name` is removed, in a volume with a limit.

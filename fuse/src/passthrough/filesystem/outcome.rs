@@ -7,8 +7,8 @@
 //! | CREATE | there is an open file of this request, or as above | it is created |
 //! | TMPFILE, OPEN, OPENDIR | there is an open file of this request | it is opened; what was open is closed |
 //! | LINK | the name leads to the same file | it is made; `EEXIST` |
-//! | UNLINK, RMDIR | there is no such name | it is removed |
-//! | RENAME | the old name is gone and the new one is there | it is renamed |
+//! | UNLINK, RMDIR | there is no such name, or it leads to another file than before | it is removed |
+//! | RENAME | the old name is gone and the new one is there, or the old name leads to another file than before | it is renamed |
 //! | RENAME that exchanges, or leaves a whiteout | the old name leads to another file than before | it is renamed |
 //! | SETXATTR that creates | the attribute has the value | it is set; `EEXIST` |
 //! | REMOVEXATTR | there is no such attribute | it is removed |
@@ -17,6 +17,15 @@
 //! Why the successor takes no other file for the one that the dead server made: the kernel locks a directory from before it sends
 //! the request until it has the answer, so no process changes the name in between through this mount. If a process makes the same
 //! change on the source in this moment, with the caller's own uid, the successor takes it for the dead server's change.
+//!
+//! A process that uses the source may give the name to another file after the dead server has removed or renamed the first one. The
+//! successor tells the two files apart by inode number and birth time ([`FileMark`]). It takes the second file for the first one,
+//! and removes or renames it, if
+//!
+//! - it is the first file: the process has moved it back, or has linked it again by another name;
+//! - the file system knows no birth times, and has used the inode number again;
+//! - both files were made in the same tick of the kernel's clock, and have the same inode number;
+//! - an earlier version of podfs has begun the request: it recorded no mark.
 //!
 //! The successor executes all other requests again, because that changes nothing: what they set has the same value afterwards. It
 //! takes a lock on the same description, which already has that lock.
@@ -29,7 +38,7 @@ use rustix::io::{Errno, pread};
 
 use super::super::attributes::attributes_of;
 use super::super::descriptor::reopen;
-use crate::region::BegunRequest;
+use crate::region::{BegunRequest, FileMark};
 use crate::session::{Caller, Exchange};
 
 /// Success if `outcome` failed with the errno `sign`, and `done` finds that a dead server has executed the request.
@@ -67,6 +76,13 @@ pub fn made_for(directory: impl AsFd, name: &OsStr, begun: BegunRequest, caller:
     let nanoseconds = if made.tv_nsec == 0 { 999_999_999 } else { i64::from(made.tv_nsec) };
     let is_later = (made.tv_sec, nanoseconds) >= (begun.at.tv_sec, begun.at.tv_nsec);
     (is_later && has_group && found.stx_uid == caller.uid).then_some(found)
+}
+
+/// Whether a dead server has begun to remove or rename another file than `found`, to which its name leads now. If that server did
+/// not execute the request, another process has taken the name from the file, and nothing is left to do either.
+pub fn is_another_file(exchange: &Exchange<'_>, found: Option<FileMark>) -> bool {
+    let begun = exchange.earlier().and_then(|begun| begun.file);
+    begun.zip(found).is_some_and(|(begun, found)| !begun.is_same(found))
 }
 
 /// Whether `name` leads to the file that `file` is open on.

@@ -9,7 +9,9 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::{read, write};
 use zerocopy::IntoBytes;
 
+use super::super::attributes::check_not_mounted;
 use super::*;
+use crate::region::{FileMark, SLOTS};
 use crate::session::abi::OutHeader;
 use crate::session::{FuseOperation, Request};
 
@@ -71,6 +73,15 @@ impl<T: Send + 'static> Caught<T> {
         let slot = rig.region.in_flight().slot(0);
         slot.take(self.number);
         slot.begin(None, note);
+        work();
+        self
+    }
+
+    /// As [`begun`](Self::begun), for the removal or rename of the file `name`.
+    fn begun_with(self, rig: &Rig, name: &str, work: impl FnOnce()) -> Self {
+        let slot = rig.region.in_flight().slot(0);
+        slot.take(self.number);
+        slot.begin_with(0, mark(rig, name));
         work();
         self
     }
@@ -244,6 +255,101 @@ fn a_file_is_renamed_once() {
         let used = rig.region.header().counters.used.load(std::sync::atomic::Ordering::Relaxed);
         assert_eq!(used, found.blocks() * 512, "the volume is charged with the file that has the name");
     });
+}
+
+/// The mark of a file of the source.
+fn mark(rig: &Rig, name: &str) -> FileMark {
+    let directory = File::open(&rig.source).expect("a directory");
+    check_not_mounted(&directory, OsStr::new(name)).expect("not mounted").expect("a file")
+}
+
+#[test]
+fn a_file_that_gets_a_removed_name_later_is_not_removed() {
+    for executed in [true, false] {
+        let rig = Rig::unlimited();
+        put(&rig, "old", "first");
+        let path = rig.at("old");
+        let caught = Caught::catch(&rig, "UNLINK", move || fs::remove_file(path)).begun_with(&rig, "old", || {});
+        if executed {
+            fs::remove_file(rig.source.join("old")).expect("removed");
+        }
+        // The file system may use the inode number again only if it is free.
+        fs::write(rig.source.join("next"), "second").expect("written");
+        fs::rename(rig.source.join("next"), rig.source.join("old")).expect("renamed");
+        caught.end(&rig).expect("removed");
+        assert_eq!(text(&rig, "old"), "second", "executed: {executed}");
+    }
+}
+
+#[test]
+fn a_directory_that_gets_a_removed_name_later_is_not_removed() {
+    let rig = Rig::unlimited();
+    let made = || fs::create_dir(rig.source.join("old")).expect("a directory");
+    made();
+    fs::metadata(rig.at("old")).expect("the kernel knows it");
+    let path = rig.at("old");
+    let caught = Caught::catch(&rig, "RMDIR", move || fs::remove_dir(path));
+    let first = mark(&rig, "old");
+    let caught = caught.begun_with(&rig, "old", || fs::remove_dir(rig.source.join("old")).expect("removed"));
+    made();
+    // The file system may use the inode number again at once, in the same tick of its clock.
+    while mark(&rig, "old").is_same(first) {
+        fs::remove_dir(rig.source.join("old")).expect("removed");
+        made();
+    }
+    caught.end(&rig).expect("removed");
+    assert!(rig.source.join("old").is_dir());
+}
+
+#[test]
+fn a_file_that_gets_a_renamed_name_later_is_not_renamed() {
+    let rig = Rig::unlimited();
+    put(&rig, "file.tmp", "complete");
+    put(&rig, "file", "before");
+    let (old, new) = (rig.at("file.tmp"), rig.at("file"));
+    let caught = Caught::catch(&rig, "RENAME", move || fs::rename(old, new));
+    // A second name of the file keeps its inode number from the next file.
+    fs::hard_link(rig.source.join("file.tmp"), rig.source.join("other")).expect("a name");
+    let caught = caught.begun_with(&rig, "file.tmp", || {
+        fs::rename(rig.source.join("file.tmp"), rig.source.join("file")).expect("renamed");
+    });
+    fs::write(rig.source.join("file.tmp"), "half").expect("written");
+    caught.end(&rig).expect("renamed");
+    assert_eq!((text(&rig, "file.tmp"), text(&rig, "file")), ("half".to_owned(), "complete".to_owned()));
+}
+
+#[test]
+fn a_removal_and_a_rename_of_the_same_file_are_still_done() {
+    let rig = Rig::unlimited();
+    put(&rig, "old", "text");
+    let (old, new) = (rig.at("old"), rig.at("new"));
+    let renamed = Caught::catch(&rig, "RENAME", move || fs::rename(old, new)).begun_with(&rig, "old", || {});
+    renamed.end(&rig).expect("renamed");
+    assert_eq!(text(&rig, "new"), "text");
+    fs::metadata(rig.at("new")).expect("the kernel knows it");
+    let path = rig.at("new");
+    let removed = Caught::catch(&rig, "UNLINK", move || fs::remove_file(path)).begun_with(&rig, "new", || {});
+    removed.end(&rig).expect("removed");
+    assert_eq!(fs::read_dir(&rig.source).expect("a listing").count(), 0);
+}
+
+#[test]
+fn a_server_records_the_file_before_it_removes_or_renames_it() {
+    let rig = Rig::unlimited();
+    // The second name keeps the kernel from forgetting the file, which would be another request.
+    put(&rig, "other", "text");
+    fs::hard_link(rig.source.join("other"), rig.source.join("old")).expect("a name");
+    let file = mark(&rig, "other");
+    let recorded = || {
+        let slots = (0..SLOTS).filter_map(|slot| rig.region.in_flight().slot(slot).begun()?.file);
+        slots.collect::<Vec<_>>()
+    };
+    assert_eq!(recorded(), []);
+    fs::rename(rig.at("old"), rig.at("new")).expect("renamed");
+    assert_eq!(recorded(), [file]);
+    fs::create_dir(rig.at("directory")).expect("a directory");
+    fs::remove_file(rig.at("new")).expect("removed");
+    assert!(recorded().contains(&file));
 }
 
 fn rename_with(flags: rustix::fs::RenameFlags) {

@@ -113,7 +113,12 @@ fn plan(spec: &Volume, pod: &PodView) -> Result<EmptyDirPlan, RefreshFailure> {
 /// Makes the content of an emptyDir, or finds it.
 fn set_up(volume: &PassthroughParts, spec: &Volume, plan: &EmptyDirPlan) -> Result<EmptyDirContent, RefreshFailure> {
     let setting = &volume.setting;
-    let home = setting.mount_points().make_home(setting.site.home(spec.name.as_str()));
+    let home = setting.site.home(spec.name.as_str());
+    if let (None, EmptyDirBacking::Memory { bytes }) = (&home, plan.backing) {
+        // No later podfs continues with the content of `podfs mount`, so nothing may be left of it, also after a SIGKILL.
+        return Ok(EmptyDirContent::of_processes(plan, bytes)?);
+    }
+    let home = setting.mount_points().make_home(home);
     let content = EmptyDirContent::set_up(&home.map_err(|error| RefreshFailure::Temporary(error.to_string()))?, plan)?;
     if setting.keep_empty_dirs {
         content.leave_to_agent()?;
