@@ -138,8 +138,7 @@ fn the_content_of_a_pod_that_does_not_come_back_is_deleted_on_request() {
     refused.says(1, &["podfs leaves a part of pod"]);
     assert!(refused.stdout.contains("the pod is still served"), "{}", refused.stdout);
     assert_eq!(fs::read_to_string(running.volume("secret").join("kept")).expect("it is served"), "1");
-    nix::sys::signal::kill(server, nix::sys::signal::Signal::SIGKILL).expect("it is there");
-    eventually("both have ended", || fixture.processes().is_empty());
+    fixture.kill_server(server);
     let before = everything(&fixture);
     let planned = fixture.cleanup(&[&of_pod[..], &["--dry-run"]].concat());
     assert_eq!((planned.code, everything(&fixture)), (Some(0), before), "{}", planned.stderr);
@@ -185,8 +184,7 @@ fn the_content_of_a_pod_with_another_run_directory_is_not_deleted() {
     assert!(refused.stdout.contains("a server answers for it"), "{}", refused.stdout);
     assert_eq!(refused.code, Some(1));
     assert_eq!(fs::read_to_string(running.volume("secret").join("kept")).expect("it is served"), "1");
-    nix::sys::signal::kill(server, nix::sys::signal::Signal::SIGKILL).expect("it is there");
-    eventually("both have ended", || fixture.processes().is_empty());
+    fixture.kill_server(server);
     assert_eq!(fixture.cleanup(&["--pod", &uid, "--content"]).code, Some(0));
     fixture.assert_nothing_left();
 }

@@ -247,14 +247,16 @@ fn a_supervisor_that_gets_the_claim_after_the_daemon_has_removed_its_pod_ends() 
     drop(daemon);
     kill(supervisor, Signal::SIGKILL).expect("killed");
     eventually("it is gone", || !node.fixture.processes().contains(&supervisor));
-    // As the daemon does while it removes what is left of the pod.
+    // As the daemon does while it removes what is left of the pod. The kernel closes the files of a killed process last.
     let lock = node.fixture.path("run/uid-web/lock");
-    let mut record: serde_json::Value = serde_json::from_slice(&fs::read(&lock).expect("a record")).expect("JSON");
+    let file = fs::OpenOptions::new().read(true).write(true).open(&lock).expect("a file");
+    let claim = Flock::lock(file, FlockArg::LockExclusive).expect("the supervisor is dead");
+    let records = fs::read(&lock).expect("a record");
+    let first = records.split(|byte| *byte == b'\n').next().expect("a copy");
+    let mut record: serde_json::Value = serde_json::from_slice(first).expect("JSON");
     // The process may be a zombie: then its id is taken.
     record["pid"] = 0.into();
     fs::write(&lock, record.to_string()).expect("written");
-    let file = fs::OpenOptions::new().read(true).write(true).open(&lock).expect("a file");
-    let claim = Flock::lock(file, FlockArg::LockExclusiveNonblock).expect("no process holds the lock");
     let opened = Watcher::on("lock", &lock);
     let manifest = node.fixture.path("run/node/pods/uid-web/pod.json");
     // As systemd starts the unit of the supervisor again.
