@@ -9,6 +9,10 @@
 //! 4. It removes recorded files and directories with `leftovers`, and only empty ones.
 //! 5. It removes the run files last. They stay if the next podfs of the pod needs them.
 //!
+//! A cleanup with content ([`Cleanup::clean_with_content`]) is of one pod. It follows the same rules, and deletes the content of the
+//! pod's emptyDirs when none of the pod's mounts is left. It also holds the lock on the directory of the pod's volumes, so a podfs
+//! with another run directory does not serve the pod meanwhile.
+//!
 //! A retired pod ([`Cleanup::retire`]) does not come back: the cleanup ends its server in any case, unmounts its mounts with
 //! the mounts inside them, and deletes the content of its emptyDirs. The order is the same, so the next retirement finishes a
 //! retirement that was killed: it finds the remains by their records or names.
@@ -30,9 +34,12 @@ use crate::manifest::pod::PodUid;
 use crate::supervisor::control::{connect, peer};
 use crate::supervisor::run_dir::bounds::{Bounds, OUTSIDE, path_exists};
 use crate::supervisor::run_dir::cgroup;
-use crate::supervisor::run_dir::claim::{CONTROL, COUNTS, DISKS, LOCK, NEXT_COUNTS, PodLock, PodLockError, SERVER};
+use crate::supervisor::run_dir::claim::{
+    self, CONTROL, COUNTS, DISKS, LOCK, NEXT_COUNTS, PodLock, PodLockError, SERVER,
+};
 use crate::supervisor::run_dir::record::PodLockRecord;
 use crate::supervisor::run_dir::trust;
+use crate::supervisor::run_dir::volumes_lock::VolumesLock;
 use crate::supervisor::server::kill_server;
 
 /// The outcome of a cleanup for one path or server; in a dry run, what the cleanup would do.
@@ -71,7 +78,31 @@ impl fmt::Display for CleanupLine<'_> {
     }
 }
 
-/// A cleanup of this node, or the retirement of one pod.
+/// What a cleanup removes.
+enum CleanupScope {
+    /// What killed podfs processes of the node have left.
+    Node,
+    /// What the killed podfs of one pod has left, with the content of its emptyDirs. The field is the pod's directory.
+    Content(PathBuf),
+    /// Everything of a pod that does not come back. The field is the pod's directory.
+    Retirement(PathBuf),
+}
+
+impl CleanupScope {
+    /// The directory of the only pod.
+    fn pod(&self) -> Option<&Path> {
+        match self {
+            CleanupScope::Node => None,
+            CleanupScope::Content(pod) | CleanupScope::Retirement(pod) => Some(pod),
+        }
+    }
+
+    fn is_retirement(&self) -> bool {
+        matches!(self, CleanupScope::Retirement(_))
+    }
+}
+
+/// A cleanup of this node or of one pod.
 pub struct Cleanup<'a> {
     dry_run: bool,
     report: &'a mut dyn FnMut(&CleanupStep),
@@ -81,14 +112,23 @@ pub struct Cleanup<'a> {
     root: PathBuf,
     /// Mounts that the cleanup has reported.
     reported: Vec<PathBuf>,
-    /// The directory of the pod to retire; `None` for a cleanup of the node.
-    retired: Option<PathBuf>,
+    /// Directories of emptyDirs whose content a dry run would have deleted, with the directories.
+    deleted: Vec<PathBuf>,
+    scope: CleanupScope,
 }
 
 impl<'a> Cleanup<'a> {
     /// Calls `report` after each step. With `dry_run`, the cleanup changes nothing.
     pub fn new(dry_run: bool, report: &'a mut dyn FnMut(&CleanupStep)) -> Self {
-        Self { dry_run, report, kept: Vec::new(), root: PathBuf::new(), reported: Vec::new(), retired: None }
+        Self {
+            dry_run,
+            report,
+            kept: Vec::new(),
+            root: PathBuf::new(),
+            reported: Vec::new(),
+            deleted: Vec::new(),
+            scope: CleanupScope::Node,
+        }
     }
 
     /// Cleans up after the pods of `run_directory`, then unmounts dead mounts below `root_directory` that no pod has recorded.
@@ -132,19 +172,59 @@ impl<'a> Cleanup<'a> {
         trust::check(root_directory)?;
         let root = std::fs::canonicalize(root_directory).unwrap_or_else(|_| root_directory.to_owned());
         let pod = root.join("pods").join(uid.as_str());
-        self.retired = Some(pod.clone());
-        self.root = root.clone();
-        match PodLockRecord::read(&directory) {
-            Some(record) => Ok(self.pod(&directory, &Bounds::new(&directory, root_directory)?, record)),
-            // The node has restarted, or an earlier retirement was killed before its last step.
-            None => {
-                self.block_devices(&directory);
-                let all = self.unknown_mounts(&pod)? && self.contents(&pod) && self.drivers(&pod);
-                let all = self.devices(uid.as_str()) && all;
-                let outcome = remove_if_empty(&directory, self.dry_run);
-                Ok(self.settle(&directory, outcome) && all)
+        self.scope = CleanupScope::Retirement(pod.clone());
+        self.root = root;
+        self.only_pod(&directory, root_directory, &pod, uid)
+    }
+
+    /// Cleans up after one pod, and deletes the content of its emptyDirs. Changes nothing while a process serves the pod. Returns
+    /// whether it removed everything that podfs made.
+    ///
+    /// # Errors
+    /// When there is nothing of the pod, users other than root can change a directory, or the mount table cannot be read.
+    pub fn clean_with_content(mut self, run_directory: &Path, root_directory: &Path, uid: &PodUid) -> io::Result<bool> {
+        let directory = std::path::absolute(run_directory)?.join(uid.as_str());
+        trust::check(&directory)?;
+        trust::check(root_directory)?;
+        let root = std::fs::canonicalize(root_directory).unwrap_or_else(|_| root_directory.to_owned());
+        let pod = root.join("pods").join(uid.as_str());
+        if !path_exists(&directory) && !path_exists(&pod) {
+            return Err(io::Error::new(ErrorKind::NotFound, format!("neither it nor {} exists", pod.display())));
+        }
+        if claim::is_held(&directory) {
+            let pid = PodLockRecord::read(&directory).unwrap_or_default().pid;
+            self.report_left(&directory, &format!("podfs (pid {pid}) has the pod"));
+            return Ok(false);
+        }
+        let mut volumes = VolumesLock::new(&pod);
+        if volumes.lock().is_err() {
+            self.report_left(&pod, "a podfs with another --run-dir serves the pod");
+            return Ok(false);
+        }
+        self.scope = CleanupScope::Content(pod.clone());
+        self.root = root;
+        self.only_pod(&directory, root_directory, &pod, uid)
+    }
+
+    /// Cleans up the only pod of the scope.
+    fn only_pod(&mut self, directory: &Path, root_directory: &Path, pod: &Path, uid: &PodUid) -> io::Result<bool> {
+        if let Some(record) = PodLockRecord::read(directory) {
+            return Ok(self.pod(directory, &Bounds::new(directory, root_directory)?, record));
+        }
+        // The node has restarted, or an earlier cleanup was killed before its last step.
+        self.block_devices(directory);
+        let all = self.unknown_mounts(pod)? && self.contents(pod) && self.drivers(pod);
+        let all = self.devices(uid.as_str()) && all;
+        if !self.scope.is_retirement() {
+            // No record names the directories above the content.
+            for above in pod.join(HOMES).ancestors().take(HOMES.split('/').count() + 1) {
+                if remove_if_empty(above, self.dry_run) == RemovalOutcome::Removed {
+                    (self.report)(&CleanupStep::Removed(above.to_owned()));
+                }
             }
         }
+        let outcome = remove_if_empty(directory, self.dry_run);
+        Ok(self.settle(directory, outcome) && all)
     }
 
     /// Cleans up one pod. Returns whether the next podfs of the pod needs none of its run files.
@@ -163,7 +243,7 @@ impl<'a> Cleanup<'a> {
             }
         };
         if let Ok(server) = connect(directory, SERVER) {
-            if self.retired.is_none() && !is_unmounted(&record) {
+            if !self.scope.is_retirement() && !is_unmounted(&record) {
                 self.kept.extend(record.mounts);
                 claim.leave_record();
                 self.report_left(directory, "the pod is still served; podfs run of the pod takes it over");
@@ -175,9 +255,9 @@ impl<'a> Cleanup<'a> {
         outside.iter().for_each(|path| self.report_left(path, &format!("it {OUTSIDE}")));
         if let (Some(cgroup), false) = (&record.cgroup, self.dry_run) {
             // The cgroup is empty, because the server has ended.
-            match &self.retired {
-                Some(_) => cgroup::remove_when_empty(cgroup),
-                None => cgroup::remove(cgroup),
+            match self.scope.is_retirement() {
+                true => cgroup::remove_when_empty(cgroup),
+                false => cgroup::remove(cgroup),
             }
             cgroup.parent().into_iter().for_each(cgroup::remove_of_supervisor);
         }
@@ -210,12 +290,13 @@ impl<'a> Cleanup<'a> {
         for path in record.mounts.iter().rev() {
             if self.unmount_all(path) { unmounted.push(path.clone()) } else { all = false }
         }
-        if let Some(pod) = self.retired.clone() {
-            all &= self.unknown_mounts(&pod).unwrap_or(false) && self.contents(&pod);
+        if let Some(pod) = self.scope.pod().map(Path::to_owned) {
+            let is_unmounted = self.unknown_mounts(&pod).unwrap_or(false) && (all || self.scope.is_retirement());
+            all &= is_unmounted && self.contents(&pod);
         }
         let is_pod = |above: &&Path| above.parent().and_then(Path::file_name).is_some_and(|name| name == "pods");
         let made = record.directories.iter().filter_map(|made| made.ancestors().find(is_pod));
-        let pods: BTreeSet<&Path> = made.chain(self.retired.as_deref()).collect();
+        let pods: BTreeSet<&Path> = made.chain(self.scope.pod()).collect();
         for pod in pods.into_iter().map(Path::to_owned).collect::<Vec<_>>() {
             all &= self.drivers(&pod);
         }
@@ -230,6 +311,10 @@ impl<'a> Cleanup<'a> {
         }
         let mut in_use: Vec<&Path> = Vec::new();
         for directory in record.directories.iter().rev() {
+            if !self.deleted.is_empty() && directory.canonicalize().is_ok_and(|path| self.deleted.contains(&path)) {
+                leftovers.expect_removed(directory);
+                continue;
+            }
             let outcome = leftovers.remove_directory(directory);
             let is_removed = matches!(outcome, RemovalOutcome::Removed | RemovalOutcome::Absent);
             // The report has the reason only for the innermost directory, or for the mount on it. The directories above stay for
@@ -265,7 +350,7 @@ impl<'a> Cleanup<'a> {
         self.reported.push(path.clone());
         let reason = match inside(mounted, table) {
             // Its server has been killed.
-            _ if self.retired.is_some() => None,
+            _ if self.scope.is_retirement() => None,
             Some(inner) => Some(format!("{} is mounted inside it", inner.display())),
             // A bind mount of a directory of the host has no server.
             None if mounted.fs_type != FS_TYPE => None,
@@ -345,6 +430,11 @@ impl<'a> Cleanup<'a> {
         let mut all = true;
         let homes = pod.join(HOMES).read_dir().into_iter().flatten().flatten().map(|entry| entry.path());
         for home in homes.filter(|home| home.is_dir() && !home.is_symlink()) {
+            if self.dry_run {
+                (self.report)(&CleanupStep::Removed(home.clone()));
+                self.deleted.push(home);
+                continue;
+            }
             match empty_dir::remove(&home) {
                 Ok(left) if left.is_empty() => (self.report)(&CleanupStep::Removed(home)),
                 Ok(left) => {
@@ -370,7 +460,7 @@ impl<'a> Cleanup<'a> {
         let mut all = true;
         for mounted in unknown.into_iter().rev() {
             let is_below = mounted.at.starts_with(root);
-            if !is_below && self.retired.is_some() {
+            if !is_below && self.scope.pod().is_some() {
                 continue;
             }
             let path = &mounted.at;
@@ -382,7 +472,7 @@ impl<'a> Cleanup<'a> {
                         &format!("no process answers for it; umount -l {} removes it", in_shell(path)),
                     );
                 }
-                (_, true) if self.retired.is_some() => {
+                (_, true) if self.scope.pod().is_some() => {
                     self.report_left(
                         path,
                         "a server answers for it, and podfs does not know its supervisor; end that server",

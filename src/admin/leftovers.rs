@@ -46,6 +46,11 @@ impl<'a> PodRemoval<'a> {
         Self { directories, unmounted: unmounted.to_vec(), gone: Vec::new(), dry_run }
     }
 
+    /// Takes a path as removed: this is a dry run, and the real cleanup would have removed it before.
+    pub(super) fn expect_removed(&mut self, path: &Path) {
+        self.gone.push(path.to_owned());
+    }
+
     /// Removes a file that is still empty, as podfs made it.
     pub(super) fn remove_file(&mut self, path: &Path) -> RemovalOutcome {
         let outcome = self.check(path, |parent, name| {

@@ -77,9 +77,7 @@ impl Status {
 /// # Errors
 /// When the uid is invalid, or the run directory does not have the pod.
 pub(super) fn pod_directory(run_directory: &Path, uid: &str) -> Result<PathBuf, Failure> {
-    let uid = PodUid::parse(uid).map_err(|_| {
-        Failure::input(anyhow!("--pod {uid:?}: not the uid of a pod; podfs status lists all pods with their uids"))
-    })?;
+    let uid = pod_uid(uid)?;
     let directory = run_directory.join(uid.as_str());
     if pods(run_directory)?.contains(&directory) {
         return Ok(directory);
@@ -88,6 +86,16 @@ pub(super) fn pod_directory(run_directory: &Path, uid: &str) -> Result<PathBuf, 
     Err(Failure::general(anyhow!(
         "pod {uid} is not served here: {place} has nothing of it; podfs status lists all pods"
     )))
+}
+
+/// The uid that `--pod` gives.
+///
+/// # Errors
+/// When it is invalid.
+pub(super) fn pod_uid(uid: &str) -> Result<PodUid, Failure> {
+    PodUid::parse(uid).map_err(|_| {
+        Failure::input(anyhow!("--pod {uid:?}: not the uid of a pod; podfs status lists all pods with their uids"))
+    })
 }
 
 /// The directories of all pods.

@@ -108,6 +108,87 @@ fn the_content_of_an_empty_dir_stays_for_the_next_podfs() {
     fixture.assert_nothing_left();
 }
 
+/// A pod with emptyDirs on a disk and in memory, and its uid.
+fn fixture_with_contents() -> (Fixture, Running, String) {
+    let volumes = "[{name: scratch, emptyDir: {}}, {name: secret, emptyDir: {medium: Memory}}, \
+                   {name: config, configMap: {name: app}}]";
+    let fixture = Fixture::new(&pod(volumes));
+    fixture.write("objects/app.json", &config_map("app", &[("a", "1")]));
+    let running = fixture.run();
+    for volume in ["scratch", "secret"] {
+        fs::write(running.volume(volume).join("kept"), "1").expect("written");
+    }
+    let uid = running.json()["pod"]["uid"].as_str().expect("a uid").to_owned();
+    (fixture, running, uid)
+}
+
+#[test]
+fn the_content_of_a_pod_that_does_not_come_back_is_deleted_on_request() {
+    let (fixture, mut running, uid) = fixture_with_contents();
+    let of_pod = ["--pod", &uid, "--content"];
+    let is_kept = |home: &str| {
+        let homes = fixture.path("root/pods").join(&uid).join("plugins/kubernetes.io~empty-dir");
+        homes.join(home).join("content/kept").exists()
+    };
+    let refused = fixture.cleanup(&of_pod);
+    refused.says(1, &["podfs leaves a part of pod"]);
+    assert!(refused.stdout.contains(&format!("podfs (pid {}) has the pod", running.pid())), "{}", refused.stdout);
+    let server = fixture.kill_supervisor(&mut running);
+    let refused = fixture.cleanup(&of_pod);
+    refused.says(1, &["podfs leaves a part of pod"]);
+    assert!(refused.stdout.contains("the pod is still served"), "{}", refused.stdout);
+    assert_eq!(fs::read_to_string(running.volume("secret").join("kept")).expect("it is served"), "1");
+    fixture.kill_server(server);
+    let before = everything(&fixture);
+    let planned = fixture.cleanup(&[&of_pod[..], &["--dry-run"]].concat());
+    assert_eq!((planned.code, everything(&fixture)), (Some(0), before), "{}", planned.stderr);
+    assert!(is_kept("scratch") && is_kept("secret"));
+    let done = fixture.cleanup(&of_pod);
+    assert_eq!(done.code, Some(0), "{}{}", done.stdout, done.stderr);
+    let plain = |text: &str| text.replace("would unmount", "unmounted").replace("would remove", "removed");
+    assert_eq!(plain(&planned.stdout), done.stdout);
+    fixture.assert_nothing_left();
+    fixture.cleanup(&of_pod).says(1, &[&uid, "exists"]);
+    for (half, missing) in [(&of_pod[..2], "--content"), (&of_pod[2..], "--pod <UID>")] {
+        let refused = fixture.cleanup(half);
+        assert_eq!(refused.code, Some(2), "{}", refused.stderr);
+        assert!(refused.stderr.contains(missing), "{}", refused.stderr);
+    }
+}
+
+#[test]
+fn the_content_of_a_pod_whose_record_is_lost_is_deleted_on_request() {
+    let (fixture, mut running, uid) = fixture_with_contents();
+    let config = running.volume("config");
+    fixture.kill_both(&mut running);
+    fs::remove_dir_all(fixture.path("run")).expect("deleted");
+    let done = fixture.cleanup(&["--pod", &uid, "--content"]);
+    assert_eq!(done.code, Some(0), "{}{}", done.stdout, done.stderr);
+    assert_eq!(fixture.mounts(), Vec::<std::path::PathBuf>::new());
+    assert!(!fixture.path("root/pods").join(&uid).join("plugins").exists(), "{}", done.stdout);
+    assert!(config.exists(), "no record says that podfs made it");
+}
+
+#[test]
+fn the_content_of_a_pod_with_another_run_directory_is_not_deleted() {
+    let (fixture, mut running, uid) = fixture_with_contents();
+    let cleanup = |fixture: &Fixture| {
+        let mut command = Command::new(PODFS);
+        command.args(["cleanup", "--pod", &uid, "--content", "--run-dir"]).arg(fixture.path("other"));
+        finish(command.arg("--root-dir").arg(fixture.path("root")))
+    };
+    let refused = cleanup(&fixture);
+    assert!(refused.stdout.contains("a podfs with another --run-dir serves the pod"), "{}", refused.stdout);
+    let server = fixture.kill_supervisor(&mut running);
+    let refused = cleanup(&fixture);
+    assert!(refused.stdout.contains("a server answers for it"), "{}", refused.stdout);
+    assert_eq!(refused.code, Some(1));
+    assert_eq!(fs::read_to_string(running.volume("secret").join("kept")).expect("it is served"), "1");
+    fixture.kill_server(server);
+    assert_eq!(fixture.cleanup(&["--pod", &uid, "--content"]).code, Some(0));
+    fixture.assert_nothing_left();
+}
+
 #[test]
 fn files_of_others_stay() {
     let fixture = fixture();

@@ -49,6 +49,11 @@ impl Fixture {
     /// Kills the supervisor, then the server, which serves on without a supervisor.
     pub fn kill_both(&self, running: &mut Running) {
         let server = self.kill_supervisor(running);
+        self.kill_server(server);
+    }
+
+    /// Kills a server that serves on without a supervisor.
+    pub fn kill_server(&self, server: Pid) {
         kill(server, Signal::SIGKILL).expect("it is there");
         eventually("both have ended", || self.processes().is_empty());
         // The kernel frees the memory of a process that ends first, and closes its sockets a moment later. Without
