@@ -131,7 +131,7 @@ impl Run {
             sub_paths: self.sub_paths,
             transport: self.transport,
             log_format: self.log_format,
-            is_of_node: false,
+            manifest_of_node: None,
             metrics,
             ready_fd,
         };

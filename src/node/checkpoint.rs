@@ -175,6 +175,17 @@ impl Checkpoints {
         [MANIFEST, CHECKPOINT].iter().all(|name| self.pod(uid).join(name).symlink_metadata().is_ok())
     }
 
+    /// Removes the manifest of the pod's supervisor. A supervisor that starts later, or has not claimed the pod yet, ends.
+    ///
+    /// # Errors
+    /// When it cannot be removed.
+    pub fn remove_manifest(&self, uid: &PodUid) -> io::Result<()> {
+        match fs::remove_file(self.manifest_path(uid)) {
+            Err(error) if error.kind() != ErrorKind::NotFound => Err(error),
+            _ => Ok(()),
+        }
+    }
+
     /// Removes the checkpoint of a pod.
     ///
     /// # Errors

@@ -4,14 +4,17 @@
 //! the names of volumes, and does not enter, look up or stat a directory that is a mount point in the mount table.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::ffi::OsStr;
 use std::fs;
 use std::io::{self, ErrorKind};
+use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
 use podfs_fuse::mount::table::mounts;
 
 use super::checkpoint::{Checkpoint, Checkpoints};
 use crate::manifest::pod::PodUid;
+use crate::supervisor::program;
 use crate::supervisor::run_dir::claim;
 use crate::supervisor::run_dir::record::PodLockRecord;
 use crate::supervisor::run_dir::trust;
@@ -27,6 +30,8 @@ pub struct ReconstructedPod {
     pub trouble: Option<String>,
     /// Whether it has a supervisor.
     pub supervisor: FoundSupervisor,
+    /// Whether a daemon has started that supervisor.
+    pub is_of_daemon: bool,
     /// The directories of its volumes: mounted, or left behind.
     pub volumes: Vec<VolumeDirectory>,
 }
@@ -38,6 +43,17 @@ pub enum FoundSupervisor {
     Alive(u32),
     /// No process holds the lock. The pod's server may still run.
     Dead,
+}
+
+impl FoundSupervisor {
+    /// Whether it lives, and a daemon has started it with this manifest: its command line shows that, whatever became of the
+    /// checkpoint.
+    pub(super) fn is_started_with(self, manifest: &Path) -> bool {
+        let FoundSupervisor::Alive(pid) = self else { return false };
+        let words = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+        let words: Vec<&OsStr> = words.split(|byte| *byte == 0).map(OsStr::from_bytes).collect();
+        program::is_started_with(&words, manifest.as_os_str())
+    }
 }
 
 /// A directory in a pod's `volumes`.
@@ -77,8 +93,9 @@ pub fn reconstruct(run_directory: &Path, root_directory: &Path) -> io::Result<Ve
             Err(error) => (None, Some(error.to_string())),
         };
         let supervisor = supervisor(&run_directory.join(uid.as_str()));
+        let is_of_daemon = supervisor.is_started_with(&checkpoints.manifest_path(&uid));
         let volumes = volumes.remove(&uid).unwrap_or_default();
-        ReconstructedPod { uid, checkpoint, trouble, supervisor, volumes }
+        ReconstructedPod { uid, checkpoint, trouble, supervisor, is_of_daemon, volumes }
     });
     Ok(reconstructed.collect())
 }
@@ -190,6 +207,7 @@ mod tests {
             checkpoint: None,
             trouble: None,
             supervisor: FoundSupervisor::Dead,
+            is_of_daemon: false,
             volumes: Vec::new(),
         };
         let volumes = vec![directory("p~one", "v"), directory("p~one", "w"), directory("p~two", "v")];

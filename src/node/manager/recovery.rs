@@ -28,7 +28,7 @@ pub struct Recovered {
 pub enum RecoveredPod {
     /// A pod that it served.
     Pod(Recovered),
-    /// A pod that it served, whose checkpoint this daemon cannot use. If no source describes the pod, podfs retires it
+    /// A pod that it served, whose checkpoint is gone or cannot be used. If no source describes the pod, podfs retires it
     /// (RC-04).
     Lost(PodUid),
     /// No daemon has served the pod. podfs leaves a supervisor alone that no daemon has started.
@@ -37,9 +37,11 @@ pub enum RecoveredPod {
 
 /// The pod of a valid checkpoint. Without a checkpoint, only the pod's source knows which volumes podfs has to serve.
 pub fn recover(found: ReconstructedPod, recorder: &Recorder) -> RecoveredPod {
-    let ReconstructedPod { uid, checkpoint, trouble, supervisor, .. } = found;
+    let ReconstructedPod { uid, checkpoint, trouble, supervisor, is_of_daemon, .. } = found;
     let _span = spans::of_uid(&uid, None).entered();
-    if let Some(trouble) = trouble {
+    // A supervisor may have started while a daemon removed its pod.
+    let has_no_checkpoint = || (checkpoint.is_none() && is_of_daemon).then(|| "its checkpoint is gone".to_owned());
+    if let Some(trouble) = trouble.or_else(has_no_checkpoint) {
         recorder.reconstructed(false);
         warn!(
             "pod {uid}: {trouble}; its volumes stay as they are until its source describes it, and podfs removes them if none does"
@@ -74,4 +76,26 @@ pub fn recover(found: ReconstructedPod, recorder: &Recorder) -> RecoveredPod {
     };
     let Checkpoint { released, volumes, without_volumes, .. } = checkpoint;
     RecoveredPod::Pod(Recovered { pod, released, volumes: volumes.into_iter().collect(), without_volumes })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_pod_without_a_checkpoint_is_lost_if_a_daemon_has_started_its_supervisor() {
+        let of_daemon = |is_of_daemon| {
+            let found = ReconstructedPod {
+                uid: PodUid::parse("u").expect("a uid"),
+                checkpoint: None,
+                trouble: None,
+                supervisor: FoundSupervisor::Alive(std::process::id()),
+                is_of_daemon,
+                volumes: Vec::new(),
+            };
+            recover(found, &Recorder::default())
+        };
+        assert!(matches!(of_daemon(true), RecoveredPod::Lost(uid) if uid.as_str() == "u"));
+        assert!(matches!(of_daemon(false), RecoveredPod::Nothing));
+    }
 }

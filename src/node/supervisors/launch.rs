@@ -13,7 +13,6 @@ use std::ffi::{OsStr, OsString};
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
-use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
@@ -22,7 +21,6 @@ use tracing::debug;
 use crate::manifest::pod::PodUid;
 use crate::node::on_host;
 use crate::supervisor::installed::SUPERVISOR;
-use crate::supervisor::program;
 use crate::supervisor::run_dir::cgroup;
 use crate::supervisor::server::spawn::{ProcessKind, Start};
 
@@ -175,13 +173,6 @@ impl Launcher {
         }
         properties.into_iter().map(|(key, value)| format!("{key}={value}")).collect()
     }
-}
-
-/// Whether the process with this id is a supervisor that was started with this manifest.
-pub(super) fn is_started_with(pid: u32, manifest: &Path) -> bool {
-    let words = std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
-    let words: Vec<&OsStr> = words.split(|byte| *byte == 0).map(OsStr::from_bytes).collect();
-    program::is_started_with(&words, manifest.as_os_str())
 }
 
 /// Makes systemd stop the unit of a process, if it is the unit of the pod's supervisor. Returns whether it is.

@@ -25,7 +25,7 @@ use tracing::{debug, warn};
 pub(super) use operation::PodOperation;
 
 use super::control::{self, StatusWatch};
-use super::launch::{LaunchedSupervisor, is_started_with, stop_unit};
+use super::launch::{LaunchedSupervisor, stop_unit};
 use super::life::{ConnectingSupervisor, LifeEvent, RunningSupervisor, SupervisorLife, process};
 use super::retire::retire;
 use super::waiting::WaitingOperations;
@@ -126,9 +126,12 @@ impl PodTask {
     /// Reads the checkpoint, and follows the pod's supervisor if it lives.
     async fn begin(&mut self) {
         let (checkpoints, uid, directory) = (self.shared.checkpoints.clone(), self.uid.clone(), self.directory.clone());
-        let (checkpoint, supervisor) =
-            blocking(move || (checkpoints.read(&uid), reconstruct::supervisor(&directory))).await;
-        let mut is_of_daemon = false;
+        let found = blocking(move || {
+            let supervisor = reconstruct::supervisor(&directory);
+            let is_of_daemon = supervisor.is_started_with(&checkpoints.manifest_path(&uid));
+            (checkpoints.read(&uid), checkpoints.has_files(&uid), supervisor, is_of_daemon)
+        });
+        let (checkpoint, has_files, supervisor, is_of_daemon) = found.await;
         match checkpoint {
             Ok(checkpoint) => {
                 if let Some((namespace, name)) = checkpoint.as_ref().and_then(Checkpoint::pod_name) {
@@ -138,11 +141,10 @@ impl PodTask {
             }
             Err(error) => {
                 warn!("podfs cannot read the checkpoint of pod {}: {error}", self.uid);
-                let manifest = self.shared.checkpoints.manifest_path(&self.uid);
-                is_of_daemon = matches!(supervisor, FoundSupervisor::Alive(pid) if is_started_with(pid, &manifest));
             }
         }
-        self.written.clone_from(&self.wanted);
+        // A retirement that did not end may have removed the manifest alone.
+        self.written = self.wanted.clone().filter(|_| has_files);
         self.published.clone_from(&self.wanted);
         self.may_be_mounted = self.wanted.is_some();
         if let FoundSupervisor::Alive(pid) = supervisor
@@ -159,6 +161,12 @@ impl PodTask {
     fn wants_nothing(&self) -> bool {
         self.waiting.for_end()
             || self.wanted.as_ref().is_none_or(|wanted| wanted.volumes.is_empty() && !wanted.without_volumes)
+    }
+
+    /// Whether a supervisor that serves nothing wanted may be stopped. If the pod has no checkpoint, the daemon does not know what the
+    /// pod wants, before an operation says so.
+    fn may_stop(&self) -> bool {
+        self.wanted.is_some() || !self.waiting.is_empty()
     }
 
     /// Whether the supervisor serves what is wanted.
@@ -236,7 +244,7 @@ impl PodTask {
                 Box::pin(self.act()).await;
             }
             SupervisorLife::Calling(ConnectingSupervisor { process: Some(_), .. }) | SupervisorLife::Up(_)
-                if self.wants_nothing() =>
+                if self.wants_nothing() && self.may_stop() =>
             {
                 self.stop().await
             }
@@ -322,7 +330,7 @@ impl PodTask {
         let manifest = self.shared.checkpoints.manifest_path(&self.uid);
         let launched = blocking(move || match reconstruct::supervisor(&directory) {
             // If its checkpoint was deleted, the command line shows that a daemon has started it.
-            FoundSupervisor::Alive(pid) => Err((pid, is_known || is_started_with(pid, &manifest))),
+            found @ FoundSupervisor::Alive(pid) => Err((pid, is_known || found.is_started_with(&manifest))),
             FoundSupervisor::Dead => Ok(launcher.launch(&uid, &manifest)),
         });
         let (process, is_unit) = match launched.await {
@@ -455,6 +463,9 @@ impl PodTask {
         if outcome.is_ok() {
             (self.wanted, self.written, self.published) = (None, None, None);
             self.may_be_mounted = false;
+        } else {
+            // The retirement has removed the manifest.
+            self.written = None;
         }
         self.waiting.removed(&outcome);
         self.waiting.fail_mounts(FailureKind::Transient, "podfs has unmounted the volumes of the pod meanwhile");

@@ -1,5 +1,8 @@
 //! Removes the leftovers of a pod that has no supervisor and that the node no longer has.
 //!
+//! The manifest for the supervisor goes first. systemd may start a supervisor again that was killed together with the daemon: it reads
+//! the manifest, waits for the claim on the pod while this module has it, and ends if the manifest is gone then.
+//!
 //! The checkpoint goes last. If a retirement is killed at any step, the next one finishes it: each step skips leftovers
 //! that are gone already, and finds the others by their names or records.
 
@@ -27,6 +30,8 @@ pub(super) fn retire(
     checkpoints: &Checkpoints,
     uid: &PodUid,
 ) -> Result<(), OperationError> {
+    let remove = |error| OperationError::Remove { pod: uid.clone(), cause: Arc::new(error) };
+    checkpoints.remove_manifest(uid).map_err(remove)?;
     let mut left = Vec::new();
     let mut report = |step: &CleanupStep| match step {
         CleanupStep::Left(path, reason) => left.push(format!("{}: {reason}", path.display())),
@@ -44,5 +49,5 @@ pub(super) fn retire(
         Err(error) => debug!("the directory of pod {uid} stays: {error}"),
     }
     cgroup::remove_named_of_supervisor(uid);
-    checkpoints.remove(uid).map_err(|error| OperationError::Remove { pod: uid.clone(), cause: Arc::new(error) })
+    checkpoints.remove(uid).map_err(remove)
 }

@@ -74,7 +74,8 @@ fn serve_pod(arguments: Arguments) -> Result<(), Failure> {
     podfs_fuse::log::name_pod_in_text();
     let server_program = check_machine()?;
     // podfs node publishes later versions of the pod on the control socket.
-    let input = PodInput::Once(arguments.pod);
+    let manifest = arguments.pod;
+    let input = PodInput::Once(manifest.clone());
     let (files, snapshot) = FileSource::open_accepting(AcceptedDocuments::KnownPods, Some(input), &[])?;
     let pod = snapshot.pod.clone().ok_or_else(|| Failure::input(anyhow!("there is no pod")))?;
     if arguments.uid != pod.identity.uid.as_str() {
@@ -92,7 +93,7 @@ fn serve_pod(arguments: Arguments) -> Result<(), Failure> {
         sub_paths: arguments.sub_paths,
         transport: arguments.transport,
         log_format: arguments.log_format,
-        is_of_node: true,
+        manifest_of_node: Some(manifest),
         metrics: None,
         ready_fd: None,
     };

@@ -5,6 +5,8 @@ use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use anyhow::anyhow;
+
 use super::failure::Failure;
 use super::machine::block_on;
 use super::options::{DriverOptions, GenerationOptions, MemoryOptions, SubPathOptions, TransportOptions};
@@ -12,6 +14,7 @@ use crate::manifest::pod::Pod;
 use crate::source::{Snapshot, Source};
 use crate::supervisor::log_format::LogFormat;
 use crate::supervisor::long_step::report_if_long;
+use crate::supervisor::run_dir::bounds::path_exists;
 use crate::supervisor::run_dir::claim::PodLock;
 use crate::supervisor::run_dir::site::Site;
 use crate::supervisor::run_dir::trust;
@@ -34,9 +37,10 @@ pub(crate) struct PodService {
     pub(crate) transport: TransportOptions,
     /// The format of the lines that the process prints.
     pub(crate) log_format: LogFormat,
-    /// Whether `podfs node` has started this process. Then `podfs node` watches the mount table for all of its pods, and
-    /// deletes the content of emptyDirs when the pod is removed from the node; a supervisor that a signal ends keeps it.
-    pub(crate) is_of_node: bool,
+    /// The manifest file of the pod, if `podfs node` has started this process. Then `podfs node` watches the mount table for all of
+    /// its pods, and deletes the content of emptyDirs when the pod is removed from the node; a supervisor that a signal ends keeps
+    /// it. Before `podfs node` removes what is left of a pod, it removes this file.
+    pub(crate) manifest_of_node: Option<PathBuf>,
     /// The listener for metrics over HTTP. The control socket has the metrics, too.
     pub(crate) metrics: Option<TcpListener>,
     /// The descriptor to which the supervisor writes when the pod is ready (`--ready-fd`).
@@ -52,6 +56,14 @@ impl PodService {
         let step = format!("lock the pod below {}", self.run_dir.display());
         let locked = || PodLock::take(&self.run_dir, &self.root_dir, &pod.identity);
         let (claim, inheritance) = report_if_long(&step, locked)?;
+        // podfs node may have had the claim, to remove what was left of the pod.
+        if let Some(manifest) = self.manifest_of_node.as_ref().filter(|manifest| !path_exists(manifest)) {
+            let manifest = manifest.display();
+            return Err(Failure::input(anyhow!(
+                "podfs node has removed pod {} from the node: {manifest} is gone",
+                pod.identity
+            )));
+        }
         let report = Report::new(ReportScope::Pod, pod.identity.clone(), &pod.volumes, self.log_format, self.ready_fd);
         let assignment = Assignment {
             identity: pod.identity.clone(),
@@ -66,8 +78,8 @@ impl PodService {
             keep_old_generations: self.generations.keep_old_generations,
             sub_path: self.sub_paths.sub_path.into(),
             io_uring: self.transport.io_uring.is_chosen(),
-            agent_watches_mounts: self.is_of_node,
-            keep_empty_dirs: self.is_of_node,
+            agent_watches_mounts: self.manifest_of_node.is_some(),
+            keep_empty_dirs: self.manifest_of_node.is_some(),
             server_memory: self.memory.server_memory_max,
             metrics: self.metrics,
         };

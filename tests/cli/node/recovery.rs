@@ -3,13 +3,15 @@
 use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
-use std::process::Command;
+use std::process::{Command, Stdio};
 
+use nix::fcntl::{Flock, FlockArg};
 use nix::sys::signal::{Signal, kill};
 
 use super::lifecycle::pod;
 use crate::common::node::Node;
-use crate::common::{config_map, eventually, wait_content};
+use crate::common::watch::Watcher;
+use crate::common::{PODFS_SUPERVISOR, config_map, eventually, wait_content};
 
 const CONFIG: &str = "{name: config, configMap: {name: app}}";
 const SCRATCH: &str = "{name: scratch, emptyDir: {}}";
@@ -213,6 +215,58 @@ fn a_persistent_volume_that_grows_while_its_pod_runs_has_its_new_size_in_the_sta
     eventually("its new size is known", || size_is(2 << 30));
     assert_eq!(node.supervisor("web"), supervisor);
     assert_eq!(fs::read_to_string(path.join("file")).expect("it is mounted throughout"), "data");
+}
+
+#[test]
+fn a_pod_whose_checkpoint_is_gone_and_whose_supervisor_lives_is_removed_if_no_source_describes_it() {
+    let node = node_with_a_pod();
+    node.put("other.yaml", &pod("other", &[CONFIG, SCRATCH], &["config", "scratch"]));
+    let daemon = node.start();
+    node.expect(&["wait", "default/web"]);
+    node.expect(&["wait", "default/other"]);
+    let (scratch, other) = (node.path("other", "scratch"), node.supervisor("other"));
+    fs::write(scratch.join("file"), "data").expect("written");
+    drop(daemon);
+    for uid in ["uid-web", "uid-other"] {
+        fs::remove_dir_all(node.fixture.path("run/node/pods").join(uid)).expect("deleted");
+    }
+    node.remove("web.yaml");
+    let _daemon = node.start();
+    eventually("nothing of the pod is left", || node.is_clean("uid-web"));
+    node.expect(&["wait", "default/other"]);
+    assert_eq!(node.supervisor("other"), other, "the supervisor of a pod that a source describes goes on");
+    assert_eq!(fs::read_to_string(scratch.join("file")).expect("a file"), "data");
+}
+
+#[test]
+fn a_supervisor_that_gets_the_claim_after_the_daemon_has_removed_its_pod_ends() {
+    let node = node_with_a_pod();
+    let daemon = node.start();
+    node.expect(&["wait", "default/web"]);
+    let supervisor = node.supervisor("web");
+    drop(daemon);
+    kill(supervisor, Signal::SIGKILL).expect("killed");
+    eventually("it is gone", || !node.fixture.processes().contains(&supervisor));
+    // As the daemon does while it removes what is left of the pod. The kernel closes the files of a killed process last.
+    let lock = node.fixture.path("run/uid-web/lock");
+    let file = fs::OpenOptions::new().read(true).write(true).open(&lock).expect("a file");
+    let claim = Flock::lock(file, FlockArg::LockExclusive).expect("the supervisor is dead");
+    let mut record: serde_json::Value = serde_json::from_slice(&fs::read(&lock).expect("a record")).expect("JSON");
+    // The process may be a zombie: then its id is taken.
+    record["pid"] = 0.into();
+    fs::write(&lock, record.to_string()).expect("written");
+    let opened = Watcher::on("lock", &lock);
+    let manifest = node.fixture.path("run/node/pods/uid-web/pod.json");
+    // As systemd starts the unit of the supervisor again.
+    let mut command = Command::new(PODFS_SUPERVISOR);
+    command.args(["--uid", "uid-web", "--pod"]).arg(&manifest);
+    command.arg("--root-dir").arg(node.fixture.path("root")).arg("--run-dir").arg(node.fixture.path("run"));
+    let mut next = node.fixture.spawn(command.stdin(Stdio::null()));
+    eventually("it waits for the claim", || opened.events().iter().any(|event| event.contains("OPEN")));
+    fs::remove_file(&manifest).expect("removed");
+    drop(claim);
+    assert_eq!(next.wait().code(), Some(2), "{}", next.log());
+    assert!(next.log().contains("podfs node has removed pod default/web"), "{}", next.log());
 }
 
 /// A file that nobody can delete until this is dropped.
