@@ -11,7 +11,7 @@
 //! 1. A copy is whole if the number behind it is that of its `edition`. Each write has another number, and writes the number behind
 //!    the copy last.
 //! 2. podfs reserves the space of both copies before it writes, so a full disk leaves the file as it was. It writes the second copy
-//!    first, and only while the first copy is whole ([`RecordWriter`]). So one of them is whole at any moment.
+//!    first, and only while the first copy is whole (`RecordWriter`). So one of them is whole at any moment.
 //! 3. Earlier versions of podfs read and write one record at the beginning, without a number.
 //!
 //! The supervisor holds the lock of the file while it writes. Others read without a lock.
