@@ -86,6 +86,19 @@ fn a_full_volume_can_be_read_overwritten_and_emptied() {
 }
 
 #[test]
+fn the_room_of_a_removed_file_is_there_at_once() {
+    let mounted = Mounted::with_limit(LIMIT);
+    let path = mounted.path().join("file");
+    for _ in 0..3000 {
+        let file = File::create_new(&path).expect("there is room for a name");
+        fallocate(&file, FallocateFlags::empty(), 0, LIMIT - 64 * KIB).expect("there is room");
+        // The kernel does not wait for the answer to the RELEASE of the file.
+        drop(file);
+        fs::remove_file(&path).expect("removed");
+    }
+}
+
+#[test]
 fn every_way_to_grow_is_refused_when_it_does_not_fit() {
     let mounted = Mounted::with_limit(LIMIT);
     let path = |name: &str| mounted.path().join(name);

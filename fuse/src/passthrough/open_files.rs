@@ -256,6 +256,11 @@ impl OpenFiles {
         self.lock().files.values().filter(|open| open.is_to_be_reopened()).cloned().collect()
     }
 
+    /// Whether a file is open that has no name.
+    pub fn has_nameless(&self) -> bool {
+        self.lock().files.values().any(|open| open.node.is_nameless())
+    }
+
     /// Whether callers have too many directories open for all of them to keep entries read ahead.
     pub fn has_many_directories(&self) -> bool {
         self.lock().directories.len() > READ_AHEAD

@@ -15,6 +15,9 @@
 //! 3. So that these blocks do not add up, the root may grow by no more than the limit. The volume takes twice its limit
 //!    at most.
 //!
+//! The kernel does not wait for the answer to RELEASE. So a process may close a file, remove it and write again before the server has
+//! closed the file. A request that finds no room, while a removed file is open, waits for a moment for the RELEASE of such a file.
+//!
 //! The region has the *account*, which is the sum of all charges, and the charge of each node. A new charge changes both: the
 //! server first records the whole change in the region, and a successor that finds this record makes the change once more. The
 //! server sets a charge, and never adds to it, so a request that the kernel sends again changes nothing.
@@ -24,7 +27,8 @@ use std::ffi::{OsStr, OsString};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::atomic::Ordering::{Relaxed, Release};
 use std::sync::atomic::{AtomicBool, AtomicU64};
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard};
+use std::time::Instant;
 
 use rustix::fs::{FileType, Mode, OFlags, Statx, openat};
 use rustix::io::Errno;
@@ -48,6 +52,8 @@ pub struct QuotaUsage {
     region: Arc<Region>,
     /// The lock on the account.
     account: Mutex<()>,
+    /// Notifies that the last open file of a removed file is closed, and its space is free.
+    closed: Condvar,
     /// Bytes of the root directory that are free of charge.
     root_free: AtomicU64,
     /// Whether a request has removed names since the last scan of the root.
@@ -59,7 +65,8 @@ pub struct QuotaUsage {
 pub struct QuotaLock<'a> {
     usage: &'a QuotaUsage,
     counters: &'a PassthroughCounters,
-    _guard: MutexGuard<'a, ()>,
+    /// `None` only while the thread waits.
+    guard: Option<MutexGuard<'a, ()>>,
 }
 
 impl QuotaUsage {
@@ -78,6 +85,7 @@ impl QuotaUsage {
             first_limit: limit,
             region,
             account: Mutex::new(()),
+            closed: Condvar::new(),
             root_free: AtomicU64::new(BLOCK),
             names_removed: AtomicBool::new(true),
         }
@@ -94,7 +102,13 @@ impl QuotaUsage {
     /// Locks the account until the returned guard is dropped.
     pub fn lock(&self) -> QuotaLock<'_> {
         let guard = self.account.lock().expect("a thread that panics ends the process");
-        QuotaLock { usage: self, counters: &self.region.header().counters, _guard: guard }
+        QuotaLock { usage: self, counters: &self.region.header().counters, guard: Some(guard) }
+    }
+
+    /// Frees the space of a removed file whose last open file is closed.
+    pub fn discharge_closed(&self, node: &Node) {
+        self.lock().discharge(node);
+        self.closed.notify_all();
     }
 
     /// A name was removed somewhere.
@@ -116,6 +130,15 @@ impl QuotaUsage {
 }
 
 impl QuotaLock<'_> {
+    /// Lets go of the lock until a removed file is closed for the last time, at most until this time. Returns `false` at that time.
+    pub fn wait_for_close(&mut self, until: Instant) -> bool {
+        let left = until.saturating_duration_since(Instant::now());
+        let Some(guard) = self.guard.take().filter(|_| !left.is_zero()) else { return false };
+        let (guard, _) = self.usage.closed.wait_timeout(guard, left).expect("a thread that panics ends the process");
+        self.guard = Some(guard);
+        true
+    }
+
     /// Returns how many of the `length` bytes at `offset` of `file` fit into the volume.
     ///
     /// # Errors

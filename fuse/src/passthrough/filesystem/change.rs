@@ -5,6 +5,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::sync::Arc;
 use std::thread::sleep;
+use std::time::{Duration, Instant};
 
 use rustix::fs::{
     AtFlags, FileType, Gid, Mode, OFlags, RenameFlags, Statx, Timespec, Timestamps, UTIME_NOW, UTIME_OMIT, Uid,
@@ -30,6 +31,9 @@ const SETGID: u32 = 0o2000;
 const GROUP_EXECUTE: u32 = 0o010;
 /// The bits of SETATTR that ask for a change.
 const CHANGES: u32 = fattr::MODE | fattr::UID | fattr::GID | fattr::SIZE | fattr::ATIME | fattr::MTIME;
+
+/// How long a request that finds no room waits for a RELEASE that may be under way.
+const RELEASE: Duration = Duration::from_millis(50);
 
 impl PassthroughFilesystem {
     pub(super) fn make_directory(
@@ -372,7 +376,8 @@ impl PassthroughFilesystem {
         }
     }
 
-    /// Calls `check` on the account. If there is no room, makes unused blocks of the root directory free, and checks again.
+    /// Calls `check` on the account. If there is no room, makes unused blocks of the root directory free, and checks again. Then waits
+    /// for the end of RELEASEs that are under way.
     pub(super) fn ask<T>(
         &self,
         account: &mut QuotaLock<'_>,
@@ -383,7 +388,12 @@ impl PassthroughFilesystem {
         let freed = root.is_some_and(|root| {
             root.held().is_some_and(|directory| account.free_blocks_of_root(&root, directory.as_fd()))
         });
-        if freed { check(account) } else { checked }
+        let mut checked = if freed { check(account) } else { checked };
+        let until = Instant::now() + RELEASE;
+        while matches!(checked, Err(Errno::NOSPC)) && self.files.has_nameless() && account.wait_for_close(until) {
+            checked = check(account);
+        }
+        checked
     }
 
     /// Adapts the account of a limited volume after a name is gone. Returns the answer to the request.

@@ -261,14 +261,14 @@ impl PassthroughFilesystem {
     }
 
     pub(super) fn release(&self, handle: HandleId) -> Result<Answer, Errno> {
-        let open = self.files.remove(handle).ok_or(Errno::BADF)?;
+        let open = self.files.get(handle)?;
         let mut shared = open.node.open();
         if let Some(node) = &mut *shared {
             node.files.retain(|file| file.handle != handle);
             node.locks.release(handle);
             if node.files.is_empty() {
                 if let (true, Some(usage)) = (open.node.is_nameless(), &self.usage) {
-                    usage.lock().discharge(&open.node);
+                    usage.discharge_closed(&open.node);
                 }
                 if let Some(backing) = node.backing {
                     backing.close_for(&self.device, &open.node);
@@ -278,6 +278,8 @@ impl PassthroughFilesystem {
                 self.prune(&open.node);
             }
         }
+        // Last, because a request that finds no room waits for the files without a name in the table.
+        self.files.remove(handle);
         Ok(Answer::Done)
     }
 
