@@ -8,16 +8,14 @@ use std::fs::{DirBuilder, File};
 use std::io;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
-use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-use nix::errno::Errno;
-use nix::fcntl::{Flock, FlockArg};
+use nix::fcntl::Flock;
+
+use crate::supervisor::run_dir::directory_lock::{AlreadyLocked, lock_directory};
 
 /// How long a daemon that ends, or a child of a killed one, may hold the lock.
 const DYING: Duration = Duration::from_secs(3);
-/// The pause before the next try to lock.
-const PAUSE: Duration = Duration::from_millis(5);
 
 /// Why the daemon cannot use the root directory.
 #[derive(Debug, thiserror::Error)]
@@ -54,18 +52,8 @@ impl RootLock {
     pub fn take(root_directory: &Path) -> Result<RootLock, RootLockError> {
         let failed = |cause| RootLockError::Directory { path: root_directory.to_owned(), cause };
         DirBuilder::new().recursive(true).mode(0o755).create(root_directory).map_err(failed)?;
-        let mut directory = File::open(root_directory).map_err(failed)?;
-        let until = Instant::now() + DYING;
-        loop {
-            match Flock::lock(directory, FlockArg::LockExclusiveNonblock) {
-                Ok(lock) => return Ok(RootLock { _lock: Some(lock) }),
-                Err((_, Errno::EWOULDBLOCK)) if Instant::now() > until => {
-                    return Err(RootLockError::Taken(root_directory.to_owned()));
-                }
-                Err((same, Errno::EWOULDBLOCK)) => directory = same,
-                Err(_) => return Ok(RootLock { _lock: None }),
-            }
-            sleep(PAUSE);
-        }
+        let directory = File::open(root_directory).map_err(failed)?;
+        let lock = lock_directory(directory, Instant::now() + DYING);
+        Ok(RootLock { _lock: lock.map_err(|AlreadyLocked| RootLockError::Taken(root_directory.to_owned()))? })
     }
 }

@@ -29,7 +29,7 @@ use std::time::{Duration, Instant};
 
 use podfs_fuse::mount::table::mounts;
 use podfs_fuse::{Backoff, DoublingPause};
-use rustix::fs::{AtFlags, FileType, FlockOperation, flock, statat, unlinkat};
+use rustix::fs::{AtFlags, FileType, statat, unlinkat};
 use rustix::io::Errno;
 use tracing::{debug, info};
 
@@ -39,6 +39,7 @@ use crate::host::walk::{EntryPlace, MountPointPolicy, Visitor, WalkEntry, enter,
 use crate::manifest::pod::PodUid;
 use crate::node::spans;
 use crate::supervisor::run_dir::claim::{LOCK, SERVER};
+use crate::supervisor::run_dir::directory_lock::lock_directory;
 
 /// How long a pass skips a directory that stays, unless it changes. Passes look again without a change, because an unmount
 /// does not change the directory. The pause doubles each time, because other obstacles may stay for days.
@@ -223,11 +224,13 @@ fn remove(
         Err(Errno::NOTDIR | Errno::LOOP) => return stays(format!("{} is not a directory", path.display())),
         Err(errno) => return stays(format!("cannot open {}: {}", path.display(), io::Error::from(errno))),
     };
-    // The lock lasts until this descriptor is closed. Not every file system has locks on directories; podfs works without.
-    let locked = pod.try_clone()?;
-    if flock(&locked, FlockOperation::NonBlockingLockExclusive) == Err(Errno::WOULDBLOCK) {
-        return stays(format!("a podfs with another --run-dir serves {}", path.display()));
-    }
+    // The walk closes its own descriptor early, and the lock has to last until the end.
+    let Ok(_lock) = lock_directory(File::from(pod.try_clone()?), Instant::now()) else {
+        return stays(format!(
+            "a podfs with another --run-dir serves it, or another podfs works on {}",
+            path.display()
+        ));
+    };
     let presence = presence();
     if presence == PodPresence::Known {
         return Ok(Removal::Returned);

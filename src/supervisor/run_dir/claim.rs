@@ -261,7 +261,9 @@ impl PodLock {
     /// # Errors
     /// When another podfs has locked the directory.
     pub fn lock_made_volumes(&mut self) -> Result<(), VolumesTaken> {
-        self.volumes.as_mut().map_or(Ok(()), VolumesLock::lock)
+        // podfs node may look at the directory in this moment, and remove it if it is empty.
+        let until = Instant::now() + CLEANING;
+        self.volumes.as_mut().map_or(Ok(()), |volumes| volumes.lock_until(until))
     }
 
     /// Records the paths that were made for the pod's volumes: if this process is killed, the pod's next podfs removes them.

@@ -3,6 +3,7 @@
 //! | module | owns |
 //! |---|---|
 //! | [`claim`] | the lock on a pod |
+//! | [`directory_lock`] | a lock on a directory itself |
 //! | [`volumes_lock`] | the lock on the directory of the pod's volumes |
 //! | [`record`] | the record in the lock file: what its supervisor has made |
 //! | [`bounds`] | which recorded paths podfs unmounts and removes |
@@ -17,6 +18,7 @@ pub mod bounds;
 pub(crate) mod cgroup;
 pub mod claim;
 pub(in crate::supervisor) mod container_files;
+pub mod directory_lock;
 pub mod mount_points;
 pub mod record;
 pub mod site;

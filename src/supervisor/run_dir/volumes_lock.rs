@@ -5,13 +5,12 @@
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
-use std::thread::sleep;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
-use nix::errno::Errno;
-use nix::fcntl::{Flock, FlockArg};
+use nix::fcntl::Flock;
 
 use super::claim::is_still_at;
+use super::directory_lock::{AlreadyLocked, lock_directory};
 
 /// A supervisor with another run directory serves the pod below this root directory.
 #[derive(Debug, thiserror::Error)]
@@ -45,33 +44,24 @@ impl VolumesLock {
     /// # Errors
     /// When another podfs has locked it.
     pub fn lock(&mut self) -> Result<(), VolumesTaken> {
-        if self.lock.is_some() {
-            return Ok(());
-        }
-        // If the directory does not exist yet, podfs makes it. Another error is also that of the mount that follows.
-        let Ok(file) = File::open(&self.directory) else { return Ok(()) };
-        match Flock::lock(file, FlockArg::LockExclusiveNonblock) {
-            Ok(lock) => self.lock = Some(lock).filter(|lock| is_still_at(lock, &self.directory)),
-            Err((_, Errno::EWOULDBLOCK)) => {
-                let uid = self.directory.file_name().unwrap_or_default().display().to_string();
-                return Err(VolumesTaken { uid, directory: self.directory.as_path().into() });
-            }
-            // Not every file system has locks on directories. podfs works without it.
-            Err(_) => {}
-        }
-        Ok(())
+        self.lock_until(Instant::now())
     }
 
-    /// As [`VolumesLock::lock`], but waits for a podfs that ends: the kernel closes the files of a process one after the other.
+    /// As [`VolumesLock::lock`], but waits until this time for a podfs that ends.
     ///
     /// # Errors
     /// When another podfs has still locked the directory at this time.
     pub fn lock_until(&mut self, until: Instant) -> Result<(), VolumesTaken> {
-        loop {
-            match self.lock() {
-                Err(_) if Instant::now() < until => sleep(Duration::from_millis(5)),
-                locked => return locked,
-            }
+        if self.lock.is_some() {
+            return Ok(());
         }
+        // If the directory does not exist yet, podfs makes it. Another error is also that of the mount that follows.
+        let Ok(directory) = File::open(&self.directory) else { return Ok(()) };
+        let lock = lock_directory(directory, until).map_err(|AlreadyLocked| VolumesTaken {
+            uid: self.directory.file_name().unwrap_or_default().display().to_string(),
+            directory: self.directory.as_path().into(),
+        })?;
+        self.lock = lock.filter(|lock| is_still_at(lock, &self.directory));
+        Ok(())
     }
 }
