@@ -48,7 +48,7 @@ pub struct Drivers {
     pub flex_volumes: PathBuf,
 }
 
-/// Learns of each call that may make a driver mount a volume, before the call. Cheap to clone.
+/// Learns when a call that may make a driver mount a volume begins and ends. Cheap to clone.
 #[derive(Clone)]
 pub struct CallObserver(Arc<dyn Fn(AwaitedAnswer) + Send + Sync>);
 
@@ -56,20 +56,33 @@ pub struct CallObserver(Arc<dyn Fn(AwaitedAnswer) + Send + Sync>);
 pub struct AwaitedAnswer {
     /// The name of the volume in the pod.
     pub volume: String,
-    /// The driver and the call, a sentence.
-    pub sentence: String,
+    /// The driver and the call, a sentence; `None` after the answer.
+    pub sentence: Option<String>,
+}
+
+/// A call in progress. Dropping this reports its end.
+struct AwaitedCall<'a> {
+    observer: &'a CallObserver,
+    volume: &'a str,
+}
+
+impl Drop for AwaitedCall<'_> {
+    fn drop(&mut self) {
+        self.observer.0(AwaitedAnswer { volume: self.volume.to_owned(), sentence: None });
+    }
 }
 
 impl CallObserver {
-    /// Calls `observe` before each call to a driver.
+    /// Calls `observe` before and after each call to a driver.
     pub fn new(observe: impl Fn(AwaitedAnswer) + Send + Sync + 'static) -> CallObserver {
         CallObserver(Arc::new(observe))
     }
 
-    fn begins(&self, volume: &str, driver: &str, call: &str, limit: Duration) {
+    fn begins<'a>(&'a self, volume: &'a str, driver: &str, call: &str, limit: Duration) -> AwaitedCall<'a> {
         let seconds = limit.as_secs();
         let sentence = format!("{driver} has not answered {call} yet; podfs waits at most {seconds} s for each call");
-        self.0(AwaitedAnswer { volume: volume.to_owned(), sentence });
+        self.0(AwaitedAnswer { volume: volume.to_owned(), sentence: Some(sentence) });
+        AwaitedCall { observer: self, volume }
     }
 }
 

@@ -26,7 +26,7 @@ use std::path::Path;
 use tracing::info;
 
 use super::home::make_directory;
-use super::{CallObserver, DriverError, DriverHome, DriverRecord, LeaveError, NodeMount};
+use super::{AwaitedCall, CallObserver, DriverError, DriverHome, DriverRecord, LeaveError, NodeMount};
 use crate::host::device::BlockDevice;
 use crate::host::global_mount::write_whole;
 use crate::host::{HostSource, fs_group};
@@ -124,8 +124,11 @@ impl CsiMount<'_> {
         let was_published = record.published;
         record.published = true;
         write(&record)?;
-        self.begins("NodePublishVolume");
-        if let Err(error) = client.publish(self.publish_request(home, can, node_mount.as_ref())?) {
+        let request = self.publish_request(home, can, node_mount.as_ref())?;
+        let awaited = self.begins("NodePublishVolume");
+        let answer = client.publish(request);
+        drop(awaited);
+        if let Err(error) = answer {
             // A definite failure means that there is nothing to undo, even if the answer to an earlier call was uncertain. The
             // exception is a mount that an earlier call has made.
             let is_mounted = was_published && home.is_mounted().unwrap_or(true);
@@ -170,7 +173,7 @@ impl CsiMount<'_> {
     fn connect(&self) -> Result<(CsiClient, CsiCapabilities), DriverError> {
         let socket = discovery::find(self.root, &self.csi.driver)?;
         let client = CsiClient::connect(&self.csi.driver, &socket)?;
-        self.begins("NodeGetCapabilities");
+        let _awaited = self.begins("NodeGetCapabilities");
         let can = client.capabilities()?;
         Ok((client, can))
     }
@@ -218,12 +221,12 @@ impl CsiMount<'_> {
         let data = serde_json::json!({"driverName": self.csi.driver, "volumeHandle": self.handle()});
         write_whole(&node_mount.directory().join("vol_data.json"), data.to_string().as_bytes()).map_err(failed)?;
         let request = self.stage_request(can, path)?;
-        self.begins("NodeStageVolume");
+        let _awaited = self.begins("NodeStageVolume");
         client.stage(request)
     }
 
-    fn begins(&self, call: &str) {
-        self.observer.begins(self.volume, &format!("CSI driver {}", self.csi.driver), call, DEADLINE);
+    fn begins(&self, call: &str) -> AwaitedCall<'_> {
+        self.observer.begins(self.volume, &format!("CSI driver {}", self.csi.driver), call, DEADLINE)
     }
 
     /// Whether podfs changes the group of the volume's files to the pod's.

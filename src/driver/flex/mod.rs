@@ -130,7 +130,7 @@ impl FlexMount<'_> {
 
     fn call(&self, program: &Path, arguments: &[&str]) -> Result<Option<DriverAnswer>, DriverError> {
         let (driver, command) = (format!("FlexVolume driver {}", program.display()), arguments.first());
-        self.observer.begins(self.volume, &driver, command.copied().unwrap_or_default(), DEADLINE);
+        let _awaited = self.observer.begins(self.volume, &driver, command.copied().unwrap_or_default(), DEADLINE);
         call::call(program, arguments, DEADLINE)
     }
 

@@ -218,10 +218,10 @@ impl StoredStatus {
         self.volumes.insert(place, report);
     }
 
-    /// Records that a volume waits for an answer of its driver.
+    /// Records the answer of its driver that a volume waits for, or that it has the answer.
     pub(in crate::supervisor) fn driver_called(&mut self, awaited: AwaitedAnswer) {
         if let Some(report) = self.volumes.values_mut().find(|report| report.name == awaited.volume) {
-            report.awaited = Some(awaited.sentence);
+            report.awaited = awaited.sentence;
         }
     }
 
