@@ -89,7 +89,12 @@ impl EmptyDirContent {
     pub fn leave_to_agent(&self) -> Result<(), HostError> {
         let Some(home) = &self.home else { return Ok(()) };
         let path = home.join(AGENT);
-        File::create(&path).map(drop).map_err(|cause| HostError::system("write", &path, cause))
+        if path.symlink_metadata().is_ok() {
+            return Ok(());
+        }
+        // Like the content, the file survives a power loss.
+        let written = File::create(&path).and_then(|_| File::open(home)?.sync_all());
+        written.map_err(|cause| HostError::system("write", &path, cause))
     }
 
     /// The directory with the files, open.
@@ -199,19 +204,17 @@ fn find(home: &Path, directory: &File, backing: EmptyDirBacking) -> Result<Optio
     let path = content_path(home);
     let failed = |errno: Errno| HostError::system("open", &path, errno);
     let found = match (open(directory, ResolveFlags::NO_XDEV), backing) {
-        (Ok(found), EmptyDirBacking::Disk) => found,
+        (Ok(found), EmptyDirBacking::Disk) => Some(found),
         (Err(Errno::XDEV), EmptyDirBacking::Memory { .. } | EmptyDirBacking::HugePages { .. }) => {
-            open(directory, ResolveFlags::empty()).map_err(failed)?
+            Some(open(directory, ResolveFlags::empty()).map_err(failed)?).filter(|found| memory::is_memory(found))
         }
-        (Err(Errno::XDEV), EmptyDirBacking::Disk) => {
-            return Err(HostError::Refused(format!(
-                "another file system is mounted on {}; unmount it",
-                path.display()
-            )));
-        }
+        (Err(Errno::XDEV), EmptyDirBacking::Disk) => None,
         // A tmpfs ends with the machine.
         (Ok(_), _) | (Err(Errno::NOENT), _) => return Ok(None),
         (Err(errno), _) => return Err(failed(errno)),
+    };
+    let Some(found) = found else {
+        return Err(HostError::Refused(format!("another file system is mounted on {}; unmount it", path.display())));
     };
     HostSource::of(found).map(Some).map_err(failed)
 }

@@ -130,6 +130,9 @@ fn ed_08_a_foreign_mount_on_the_content_is_left_alone() {
     let opened = File::open(outside.path()).expect("a directory");
     let foreign =
         point.attach_bind(&bind(opened.as_fd(), ContainerAccess::ReadWrite).expect("a clone")).expect("mounted");
+    fs::write(home.0.path().join(READY), MEMORY.backing.to_string()).expect("written");
+    EmptyDirContent::set_up(home.0.path(), &MEMORY).expect_err("it is no tmpfs of podfs");
+    fs::write(home.0.path().join(READY), DISK.backing.to_string()).expect("written");
     let refused = EmptyDirContent::set_up(home.0.path(), &DISK).expect_err("it is covered").to_string();
     assert_eq!(refused, format!("another file system is mounted on {}; unmount it", home.content().display()));
     assert_eq!(content.delete().expect("nothing fails").to_string(), "1 entry: content is a mount point");

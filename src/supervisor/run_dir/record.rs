@@ -22,7 +22,7 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
 use rustix::fs::{FallocateFlags, fallocate};
-use rustix::io::Errno;
+use rustix::io::{Errno, retry_on_intr};
 use serde::{Deserialize, Serialize};
 
 use super::claim::LOCK;
@@ -137,7 +137,11 @@ impl RecordWriter {
         let size = file.metadata()?.len();
         let half = match self.reserve(file, size, copy.len()) {
             // The file of an earlier version has no space for two copies. The kernel ends no write within a page.
-            Err(error) if error.kind() == ErrorKind::StorageFull && size > 0 && copy.len() <= UNIT => {
+            Err(error)
+                if matches!(error.kind(), ErrorKind::StorageFull | ErrorKind::QuotaExceeded)
+                    && size > 0
+                    && copy.len() <= UNIT =>
+            {
                 file.write_all_at(&copy, 0)?;
                 self.is_first_whole = true;
                 return file.set_len(copy.len() as u64);
@@ -159,7 +163,8 @@ impl RecordWriter {
         // The record of an earlier version may take the whole file. The second copy begins after it.
         let used = if self.is_first_whole { 0 } else { usize::try_from(size).unwrap_or_default() };
         let half = length.max(used).next_multiple_of(UNIT) as u64;
-        match fallocate(file, FallocateFlags::KEEP_SIZE, 0, 2 * half) {
+        // A tmpfs of Linux before 6.10 ends the call when any signal arrives.
+        match retry_on_intr(|| fallocate(file, FallocateFlags::KEEP_SIZE, 0, 2 * half)) {
             // Not all file systems can reserve space.
             Ok(()) | Err(Errno::OPNOTSUPP | Errno::NOSYS) => {}
             Err(errno) => return Err(errno.into()),
