@@ -31,7 +31,7 @@ use crate::supervisor::program::options::{ROOT_DIRECTORY, RUN_DIRECTORY, directo
 #[command(after_help = "\
 EXIT STATUS:
   0  it could look at everything; with --content, the content is deleted
-  1  something could not be looked at; with --content, something of the pod stays
+  1  something could not be looked at; with --content, content of its emptyDirs or a mount stays
   2  bad arguments or settings
   3  a privilege is missing
 

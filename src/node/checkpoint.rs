@@ -182,9 +182,10 @@ impl Checkpoints {
 
     /// Why the pod's last supervisor has failed, in its words.
     pub fn failure(&self, uid: &PodUid) -> Option<String> {
-        let mut words = String::new();
+        let mut words = Vec::new();
         let file = trust::open(OpenOptions::new().read(true), &self.pod(uid).join(FAILURE)).ok()?;
-        file.take(LONGEST_FAILURE).read_to_string(&mut words).ok()?;
+        file.take(LONGEST_FAILURE).read_to_end(&mut words).ok()?;
+        let words = String::from_utf8_lossy(&words);
         Some(printable_line(words.trim()).into_owned()).filter(|words| !words.is_empty())
     }
 

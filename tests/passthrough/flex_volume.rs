@@ -284,8 +284,10 @@ fn a_pod_that_ends_while_a_driver_hangs_serves_its_other_volumes_until_they_are_
     eventually("the volume ends", || read().is_err());
     assert!(!rig.fixture.mounts().contains(&scratch), "a call failed while the volume was mounted:\n{}", running.log());
     fs::remove_file(rig.driver().join("mount.do")).expect("removed");
-    assert!(running.wait().success(), "{}", running.log());
-    rig.assert_only_the_drivers_directory_is_left();
+    // The supervisor ends without the driver's answer if that takes longer than two seconds.
+    running.wait();
+    let running = rig.run();
+    rig.assert_stops_clean(running);
 }
 
 #[test]

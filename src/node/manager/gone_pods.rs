@@ -12,8 +12,6 @@
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
-use tracing::info;
-
 use super::Manager;
 use crate::manifest::pod::PodUid;
 use crate::node::orphans::PodPresence;
@@ -25,22 +23,25 @@ impl Manager {
         self.pods.release_unlisted(|uid| !has_trouble && !has_directory(kubelet_pods, uid))
     }
 
-    /// Removes pods of an earlier daemon that this daemon cannot reconstruct and that are gone (RC-04). Forgets those that a source
-    /// describes.
+    /// Removes pods of an earlier daemon that this daemon cannot reconstruct and that are gone, or that an agent has released (RC-04).
+    /// Forgets those that a source describes.
     pub(super) fn retire_lost_pods(&mut self) {
         let has_trouble = self.has_trouble();
-        for uid in std::mem::take(&mut self.lost) {
+        for (uid, is_released) in self.lost.clone() {
             if self.pods.get(&uid).is_some() {
-                continue;
+                self.lost.remove(&uid);
+            } else if is_released || !(has_trouble || has_directory(self.kubelet_pods.as_deref(), &uid)) {
+                self.retire_lost_pod(&uid);
             }
-            if has_trouble || has_directory(self.kubelet_pods.as_deref(), &uid) {
-                self.lost.insert(uid);
-                continue;
-            }
-            let _span = self.pod_span(&uid).entered();
-            info!("pod {uid}: no source describes it, and podfs removes what an earlier daemon left of it");
-            self.retire(&uid);
         }
+    }
+
+    /// Notes that an agent has released a pod that this daemon cannot reconstruct. Returns whether there is such a pod.
+    pub(super) fn release_lost_pod(&mut self, uid: &PodUid) -> bool {
+        self.lost.get_mut(uid).is_some_and(|is_released| {
+            *is_released = true;
+            true
+        })
     }
 
     /// The work of each two seconds: looks again at pods that may be gone, and at directories of pods.
@@ -48,7 +49,7 @@ impl Manager {
         self.release_gone_pods().iter().for_each(|uid| self.describe(uid));
         if self.pods.sources_ready() {
             let mounted = self.actual.volumes().map(|(id, _)| id.pod.clone());
-            let known = self.pods.iter().map(|(uid, _)| uid.clone()).chain(mounted).chain(self.lost.iter().cloned());
+            let known = self.pods.iter().map(|(uid, _)| uid.clone()).chain(mounted).chain(self.lost.keys().cloned());
             let (known, is_certain, kubelet_pods) = (known.collect(), !self.has_trouble(), self.kubelet_pods.clone());
             self.housekeeping.start_pass(known, move |uid| {
                 match is_certain && !has_directory(kubelet_pods.as_deref(), uid) {

@@ -105,8 +105,9 @@ pub struct Manager {
     /// Since when pods have wanted volumes that are not mounted yet.
     wanted_since: BTreeMap<VolumeId, Instant>,
     trouble: BTreeMap<PodSource, Vec<String>>,
-    /// The pods of an earlier daemon whose checkpoints this daemon cannot use, until they are described or surely gone.
-    lost: BTreeSet<PodUid>,
+    /// The pods of an earlier daemon whose checkpoints this daemon cannot use, until they are described or removed. The value says
+    /// whether an agent has released the pod.
+    lost: BTreeMap<PodUid, bool>,
     /// The directory in which the kubelet has a directory for each of its pods, if podfs serves pods of a kubelet.
     kubelet_pods: Option<PathBuf>,
     /// The pods whose published state may have changed.
@@ -169,9 +170,9 @@ impl Manager {
             recorder,
             wanted_since: BTreeMap::new(),
             trouble: BTreeMap::new(),
-            lost: settings.lost,
+            lost: settings.lost.iter().map(|uid| (uid.clone(), false)).collect(),
             kubelet_pods: settings.kubelet_pods,
-            touched: BTreeSet::new(),
+            touched: settings.lost,
             commands,
             ends,
             end_sender,
@@ -370,6 +371,11 @@ impl Manager {
             }
             ManagerCommand::Release(uid, answer) => {
                 let _span = self.pod_span(&uid).entered();
+                if self.pods.get(&uid).is_none() && self.release_lost_pod(&uid) {
+                    // Fails only if the client no longer waits.
+                    let _ = answer.send(Ok(()));
+                    return;
+                }
                 if let Err(refusal) = self.pods.release(&uid) {
                     // Fails only if the client no longer waits.
                     let _ = answer.send(Err(refusal));

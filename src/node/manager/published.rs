@@ -8,6 +8,10 @@ use crate::node::reconciler::Action;
 use crate::node::state::{MountState, NodeState};
 use crate::node::world::VolumeId;
 
+/// The note of a pod of an earlier daemon that this daemon cannot reconstruct.
+const LOST: &str = "podfs cannot read what an earlier podfs node recorded of it, and no source describes it; podfs removes it once all \
+                    sources can be read and the kubelet has no directory of it, or when it is released";
+
 impl Manager {
     /// Publishes the state if it has changed. Computes the state of a pod only after [`Manager::touch`]: an event of
     /// one pod does not compute the states of all others.
@@ -15,7 +19,8 @@ impl Manager {
         let before = Arc::clone(&self.state.borrow());
         let mut pods = before.pods.clone();
         for uid in std::mem::take(&mut self.touched) {
-            let exists = self.pods.get(&uid).is_some() || self.actual.of_pod(&uid).next().is_some();
+            let is_lost = self.lost.contains_key(&uid);
+            let exists = is_lost || self.pods.get(&uid).is_some() || self.actual.of_pod(&uid).next().is_some();
             if !exists {
                 pods.remove(&uid);
                 continue;
@@ -27,6 +32,9 @@ impl Manager {
             self.complete(&uid, &mut entry);
             self.add_failed_retirement(&uid, &mut entry);
             entry.notes.extend(self.ending.get(&uid).cloned());
+            if is_lost && known.is_none() {
+                entry.notes.push(LOST.to_owned());
+            }
             // While podfs unmounts a volume that a pod wants again, the volume is not ready for containers.
             for volume in &mut entry.volumes {
                 let id = VolumeId { pod: uid.clone(), volume: volume.name.clone() };

@@ -44,7 +44,7 @@ pub fn recover(found: ReconstructedPod, recorder: &Recorder) -> RecoveredPod {
     if let Some(trouble) = trouble.or_else(has_no_checkpoint) {
         recorder.reconstructed(false);
         warn!(
-            "pod {uid}: {trouble}; its volumes stay as they are until its source describes it, and podfs removes them if none does"
+            "pod {uid}: {trouble}; its volumes stay as they are until its source describes it, and podfs removes them once all sources can be read and none does"
         );
         return RecoveredPod::Lost(uid);
     }
@@ -56,7 +56,7 @@ pub fn recover(found: ReconstructedPod, recorder: &Recorder) -> RecoveredPod {
         Err(error) => {
             recorder.reconstructed(false);
             warn!(
-                "pod {uid}: its checkpoint is not valid: {error}; its volumes stay as they are until its source describes it, and podfs removes them if none does"
+                "pod {uid}: its checkpoint is not valid: {error}; its volumes stay as they are until its source describes it, and podfs removes them once all sources can be read and none does"
             );
             return RecoveredPod::Lost(uid);
         }

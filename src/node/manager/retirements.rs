@@ -7,12 +7,13 @@ use std::collections::BTreeMap;
 use podfs_fuse::Backoff;
 use tokio::task::JoinSet;
 use tokio::time::Instant;
-use tracing::{Instrument, warn};
+use tracing::{Instrument, info, warn};
 
 use super::Manager;
 use crate::manifest::pod::PodUid;
 use crate::node::operation::PAUSE;
 use crate::node::state::PodEntry;
+use crate::node::supervisors::Supervisors;
 
 /// The retirements that run, and those that have failed.
 #[derive(Default)]
@@ -91,10 +92,17 @@ impl Manager {
     /// Retires a pod that no source has any more and that needs no volumes.
     pub(super) fn retire_ended_pod(&mut self, uid: &PodUid) {
         let (supervisors, span) = (self.supervisors.clone(), self.pod_span(uid));
+        self.retirements.start(uid, Instant::now(), || retirement(supervisors, uid.clone()).instrument(span));
+    }
+
+    /// Retires a pod of an earlier daemon that this daemon cannot reconstruct.
+    pub(super) fn retire_lost_pod(&mut self, uid: &PodUid) {
+        let (supervisors, span) = (self.supervisors.clone(), self.pod_span(uid));
         self.retirements.start(uid, Instant::now(), || {
-            let uid = uid.clone();
-            let retire = async move { supervisors.retire(&uid).await.map_err(|error| error.to_string()) };
-            retire.instrument(span)
+            span.in_scope(|| {
+                info!("pod {uid}: no source describes it, and podfs removes what an earlier daemon left of it")
+            });
+            retirement(supervisors, uid.clone()).instrument(span)
         });
     }
 
@@ -104,9 +112,12 @@ impl Manager {
         let _span = self.pod_span(&uid).entered();
         self.touch(&uid);
         let is_over = self.pods.get(&uid).is_some_and(|known| !known.is_described && !known.needs_volumes());
-        if self.retirements.take(ended) && is_over {
-            self.executor.forget_pod(&uid);
-            self.pods.forget(&uid);
+        if self.retirements.take(ended) {
+            self.lost.remove(&uid);
+            if is_over {
+                self.executor.forget_pod(&uid);
+                self.pods.forget(&uid);
+            }
         }
     }
 
@@ -116,6 +127,10 @@ impl Manager {
             entry.errors.push(reason.clone());
         }
     }
+}
+
+async fn retirement(supervisors: Supervisors, uid: PodUid) -> Result<(), String> {
+    supervisors.retire(&uid).await.map_err(|error| error.to_string())
 }
 
 #[cfg(test)]
