@@ -2,13 +2,17 @@
 
 use std::fs::{self, File};
 use std::io::Write;
+use std::os::fd::IntoRawFd;
 use std::os::unix::fs::FileExt;
+
+use nix::errno::Errno;
+use podfs_fuse::nfs::options::LookupCache;
 
 use crate::mounted::Mounted;
 use crate::nfs_rig::ganesha::{Export, Setup, Storage};
 use crate::nfs_rig::protocol::{error, procedure};
 use crate::nfs_rig::scripted::trouble::{ALWAYS, fails, generous_read, jukebox, restless};
-use crate::nfs_rig::{Ganesha, Scripted};
+use crate::nfs_rig::{Ganesha, Scripted, eventually};
 
 #[test]
 fn a_request_is_repeated_after_jukebox() {
@@ -45,6 +49,70 @@ fn close_and_fsync_return_the_error_of_a_write() {
     server.clear_rules();
     file.write_all(b"more").expect("written");
     file.sync_all().expect("on disk");
+}
+
+#[test]
+fn an_error_that_a_close_has_returned_is_still_one_of_fsync() {
+    let server = Scripted::start();
+    let mounted = Mounted::new(&server);
+    server.rule(fails(procedure::WRITE, error::NOSPC, ALWAYS));
+    let mut file = File::create(mounted.at("file")).expect("created");
+    file.write_all(b"content").expect("accepted");
+    // As a child does that has inherited the descriptor, and executes another program.
+    let inherited = file.try_clone().expect("a descriptor").into_raw_fd();
+    assert_eq!(nix::unistd::close(inherited), Err(Errno::ENOSPC));
+    assert_eq!(file.sync_all().expect_err("no room").raw_os_error(), Some(libc::ENOSPC));
+    drop(file);
+    server.clear_rules();
+    fs::write(mounted.at("file"), "more").expect("the error is gone with the last close");
+}
+
+#[test]
+fn an_error_that_a_close_has_returned_is_none_of_a_later_writer() {
+    let server = Scripted::start();
+    let mounted = Mounted::new(&server);
+    let append = || File::options().append(true).create(true).open(mounted.at("log")).expect("opened");
+    let first = append();
+    let _reader = File::open(mounted.at("log")).expect("opened");
+    server.rule(fails(procedure::WRITE, error::NOSPC, ALWAYS));
+    (&first).write_all(b"one\n").expect("accepted");
+    assert_eq!(nix::unistd::close(first.into_raw_fd()), Err(Errno::ENOSPC));
+    server.clear_rules();
+    let second = append();
+    (&second).write_all(b"two\n").expect("there is room again");
+    nix::unistd::close(second.into_raw_fd()).expect("on disk");
+    assert!(fs::read_to_string(mounted.at("log")).expect("read").ends_with("two\n"));
+}
+
+#[test]
+fn a_hole_in_front_of_data_that_is_on_its_way_has_zeros() {
+    let server = Scripted::start();
+    let mounted = Mounted::new(&server);
+    server.rule(jukebox(procedure::WRITE, 1));
+    let file =
+        File::options().read(true).write(true).create(true).truncate(true).open(mounted.at("file")).expect("created");
+    file.write_all_at(b"data", 1 << 20).expect("accepted");
+    let mut bytes = [1; 4096];
+    assert_eq!(file.read_at(&mut bytes, 0).expect("read"), bytes.len());
+    assert_eq!(bytes, [0; 4096]);
+    assert_eq!(file.metadata().expect("attributes").len(), (1 << 20) + 4);
+}
+
+#[test]
+fn appended_data_stays_if_a_process_looks_at_the_file_after_a_restart_of_the_server() {
+    let server = Scripted::start();
+    let mounted = Mounted::with(&server, |options| {
+        (options.caching.acregmin, options.caching.acregmax) = (0, 0);
+        options.caching.lookups = LookupCache::None;
+    });
+    let mut log = File::options().append(true).create(true).open(mounted.at("log")).expect("created");
+    log.write_all(b"one\n").expect("accepted");
+    eventually("the server has it", || server.calls(procedure::WRITE) == 1);
+    server.restart();
+    assert_eq!(fs::metadata(mounted.at("log")).expect("attributes").len(), 4);
+    log.write_all(b"two\n").expect("accepted");
+    log.sync_all().expect("on disk");
+    assert_eq!(fs::read_to_string(mounted.at("log")).expect("read"), "one\ntwo\n");
 }
 
 #[test]

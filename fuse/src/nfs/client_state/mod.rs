@@ -44,11 +44,17 @@ pub struct ClientState {
 }
 
 impl ClientState {
-    /// Closes an open file. It stays among the closed files while `is_dirty` holds for its node, because data is still to be written
-    /// through it. Otherwise, its node is dropped, too, if the kernel has forgotten the node before.
-    pub fn close(&self, handle: HandleId, is_dirty: impl Fn(NodeId) -> bool) -> Option<Rc<NfsOpenFile>> {
+    /// Closes an open file. It stays among the closed files while `has_data` holds for its node, because data is still to be written
+    /// through it. Otherwise, its node is dropped, too, if the kernel has forgotten the node before and `is_dirty` does not hold for
+    /// it.
+    pub fn close(
+        &self,
+        handle: HandleId,
+        has_data: impl Fn(NodeId) -> bool,
+        is_dirty: impl Fn(NodeId) -> bool,
+    ) -> Option<Rc<NfsOpenFile>> {
         let node = self.files.get(handle).ok()?.node.id;
-        let open = self.files.remove(handle, is_dirty(node));
+        let open = self.files.remove(handle, has_data(node));
         self.nodes.drop_forgotten(is_dirty);
         open
     }

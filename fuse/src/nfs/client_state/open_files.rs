@@ -167,9 +167,9 @@ impl NfsOpenFiles {
         Some(open)
     }
 
-    /// Drops closed files, except those for which `is_dirty` holds: through the others, no data is to be written any more.
-    pub fn drop_closed(&self, is_dirty: impl Fn(NodeId) -> bool) {
-        let gone: Vec<_> = self.closed.borrow_mut().extract_if(|_, open| !is_dirty(open.node.id)).collect();
+    /// Drops closed files, except those for which `has_data` holds: through the others, no data is to be written any more.
+    pub fn drop_closed(&self, has_data: impl Fn(NodeId) -> bool) {
+        let gone: Vec<_> = self.closed.borrow_mut().extract_if(|_, open| !has_data(open.node.id)).collect();
         drop(gone);
     }
 

@@ -119,7 +119,7 @@ fn a_file_that_the_kernel_forgets_before_it_closes_it_leaves_nothing() {
     known.nodes.forget(node.id, 1, |_| false);
     let id = node.id;
     drop(node);
-    drop(known.close(handle, |_| false));
+    drop(known.close(handle, |_| false, |_| false));
     assert!(known.nodes.get(id).is_err());
     assert_eq!(cells(), before);
 }
@@ -130,7 +130,7 @@ fn a_file_that_podfs_has_to_remove_stays_until_it_is_removed() {
     let node = known.nodes.enter(new_node(100, FileType::File), Some((NodeId::ROOT, b".nfs1"))).expect("memory");
     let handle = known.files.add(2, &node, user(), false).expect("memory").handle;
     node.set_silly(true);
-    drop(known.close(handle, |_| false));
+    drop(known.close(handle, |_| false, |_| false));
     known.nodes.forget(node.id, 1, |_| false);
     let at = || known.nodes.at(NodeId::ROOT, b".nfs1").map(|node| node.id);
     assert_eq!(at(), Some(node.id), "the end of the volume waits for its removal, and listings hide it");

@@ -53,7 +53,7 @@ impl NfsFilesystem {
         if node.kind == FileType::File {
             if wanted.size.is_some() {
                 // The data has to be on disk: data that podfs sends again after a restart of the server would make the file longer.
-                self.writeback().flush(node.id).await?;
+                self.writeback().settle_on_disk(node.id).await;
             } else {
                 // A WRITE that the server executes after SETATTR would change the times again.
                 self.settle(node).await;

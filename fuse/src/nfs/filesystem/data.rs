@@ -16,6 +16,7 @@ use super::{NfsAnswer, NfsFilesystem};
 use crate::caller::ending::is_exiting;
 use crate::nfs::client_state::freshness::AttributeChange;
 use crate::nfs::client_state::node::NfsNode;
+use crate::nfs::client_state::open_files::NfsOpenFile;
 use crate::nfs::writeback::FileKey;
 use crate::session::abi::{CreateIn, FlushIn, FsyncIn, OpenOut, ReadIn, WriteIn, fopen};
 use crate::session::{Answer, HandleId};
@@ -116,24 +117,51 @@ impl NfsFilesystem {
                 entry.attr = self.converter.attr(&found, node.is_silly());
             }
             let found = node.freshness.borrow().attributes().copied();
-            found.map(|found| node.freshness.borrow_mut().opened(&found));
-            self.state.files.add(turn.unique, &node, credential.clone(), false)
+            // Without O_EXCL, this may be a file that another client has changed.
+            let has_content = found.is_some_and(|found| node.freshness.borrow_mut().opened(&found));
+            let open = self.state.files.add(turn.unique, &node, credential.clone(), false)?;
+            Ok::<_, Errno>((open, has_content))
         };
-        let open = opened.await?;
+        let (open, has_content) = opened.await?;
         turn.set_opened(&open);
         lookup.keep();
-        let open = OpenOut { fh: open.handle, open_flags: fopen::KEEP_CACHE, backing_id: 0 };
+        let open_flags = if has_content { fopen::KEEP_CACHE } else { 0 };
+        let open = OpenOut { fh: open.handle, open_flags, backing_id: 0 };
         Ok(Answer::Created(entry, open).into())
     }
 
+    /// Handles READ.
+    ///
+    /// The server may not have all accepted data when it answers: it restarts meanwhile, or the data is behind a hole and still on its
+    /// way. Then its answer has old bytes, or ends too early, and podfs reads again.
     pub(super) async fn read(&self, arguments: &ReadIn) -> Result<NfsAnswer, Errno> {
+        const ATTEMPTS: usize = 3;
         let open = self.state.files.get(arguments.fh)?;
         let (node, offset, wanted) = (&open.node, arguments.offset, arguments.size);
-        let is_on_its_way = self.writeback().overlaps(node.id, offset..offset.saturating_add(wanted.into()));
-        let may_be_lost = self.writeback().is_dirty(node.id) && node.freshness.borrow().epoch() != self.epoch();
-        if is_on_its_way || may_be_lost {
+        let is_on_its_way = |end| self.writeback().overlaps(node.id, offset..end);
+        if is_on_its_way(offset.saturating_add(wanted.into())) || self.may_be_lost(node) {
             self.settle(node).await;
         }
+        let mut attempts = 1;
+        loop {
+            let was_behind = is_on_its_way(u64::MAX);
+            let answer = self.read_from_server(arguments, &open).await?;
+            let length = match &answer {
+                NfsAnswer::Data(data) => data.len(),
+                NfsAnswer::Bytes(bytes) => bytes.len(),
+                _ => return Ok(answer),
+            };
+            let ends_early = length < wanted as usize && (was_behind || is_on_its_way(u64::MAX));
+            if attempts == ATTEMPTS || !(ends_early || self.may_be_lost(node)) {
+                return Ok(answer);
+            }
+            attempts += 1;
+            self.settle(node).await;
+        }
+    }
+
+    async fn read_from_server(&self, arguments: &ReadIn, open: &NfsOpenFile) -> Result<NfsAnswer, Errno> {
+        let (node, offset, wanted) = (&open.node, arguments.offset, arguments.size);
         let options = CallOptions::new(&open.credential);
         let mut gathered = Vec::new();
         let mut received = 0;
@@ -181,7 +209,7 @@ impl NfsFilesystem {
     /// keeps the data, and sends it when the server answers again.
     pub(super) async fn flush(&self, arguments: &FlushIn, turn: &NfsRequest) -> Result<NfsAnswer, Errno> {
         let open = self.state.files.get(arguments.fh)?;
-        let flushed = self.writeback().flush(open.node.id);
+        let flushed = self.writeback().flush_for_close(FileKey { node: open.node.id, open: open.handle });
         let caller_exits = async {
             loop {
                 sleep(LOOK_AGAIN).await;
@@ -200,8 +228,8 @@ impl NfsFilesystem {
 
     /// Handles RELEASE. Does not wait for data that is still to be written.
     pub(super) fn release(self: &Rc<Self>, handle: HandleId) -> NfsAnswer {
-        let is_dirty = |node| self.writeback().is_dirty(node);
-        if let Some(open) = self.state.close(handle, is_dirty) {
+        let (has_data, is_dirty) = (|node| self.writeback().has_data(node), |node| self.writeback().is_dirty(node));
+        if let Some(open) = self.state.close(handle, has_data, is_dirty) {
             let (filesystem, node) = (Rc::clone(self), Rc::clone(&open.node));
             if is_dirty(node.id) {
                 spawn_local(async move { filesystem.tidy_up(&node).await });
@@ -216,12 +244,10 @@ impl NfsFilesystem {
     async fn tidy_up(self: Rc<Self>, node: &Rc<NfsNode>) {
         self.writeback().settle_on_disk(node.id).await;
         if !node.is_open() {
-            // The file is closed: no process can get the error any more.
-            self.writeback().forget_file(node.id);
+            // No process can get the error any more. If the kernel has sent more data of a mapping meanwhile, podfs keeps it.
+            self.writeback().forget_failure(node.id);
         }
-        let is_dirty = |node| self.writeback().is_dirty(node);
-        self.state.files.drop_closed(is_dirty);
-        self.state.nodes.drop_forgotten(is_dirty);
+        self.drop_unneeded();
         self.remove_silly(Rc::clone(node)).await;
     }
 }

@@ -172,7 +172,7 @@ impl NfsFilesystem {
     /// attributes do not include the data, so the kernel has to look the file up.
     fn enter_listed(&self, directory: &NfsNode, one: &v3::ListedEntry<'_>, query: u64) -> Option<EntryOut> {
         let (attributes, handle) = (one.attributes?, one.handle?);
-        if self.state.nodes.find(&handle).is_some_and(|node| self.writeback().is_dirty(node.id)) {
+        if self.state.nodes.find(&handle).is_some_and(|node| self.writeback().has_data(node.id)) {
             return None;
         }
         let node = self.state.nodes.enter(new_node(handle, &attributes), Some((directory.id, one.name))).ok()?;

@@ -337,15 +337,21 @@ impl NfsFilesystem {
     /// Waits until the server has the accepted data of a file.
     async fn settle(&self, node: &NfsNode) {
         let writeback = self.writeback();
-        if !writeback.is_dirty(node.id) {
+        if !writeback.has_data(node.id) {
             return;
         }
-        if node.freshness.borrow().epoch() == self.epoch() {
-            writeback.settle(node.id).await;
-        } else {
-            // The server may have restarted, and lost data that was not on its disk. Writers get the errors.
+        if self.may_be_lost(node) {
+            // Writers get the errors.
             writeback.settle_on_disk(node.id).await;
+        } else {
+            writeback.settle(node.id).await;
         }
+    }
+
+    /// Whether the server may have restarted, and lost accepted data of a file. Until podfs has sent that data again, the server's
+    /// attributes and bytes are those from before it.
+    fn may_be_lost(&self, node: &NfsNode) -> bool {
+        self.writeback().has_data(node.id) && node.freshness.borrow().epoch() != self.epoch()
     }
 
     /// A number that changes each time that the connection to the server was lost and made again.
@@ -355,6 +361,9 @@ impl NfsFilesystem {
 
     /// Caches attributes. `query` is the number of the call that returned them.
     fn learn(&self, node: &NfsNode, found: &Attributes, query: u64) -> AttributeChange {
+        if self.may_be_lost(node) {
+            return AttributeChange::Outdated;
+        }
         let caching = &self.options.caching;
         let change = node.freshness.borrow_mut().learn(found, query, Instant::now(), caching);
         self.react(node, change);
@@ -397,9 +406,16 @@ impl NfsFilesystem {
             self.invalidator.drop_content(&self.notifier, node.id);
         }
         self.write_all().await;
-        let is_dirty = |node| self.writeback().is_dirty(node);
-        self.state.files.drop_closed(is_dirty);
-        self.state.nodes.drop_forgotten(is_dirty);
+        for node in self.state.nodes.all().into_iter().filter(|node| !node.is_open()) {
+            self.writeback().forget_failure(node.id);
+        }
+        self.drop_unneeded();
+    }
+
+    /// Drops closed files and forgotten nodes without data to write.
+    fn drop_unneeded(&self) {
+        self.state.files.drop_closed(|node| self.writeback().has_data(node));
+        self.state.nodes.drop_forgotten(|node| self.writeback().is_dirty(node));
     }
 }
 

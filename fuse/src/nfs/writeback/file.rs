@@ -9,6 +9,7 @@ use tokio::sync::Notify;
 
 use super::log::{InheritedRecord, RecordId};
 use super::{FileKey, Verifier, WriteResult};
+use crate::session::HandleId;
 
 /// Most records behind the first that are searched for one that may be sent.
 const LOOK_AHEAD: usize = 64;
@@ -36,8 +37,6 @@ pub struct FileRecords {
     is_commit_void: bool,
     /// A flush waits until all records up to this number are on disk.
     wanted: u64,
-    /// The file is deleted; podfs ignores answers about it.
-    is_gone: bool,
     failure: Option<WriteFailure>,
     changed: Arc<Notify>,
 }
@@ -75,10 +74,26 @@ enum SendState {
 /// A failed write.
 struct WriteFailure {
     error: Errno,
-    /// Its record in the log.
-    record: RecordId,
+    /// The record that keeps the error in the log; none if podfs has given its room to data.
+    record: Option<RecordId>,
+    /// The open files through which the lost data was written.
+    opens: Vec<HandleId>,
     /// A write(2) has returned the error.
     writer_knows: bool,
+    /// A close(2) has returned the error.
+    closer_knows: bool,
+}
+
+impl WriteFailure {
+    fn new(error: Errno) -> Self {
+        Self { error, record: None, opens: Vec::new(), writer_knows: false, closer_knows: false }
+    }
+
+    /// Whether a write or a close of this open file has to return the error: the data was written through it, or no close has
+    /// returned the error yet, for example because a process has changed the file through a mapping.
+    fn concerns(&self, open: HandleId) -> bool {
+        !self.closer_knows || self.opens.contains(&open)
+    }
 }
 
 /// The next step for a file.
@@ -140,13 +155,15 @@ impl FileRecords {
             Ok(length) => {
                 self.unsent.push_back(PendingWrite::new(one.id, one.sequence, key, one.target.offset, length.into()));
             }
-            Err(error) => self.failure = Some(WriteFailure { error, record: one.id, writer_knows: false }),
+            Err(error) => {
+                let (record, opens) = (Some(one.id), vec![key.open]);
+                self.failure = Some(WriteFailure { record, opens, ..WriteFailure::new(error) });
+            }
         }
     }
 
     /// Adds an accepted record.
     pub fn add(&mut self, record: PendingWrite) {
-        self.is_gone = false;
         self.unsent.push_back(record);
     }
 
@@ -198,7 +215,7 @@ impl FileRecords {
             return None;
         }
         if self.taken.iter().all(|record| record.stable) {
-            let free = self.remove_taken(self.taken.len());
+            let free = ids_of(&self.remove_taken(self.taken.len()));
             self.changed.notify_waiters();
             return Some(WritebackStep::Free(free));
         }
@@ -213,10 +230,6 @@ impl FileRecords {
             return WriteOutcome::default();
         };
         let written = match answer {
-            _ if self.is_gone => {
-                let free = self.unsent.remove(position).map(|record| record.id);
-                return WriteOutcome { free: free.into_iter().collect(), fail: None };
-            }
             // podfs would send the record for ever.
             Ok(WriteResult { count: 0, .. }) if self.unsent[position].length > 0 => Err(Errno::IO),
             answer => answer,
@@ -224,8 +237,8 @@ impl FileRecords {
         let WriteResult { count, stable, verifier } = match written {
             Ok(written) => written,
             Err(error) => {
-                let record = self.unsent.remove(position).map(|record| record.id);
-                return self.fail(error, record.into_iter().collect());
+                let lost = self.unsent.remove(position);
+                return self.fail(error, lost.as_slice());
             }
         };
         if self.has_unstable_verifier() && self.unsent[position].state == SendState::Sending {
@@ -259,9 +272,11 @@ impl FileRecords {
     fn sent_stable(&mut self, position: usize, count: u32, stable: bool) -> WriteOutcome {
         let is_whole = self.unsent[position].take(count);
         let record = if is_whole || !stable { self.unsent.remove(position) } else { None };
-        let gone = record.map(|record| record.id).into_iter().collect();
-        // The server did not write to disk as requested, so podfs does not know which data it has.
-        if stable { WriteOutcome { free: gone, fail: None } } else { self.fail(Errno::IO, gone) }
+        if !stable {
+            // The server did not write to disk as requested, so podfs does not know which data it has.
+            return self.fail(Errno::IO, record.as_slice());
+        }
+        WriteOutcome { free: record.map(|record| record.id).into_iter().collect(), fail: None }
     }
 
     /// Takes the server's answer to a COMMIT.
@@ -274,7 +289,7 @@ impl FileRecords {
         match answer {
             Ok(verifier) if self.verifier == Some(verifier) => {
                 self.losses = 0;
-                WriteOutcome { free: self.remove_taken(count), fail: None }
+                WriteOutcome { free: ids_of(&self.remove_taken(count)), fail: None }
             }
             Ok(verifier) => {
                 self.verifier = Some(verifier);
@@ -283,16 +298,16 @@ impl FileRecords {
             }
             Err(error) => {
                 let lost = self.remove_taken(count);
-                self.fail(error, lost)
+                self.fail(error, &lost)
             }
         }
     }
 
-    /// Removes the first `count` records that the server has taken, and returns their places in the log.
-    fn remove_taken(&mut self, count: usize) -> Vec<RecordId> {
+    /// Removes and returns the first `count` records that the server has taken.
+    fn remove_taken(&mut self, count: usize) -> Vec<PendingWrite> {
         let gone: Vec<_> = self.taken.drain(..count).collect();
         self.taken_bytes -= gone.iter().map(|record| record.length).sum::<u64>();
-        gone.into_iter().map(|record| record.id).collect()
+        gone
     }
 
     /// Prepares to send all records again, because the server may have lost data that was not on its disk.
@@ -314,17 +329,21 @@ impl FileRecords {
         self.losses >= MOST_LOSSES
     }
 
-    fn fail(&mut self, error: Errno, lost: Vec<RecordId>) -> WriteOutcome {
-        let mut outcome = WriteOutcome { free: lost, fail: None };
-        match &mut self.failure {
-            Some(failure) => failure.writer_knows = false,
-            none => {
-                if let Some(record) = outcome.free.pop() {
-                    *none = Some(WriteFailure { error, record, writer_knows: false });
-                    outcome.fail = Some((record, error));
-                }
-            }
+    /// Keeps the error of lost records. One of them keeps it in the log.
+    fn fail(&mut self, error: Errno, lost: &[PendingWrite]) -> WriteOutcome {
+        let mut outcome = WriteOutcome { free: ids_of(lost), fail: None };
+        if lost.is_empty() {
+            return outcome;
         }
+        let failure = self.failure.get_or_insert_with(|| WriteFailure::new(error));
+        if failure.record.is_none() {
+            failure.record = outcome.free.pop();
+            outcome.fail = failure.record.map(|record| (record, failure.error));
+        }
+        (failure.writer_knows, failure.closer_knows) = (false, false);
+        failure.opens.extend(lost.iter().map(|record| record.key.open));
+        failure.opens.sort_unstable();
+        failure.opens.dedup();
         outcome
     }
 
@@ -336,10 +355,10 @@ impl FileRecords {
     /// Returns an error to a writer, once.
     ///
     /// # Errors
-    /// The error of an earlier write, if the writer does not have it yet.
-    pub fn error_for_writer(&mut self) -> Result<(), Errno> {
+    /// The error of an earlier write, if it [concerns](WriteFailure::concerns) this open file and no write has returned it yet.
+    pub fn error_for_writer(&mut self, open: HandleId) -> Result<(), Errno> {
         match &mut self.failure {
-            Some(failure) if !failure.writer_knows => {
+            Some(failure) if !failure.writer_knows && failure.concerns(open) => {
                 failure.writer_knows = true;
                 Err(failure.error)
             }
@@ -347,14 +366,34 @@ impl FileRecords {
         }
     }
 
-    /// Removes and returns the error for a flush, and the record that keeps the error in the log.
-    pub fn take_failure(&mut self) -> Option<(RecordId, Errno)> {
+    /// Returns an error to each close of an open file that it [concerns](WriteFailure::concerns).
+    ///
+    /// # Errors
+    /// The error of a write that no fsync has returned yet.
+    pub fn error_for_close(&mut self, open: HandleId) -> Result<(), Errno> {
+        match &mut self.failure {
+            Some(failure) if failure.concerns(open) => {
+                failure.closer_knows = true;
+                Err(failure.error)
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Removes and returns the error for fsync, and the record that keeps the error in the log.
+    pub fn take_failure(&mut self) -> Option<(Option<RecordId>, Errno)> {
         self.failure.take().map(|failure| (failure.record, failure.error))
     }
 
-    /// Whether a write has failed and no flush has returned the error yet. Until then, each write waits for its own outcome.
-    pub fn has_failure(&self) -> bool {
-        self.failure.is_some()
+    /// Removes and returns the record that keeps the error in the log. The error stays in memory alone.
+    pub fn take_record_of_failure(&mut self) -> Option<RecordId> {
+        self.failure.as_mut().and_then(|failure| failure.record.take())
+    }
+
+    /// Whether a write has failed, and the error [concerns](WriteFailure::concerns) this open file. Then each write through it waits
+    /// for its own outcome.
+    pub fn has_failure(&self, open: HandleId) -> bool {
+        self.failure.as_ref().is_some_and(|failure| failure.concerns(open))
     }
 
     /// Whether the file has no record, no failure and no COMMIT in flight.
@@ -398,16 +437,9 @@ impl FileRecords {
     pub fn changed(&self) -> Arc<Notify> {
         Arc::clone(&self.changed)
     }
+}
 
-    /// Removes and returns all records without a call in flight. The others are freed when their calls end.
-    pub fn forget(&mut self) -> Vec<RecordId> {
-        self.changed.notify_waiters();
-        let (kept, gone): (VecDeque<_>, VecDeque<_>) =
-            self.unsent.drain(..).partition(|record| record.state != SendState::Waiting);
-        self.unsent = kept;
-        let failed = self.failure.take().map(|failure| failure.record);
-        (self.is_commit_void, self.is_gone) = (true, true);
-        let taken = self.remove_taken(self.taken.len());
-        gone.into_iter().map(|record| record.id).chain(taken).chain(failed).collect()
-    }
+/// The places of records in the log.
+fn ids_of(records: &[PendingWrite]) -> Vec<RecordId> {
+    records.iter().map(|record| record.id).collect()
 }

@@ -11,10 +11,13 @@
 //!    that the NFS server called stable: otherwise an old record would come after a newer one. When the verifier changes
 //!    repeatedly, podfs sends them as `FILE_SYNC`: then none is older than the data on the server's disk, and each answer counts.
 //! 3. A record leaves the log when it is committed, or when its error is recorded. The next write returns an error, and so does
-//!    the next flush; the error stays in the log until a flush has returned it.
+//!    each close of a descriptor through which the data was written; the error stays in the log until an fsync has returned it, or
+//!    the file is closed for the last time. A process may close a descriptor that it has inherited, and ignore the error, while
+//!    another one relies on its fsync.
 //! 4. Separate tasks send and commit. A caller that waits for them may be interrupted at any time.
 //! 5. A flush waits for data that was accepted before it, and not for later data.
-//! 6. podfs commits all files of a full log; a write waits until there is room.
+//! 6. podfs commits all files of a full log; a write waits until there is room. If the log has nothing but errors, podfs keeps
+//!    them in memory alone.
 //!
 //! | module | owns |
 //! |---|---|
@@ -37,7 +40,7 @@ use std::time::Duration;
 use rustix::io::Errno;
 use tokio::sync::Notify;
 use tokio::task::spawn_local;
-use tokio::time::sleep;
+use tokio::time::{sleep, timeout};
 
 use crate::session::{HandleId, NodeId};
 use file::{FileRecords, PendingWrite, WriteOutcome, WritebackStep};
@@ -99,6 +102,8 @@ pub struct WriteParameters {
 
 /// Most WRITEs in flight at once.
 const IN_FLIGHT: usize = 16;
+/// The longest time until a write looks again whether a full log has room.
+const LOOK_FOR_ROOM: Duration = Duration::from_millis(100);
 /// The time for which the log must be empty before it gives memory back.
 const MEMORY_RETURN_DELAY: Duration = Duration::from_secs(1);
 
@@ -153,17 +158,15 @@ impl<S: Store> Writeback<S> {
         let inner = &self.inner;
         let mut waits_for_disk = inner.parameters.stable;
         if let Some(known) = inner.state.borrow_mut().files.get_mut(&file.node) {
-            known.error_for_writer()?;
-            waits_for_disk |= known.has_failure();
+            known.error_for_writer(file.open)?;
+            waits_for_disk |= known.has_failure(file.open);
         }
         let mut done = 0;
         while done < data.len() {
             let part = &data[done..data.len().min(done + inner.parameters.wsize)];
             let target = WriteTarget { node: file.node, open: file.open, offset: offset + done as u64 };
             while !inner.accept(target, part) {
-                let freed = inner.room.notified();
-                inner.commit_all();
-                freed.await;
+                inner.make_room().await;
             }
             done += part.len();
         }
@@ -171,7 +174,7 @@ impl<S: Store> Writeback<S> {
         if waits_for_disk {
             self.wait(file.node, WaitGoal::Flushed).await;
             let mut state = inner.state.borrow_mut();
-            state.files.get_mut(&file.node).map_or(Ok(()), FileRecords::error_for_writer)?;
+            state.files.get_mut(&file.node).map_or(Ok(()), |known| known.error_for_writer(file.open))?;
         }
         Ok(())
     }
@@ -186,18 +189,33 @@ impl<S: Store> Writeback<S> {
         self.wait(node, WaitGoal::Flushed).await;
     }
 
-    /// Waits until all data that was accepted so far for a file is on disk.
+    /// Waits until all data that was accepted so far for a file is on disk, for fsync. Removes the error that it returns.
     ///
     /// # Errors
-    /// The error of a write since the last flush.
+    /// The error of a write since the last call.
     pub async fn flush(&self, node: NodeId) -> Result<(), Errno> {
         self.wait(node, WaitGoal::Flushed).await;
         self.inner.take_failure(node)
     }
 
-    /// Whether there is data of a file that is not committed, or an error that no call has returned.
+    /// Waits until all data that was accepted so far for a file is on disk, for a close. Keeps the error for [`Writeback::flush`].
+    ///
+    /// # Errors
+    /// The error of a write since the last flush, if the data was written through this open file or no close has returned the error.
+    pub async fn flush_for_close(&self, file: FileKey) -> Result<(), Errno> {
+        self.wait(file.node, WaitGoal::Flushed).await;
+        let mut state = self.inner.state.borrow_mut();
+        state.files.get_mut(&file.node).map_or(Ok(()), |known| known.error_for_close(file.open))
+    }
+
+    /// Whether there is data of a file that is not committed, or an error that no flush has returned.
     pub fn is_dirty(&self, node: NodeId) -> bool {
         self.inner.state.borrow().files.contains_key(&node)
+    }
+
+    /// Whether there is data of a file that is not committed.
+    pub fn has_data(&self, node: NodeId) -> bool {
+        self.inner.state.borrow().files.get(&node).is_some_and(|file| file.last_sequence().is_some())
     }
 
     /// Whether podfs has not sent some of these bytes of a file yet, or has them in flight.
@@ -210,15 +228,10 @@ impl<S: Store> Writeback<S> {
         self.inner.state.borrow().files.values().map(FileRecords::bytes).sum()
     }
 
-    /// Drops the data and the errors of a file that is deleted. podfs sends nothing of it any more.
-    pub fn forget_file(&self, node: NodeId) {
-        let mut state = self.inner.state.borrow_mut();
-        if let Some(file) = state.files.get_mut(&node) {
-            let outcome = WriteOutcome { free: file.forget(), fail: None };
-            state.drop_if_empty(node);
-            drop(state);
-            self.inner.settle(outcome);
-        }
+    /// Drops the error of a file that no process has open any more. podfs still sends data of the file that it has accepted.
+    pub fn forget_failure(&self, node: NodeId) {
+        // No process can get the error.
+        let _ = self.inner.take_failure(node);
     }
 
     /// Waits until the goal is reached for all data that was accepted before the call.
@@ -314,6 +327,29 @@ impl<S: Store> Inner<S> {
         nodes.into_iter().for_each(|node| self.pump(node));
     }
 
+    /// Waits until there may be more room in the log.
+    async fn make_room(self: &Rc<Self>) {
+        let freed = self.room.notified();
+        if !self.take_room_of_errors() {
+            self.commit_all();
+        }
+        // A connection that ends tells nobody that it does not need the bytes of a call any more.
+        let _ = timeout(LOOK_FOR_ROOM, freed).await;
+    }
+
+    /// If the log has no data that podfs has to send or to commit, frees its errors. Returns whether there were some.
+    fn take_room_of_errors(self: &Rc<Self>) -> bool {
+        let mut free = Vec::new();
+        let mut state = self.state.borrow_mut();
+        if state.files.values().all(|file| file.last_sequence().is_none()) {
+            free.extend(state.files.values_mut().filter_map(FileRecords::take_record_of_failure));
+        }
+        drop(state);
+        let has_some = !free.is_empty();
+        self.settle(WriteOutcome { free, fail: None });
+        has_some
+    }
+
     /// Starts to commit all files, to make room in the log.
     fn commit_all(self: &Rc<Self>) {
         for file in self.state.borrow_mut().files.values_mut() {
@@ -378,14 +414,14 @@ impl<S: Store> Inner<S> {
         }
     }
 
-    /// Returns the error of an earlier write to a flush, once.
+    /// Returns the error of an earlier write to an fsync, once.
     fn take_failure(self: &Rc<Self>, node: NodeId) -> Result<(), Errno> {
         let mut state = self.state.borrow_mut();
         let failure = state.files.get_mut(&node).and_then(FileRecords::take_failure);
         state.drop_if_empty(node);
         drop(state);
         failure.map_or(Ok(()), |(record, error)| {
-            self.settle(WriteOutcome { free: vec![record], fail: None });
+            self.settle(WriteOutcome { free: record.into_iter().collect(), fail: None });
             Err(error)
         })
     }
