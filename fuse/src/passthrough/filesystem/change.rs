@@ -21,6 +21,7 @@ use super::super::mounts::SourceMounts;
 use super::super::node::{Node, is_special};
 use super::super::usage::{QuotaLock, QuotaUsage};
 use super::look::attribute_name;
+use super::outcome::Maker;
 use super::{PassthroughFilesystem, component, outcome, silly};
 use crate::caller::privileges::is_in_group;
 use crate::session::abi::{MkdirIn, MknodIn, SETXATTR_ACL_KILL_SGID, SetattrIn, SetxattrIn, fattr};
@@ -346,7 +347,8 @@ impl PassthroughFilesystem {
         exchange.begin(0);
         let made = acting_for(caller, umask, || make(directory.as_fd()));
         outcome::success_if_done(made, Errno::EXIST, exchange, |begun| {
-            outcome::made_for(&directory, name, begun, caller).is_some_and(|found| same(directory.as_fd(), &found))
+            outcome::made_by(self.maker(caller), &directory, name, begun)
+                .is_some_and(|found| same(directory.as_fd(), &found))
         })?;
         let (node, entry) = self.find(parent, name, true)?;
         if let Some(account) = &mut account {
@@ -354,6 +356,11 @@ impl PassthroughFilesystem {
             account.settle(parent, directory.as_fd());
         }
         Ok(Answer::Entry(entry))
+    }
+
+    /// The process that sets owner and times of a file that this volume makes for a caller.
+    pub(super) fn maker(&self, caller: Caller) -> Maker {
+        if self.options.remote.is_some() { Maker::NfsServer } else { Maker::Kernel(caller) }
     }
 
     /// Charges a node of a limited volume with the space that it takes now.

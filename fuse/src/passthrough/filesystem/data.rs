@@ -74,7 +74,7 @@ impl PassthroughFilesystem {
         exchange.begin(0);
         let made = acting_for(caller, arguments.umask, make).or_else(|errno| {
             let begun = exchange.earlier().ok_or(errno)?;
-            outcome::made_for(&directory, name, begun, caller).ok_or(errno)?;
+            outcome::made_by(self.maker(caller), &directory, name, begun).ok_or(errno)?;
             // The process that makes a file may open it in ways that its mode forbids.
             openat(&*directory, name, flags.difference(OFlags::EXCL), Mode::empty())
         });

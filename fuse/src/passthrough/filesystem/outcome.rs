@@ -16,7 +16,9 @@
 //!
 //! Why the successor takes no other file for the one that the dead server made: the kernel locks a directory from before it sends
 //! the request until it has the answer, so no process changes the name in between through this mount. If a process makes the same
-//! change on the source in this moment, with the caller's own uid, the successor takes it for the dead server's change.
+//! change on the source in this moment, with the caller's own uid, the successor takes it for the dead server's change. On an NFS
+//! export, also with another uid and up to [`CLOCK_DIFFERENCE`] before: the NFS server sets owner and times, may map root to another
+//! user, and has its own clock.
 //!
 //! A process that uses the source may give the name to another file after the dead server has removed or renamed the first one. The
 //! successor tells the two files apart by inode number and birth time ([`FileMark`]). It takes the second file for the first one,
@@ -41,6 +43,9 @@ use super::super::descriptor::reopen;
 use crate::region::{BegunRequest, FileMark};
 use crate::session::{Caller, Exchange};
 
+/// The number of seconds that the clock of an NFS server may be behind that of this node.
+const CLOCK_DIFFERENCE: i64 = 120;
+
 /// Success if `outcome` failed with the errno `sign`, and `done` finds that a dead server has executed the request.
 ///
 /// # Errors
@@ -63,19 +68,36 @@ pub fn success_if_done(
     }
 }
 
-/// The file `name`, if it was made for `caller` after the request was begun.
-pub fn made_for(directory: impl AsFd, name: &OsStr, begun: BegunRequest, caller: Caller) -> Option<Statx> {
-    const SETGID: u16 = 0o2000;
+/// The process that sets owner and times of a new file.
+#[derive(Clone, Copy)]
+pub enum Maker {
+    /// The kernel of this node, for the caller of the request.
+    Kernel(Caller),
+    /// An NFS server.
+    NfsServer,
+}
+
+/// The file `name`, if it was made by `maker` after the request was begun.
+pub fn made_by(maker: Maker, directory: impl AsFd, name: &OsStr, begun: BegunRequest) -> Option<Statx> {
     let found = status_of_name(directory.as_fd(), name)?;
-    let home = attributes_of(directory.as_fd()).ok()?;
-    // New files in a setgid directory have its group.
-    let has_group = found.stx_gid == caller.gid || (home.stx_mode & SETGID != 0 && found.stx_gid == home.stx_gid);
     let has_birth = found.stx_mask & StatxFlags::BTIME.bits() != 0;
     let made = if has_birth { found.stx_btime } else { found.stx_ctime };
     // A source whose times are whole seconds cuts off the fraction.
     let nanoseconds = if made.tv_nsec == 0 { 999_999_999 } else { i64::from(made.tv_nsec) };
-    let is_later = (made.tv_sec, nanoseconds) >= (begun.at.tv_sec, begun.at.tv_nsec);
-    (is_later && has_group && found.stx_uid == caller.uid).then_some(found)
+    let is_since = |seconds| (made.tv_sec, nanoseconds) >= (seconds, begun.at.tv_nsec);
+    let is_same = match maker {
+        Maker::Kernel(caller) => is_since(begun.at.tv_sec) && is_owned_by(caller, directory.as_fd(), &found)?,
+        Maker::NfsServer => is_since(begun.at.tv_sec - CLOCK_DIFFERENCE),
+    };
+    is_same.then_some(found)
+}
+
+fn is_owned_by(caller: Caller, directory: BorrowedFd<'_>, found: &Statx) -> Option<bool> {
+    const SETGID: u16 = 0o2000;
+    let home = attributes_of(directory).ok()?;
+    // New files in a setgid directory have its group.
+    let has_group = found.stx_gid == caller.gid || (home.stx_mode & SETGID != 0 && found.stx_gid == home.stx_gid);
+    Some(has_group && found.stx_uid == caller.uid)
 }
 
 /// Whether a dead server has begun to remove or rename another file than `found`, to which its name leads now. If that server did

@@ -7,10 +7,12 @@ use std::thread::{self, JoinHandle};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::{read, write};
+use rustix::time::{ClockId, clock_gettime};
 use zerocopy::IntoBytes;
 
 use super::super::attributes::check_not_mounted;
 use super::*;
+use crate::caller::credentials::ActAs;
 use crate::region::{FileMark, SLOTS};
 use crate::session::abi::OutHeader;
 use crate::session::{FuseOperation, Request};
@@ -163,6 +165,20 @@ fn a_foreign_directory_makes_mkdir_fail() {
     std::os::unix::fs::chown(rig.source.join("new"), Some(1), Some(1)).expect("its owner");
     let refused = caught.begun(&rig, 0, || {}).end(&rig).expect_err("it is there");
     assert_eq!(refused.raw_os_error(), Some(libc::EEXIST));
+}
+
+#[test]
+fn an_nfs_server_may_make_a_directory_for_another_user_and_by_a_clock_that_is_behind() {
+    let rig = Rig::new(PassthroughOptions { remote: Some(ActAs::Caller), ..PassthroughOptions::default() });
+    let path = rig.at("new");
+    let caught = Caught::catch(&rig, "MKDIR", move || fs::create_dir(path));
+    let now = clock_gettime(ClockId::Realtime);
+    let slot = rig.region.in_flight().slot(0);
+    slot.take(caught.number);
+    slot.begin(Some(Timespec { tv_sec: now.tv_sec + 60, ..now }), 0);
+    fs::create_dir(rig.source.join("new")).expect("a directory");
+    std::os::unix::fs::chown(rig.source.join("new"), Some(1), Some(1)).expect("its owner");
+    caught.end(&rig).expect("made");
 }
 
 #[test]
