@@ -53,6 +53,16 @@ mod tests {
     use super::*;
 
     #[test]
+    fn an_ended_process_is_exiting_before_its_parent_takes_its_status() {
+        let mut child = std::process::Command::new("true").spawn().expect("started");
+        while !is_exiting(child.id()) {
+            std::thread::yield_now();
+        }
+        child.wait().expect("ended");
+        assert!(is_exiting(child.id()));
+    }
+
+    #[test]
     fn a_thread_that_runs_is_not_dying_and_needs_its_answer() {
         let pid = rustix::thread::gettid().as_raw_nonzero().get().cast_unsigned();
         assert!(!is_dying(pid) && !is_exiting(pid) && !has_given_up(pid, true) && !has_signal(pid));

@@ -12,8 +12,7 @@ use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
 use nix::fcntl::{Flock, FlockArg};
-use nix::sys::signal::kill;
-use nix::unistd::Pid;
+use podfs_fuse::caller::ending::is_exiting;
 use podfs_fuse::mount::MountError;
 use podfs_fuse::mount::directories::Directories;
 use tracing::warn;
@@ -174,7 +173,8 @@ impl PodLock {
                 Ok(lock) => lock,
                 Err((mut file, Errno::EWOULDBLOCK)) => {
                     let pid = read(&mut file).pid;
-                    if is_gone(pid) && Instant::now() < until {
+                    // A parent may not have taken the status of the ended supervisor yet.
+                    if is_exiting(pid) && Instant::now() < until {
                         sleep(Duration::from_millis(5));
                         continue;
                     }
@@ -397,12 +397,6 @@ fn read_or_keep(file: &mut File, directory: &Path) -> io::Result<PodLockRecord> 
         );
         Ok(PodLockRecord::default())
     })
-}
-
-/// Whether no process has this id.
-fn is_gone(pid: u32) -> bool {
-    let pid = i32::try_from(pid).ok().filter(|pid| *pid > 0);
-    pid.is_none_or(|pid| kill(Pid::from_raw(pid), None) == Err(Errno::ESRCH))
 }
 
 /// Whether `path` leads to the open file `file`.
