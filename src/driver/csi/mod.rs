@@ -64,8 +64,8 @@ pub struct CsiMount<'a> {
     pub expand_secret: Option<&'a Secret>,
     /// The tokens of the pod's service account, as JSON, if the driver gets some.
     pub tokens: Option<String>,
-    /// The access modes of the PersistentVolume.
-    pub access_modes: &'a [String],
+    /// The access modes of the volume. The driver gets the first one.
+    pub access_modes: Vec<&'a str>,
     /// Options of its mount.
     pub mount_options: &'a [String],
     /// Whether the volume is read-only.
@@ -232,7 +232,7 @@ impl CsiMount<'_> {
     /// Whether podfs changes the group of the volume's files to the pod's.
     fn is_for_group(&self) -> bool {
         let is_of_one_node =
-            || self.access_modes.iter().any(|mode| mode == "ReadWriteOnce" || mode == "ReadWriteOncePod");
+            || self.access_modes.iter().any(|mode| matches!(*mode, "ReadWriteOnce" | "ReadWriteOncePod"));
         !self.read_only
             && match self.driver.fs_group_policy {
                 DriverFsGroupPolicy::None => false,

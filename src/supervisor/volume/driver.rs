@@ -27,7 +27,7 @@ use crate::host::device::BlockDevice;
 use crate::manifest::PodView;
 use crate::manifest::objects::{CsiDriver, ObjectKind, Secret, VolumeAttachment};
 use crate::supervisor::run_dir::site::Site;
-use crate::volume::migration::complete;
+use crate::volume::migration::{complete, inline_access_mode};
 use crate::volume::{Csi, Flex, SecretReference, ServedBy, TokenKey, Volume};
 
 /// How often podfs calls a CSI driver with `requiresRepublish` again (the kubelet: each 63 to 84 s).
@@ -239,7 +239,10 @@ impl<'a> CsiCall<'a> {
             publish_secret: self.publish_secret,
             expand_secret: self.expand_secret,
             tokens: self.tokens.clone(),
-            access_modes: bound.map_or(&[], |bound| &bound.access_modes),
+            access_modes: match bound {
+                Some(bound) => bound.access_modes.iter().map(String::as_str).collect(),
+                None => vec![inline_access_mode(&self.csi)],
+            },
             mount_options: bound.map_or(&[], |bound| &bound.mount_options),
             read_only: bound.map_or(self.csi.read_only, |bound| bound.read_only),
             is_block: DeviceVolume::is_for(spec),
