@@ -68,3 +68,27 @@ fn cs_11_a_driver_with_requires_republish_is_called_again_after_a_change() {
     assert_eq!(driver.count("NodeUnpublishVolume"), 0, "a failed call leaves the volume as it is");
     rig.assert_stops_clean(running);
 }
+
+#[test]
+fn cs_11_files_that_a_driver_has_written_since_are_given_to_the_pods_group_after_the_next_call() {
+    for (capabilities, is_changed) in [(STAGES, true), (&[Type::StageUnstageVolume, Type::VolumeMountGroup][..], false)]
+    {
+        let rig = Rig::new(BOTH);
+        rig.write_driver("attachRequired: false, requiresRepublish: true");
+        rig.set_group();
+        let driver = rig.driver(capabilities);
+        let running = rig.run();
+        // A file that is written in the directory itself has the directory's group.
+        rig.fixture.write("token", "");
+        fs::rename(rig.fixture.path("token"), rig.source.join("token")).expect("renamed");
+        for version in ["2", "3"] {
+            let before = driver.count("NodePublishVolume");
+            rig.fixture.write("objects/app.json", &config_map("app", &[("a", version)]));
+            eventually("the driver is called again", || driver.count("NodePublishVolume") > before);
+        }
+        // The second call began after the end of the first one.
+        let group = fs::metadata(running.volume("data").join("token")).expect("shown").gid();
+        assert_eq!(group == 4711, is_changed, "{capabilities:?}");
+        rig.assert_stops_clean(running);
+    }
+}
