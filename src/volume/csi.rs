@@ -76,6 +76,11 @@ impl Csi {
         self.handle.is_none()
     }
 
+    /// The name of its life cycle in a CSIDriver object.
+    pub fn lifecycle_mode(&self) -> &'static str {
+        if self.is_ephemeral() { "Ephemeral" } else { "Persistent" }
+    }
+
     /// Parses the source of a PersistentVolume. Errors are relative to it.
     ///
     /// # Errors

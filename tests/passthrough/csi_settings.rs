@@ -11,6 +11,34 @@ use podfs::csi::v1::volume_capability::access_mode::Mode;
 use tonic::Code;
 
 #[test]
+fn cs_02_a_volume_waits_while_its_driver_does_not_serve_its_life_cycle() {
+    let inline = format!("[{{name: data, csi: {{driver: {DRIVER}}}}}]");
+    for (volumes, mode, other) in [(inline.as_str(), "Ephemeral", "Persistent"), (BOTH, "Persistent", "Ephemeral")] {
+        let rig = Rig::new(volumes);
+        let write_modes = |modes: &str| rig.write_driver(&format!("attachRequired: false{modes}"));
+        write_modes(&format!(", volumeLifecycleModes: [{other}]"));
+        let driver = rig.driver(STAGES);
+        let mut running = rig.fixture.start();
+        let refused = format!("volume mode \"{mode}\" not supported by driver {DRIVER} ");
+        running.wait_log(&format!("{refused}(only supports [\"{other}\"])"));
+        if mode == "Ephemeral" {
+            rig.fixture.remove("objects/driver.yaml");
+            running.wait_log(&format!("{refused}(no CSIDriver object)"));
+            // The API's default is Persistent.
+            let before = running.log().matches("only supports").count();
+            write_modes("");
+            eventually("it is refused again", || running.log().matches("only supports").count() > before);
+        }
+        assert!(!running.is_ready());
+        assert_eq!(driver.calls(), Vec::<String>::new());
+        write_modes(", volumeLifecycleModes: [Persistent, Ephemeral]");
+        running.wait_ready();
+        assert_shown(&running);
+        rig.assert_stops_clean(running);
+    }
+}
+
+#[test]
 fn cs_10_files_are_given_to_the_pods_group_as_the_driver_says() {
     for (policy, capabilities, is_changed) in [
         ("ReadWriteOnceWithFSType", STAGES, true),

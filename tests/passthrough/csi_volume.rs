@@ -173,7 +173,7 @@ fn cs_02_an_inline_volume_is_published_alone_with_its_pod_info() {
          nodePublishSecretRef: {{name: key}}}}}}]"
     );
     let rig = Rig::new(&volumes);
-    rig.write_driver("attachRequired: false, podInfoOnMount: true");
+    rig.write_driver("attachRequired: false, podInfoOnMount: true, volumeLifecycleModes: [Ephemeral]");
     let driver = rig.driver(STAGES);
     let running = rig.run();
     assert_shown(&running);

@@ -195,7 +195,7 @@ impl CsiMount<'_> {
                 false => String::new(),
             },
             node_name,
-            volume_lifecycle_mode: if self.csi.is_ephemeral() { "Ephemeral" } else { "Persistent" }.to_owned(),
+            volume_lifecycle_mode: self.csi.lifecycle_mode().to_owned(),
             volume: self.volume.to_owned(),
             ..DriverRecord::default()
         }
