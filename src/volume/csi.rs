@@ -30,7 +30,7 @@ pub struct Csi {
     pub handle: Option<String>,
     /// The file system that the volume should have; the driver decides if there is none.
     pub fs_type: Option<String>,
-    /// Whether containers can only read the volume.
+    /// Whether containers can only read the volume. For a claim, the claim's `readOnly` decides instead (PV-07).
     pub read_only: bool,
     /// Further attributes for the driver.
     pub attributes: BTreeMap<String, String>,

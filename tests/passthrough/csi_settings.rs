@@ -120,3 +120,18 @@ fn cs_11_files_that_a_driver_has_written_since_are_given_to_the_pods_group_after
         rig.assert_stops_clean(running);
     }
 }
+
+#[test]
+fn pv_07_a_driver_gets_a_volume_read_only_if_the_claim_says_so() {
+    for is_read_only in [true, false] {
+        let rig = Rig::new(&BOTH.replace("claimName: data", &format!("claimName: data, readOnly: {is_read_only}")));
+        rig.write_volume("volumeHandle: h, readOnly: true");
+        let driver = rig.driver(STAGES);
+        let running = rig.run();
+        assert_shown(&running);
+        assert_eq!(driver.published().readonly, is_read_only);
+        let written = fs::write(running.volume("data").join("file"), "2").map_err(|refused| refused.raw_os_error());
+        assert_eq!(written, if is_read_only { Err(Some(libc::EROFS)) } else { Ok(()) });
+        rig.assert_stops_clean(running);
+    }
+}
