@@ -191,6 +191,18 @@ fn pv_04_pv_05_annotations_and_access_modes_are_passed_on() {
 }
 
 #[test]
+fn cd_01_the_driver_of_a_google_disk_gets_the_access_mode_that_the_disk_had() {
+    for (source, expected) in [
+        ("gcePersistentDisk: {pdName: d}", &["ReadWriteOnce"][..]),
+        ("csi: {driver: pd.csi.storage.gke.io, volumeHandle: h}", &["ReadOnlyMany", "ReadWriteMany"]),
+    ] {
+        let volume = VOLUME.replace("local: {path: /srv}", source);
+        let volume = volume.replace("spec: {", "spec: {accessModes: [ReadOnlyMany, ReadWriteMany], ");
+        assert_eq!(pair(CLAIM, &volume).expect(source).access_modes, expected);
+    }
+}
+
+#[test]
 fn pv_07_the_pods_claim_makes_a_drivers_volume_read_only_and_the_field_of_the_volume_does_not() {
     for source in [
         "csi: {driver: d, volumeHandle: h, readOnly: true}",

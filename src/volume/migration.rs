@@ -107,6 +107,13 @@ pub fn translate(field: &str, fields: &Value, context: Context<'_>) -> Option<Re
     Some((migrated.translate)(fields, context))
 }
 
+/// The access modes of a PersistentVolume as the CSI driver for its kind takes them. The plugin for Google disks did not check
+/// access modes, and its CSI driver does: it refuses `ReadWriteMany`, and a second mode beside `ReadWriteOnce`.
+pub fn access_modes(field: &str, modes: Vec<String>) -> Vec<String> {
+    let is_writable = modes.iter().any(|mode| matches!(mode.as_str(), "ReadWriteOnce" | "ReadWriteMany"));
+    if field == "gcePersistentDisk" && is_writable { vec!["ReadWriteOnce".to_owned()] } else { modes }
+}
+
 /// Completes a handle that ends with the namespace of the volume's pod, which [`translate`] does not know.
 pub fn complete(csi: &mut Csi, namespace: &str) {
     if let (AZURE_FILE_DRIVER, Some(handle)) = (csi.driver.as_str(), &mut csi.handle)

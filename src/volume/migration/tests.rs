@@ -95,6 +95,27 @@ fn cd_01_a_volume_that_the_pod_describes_has_the_access_mode_of_its_kind() {
 }
 
 #[test]
+fn cd_01_a_google_disk_has_an_access_mode_that_its_driver_takes() {
+    let modes = |field: &str, modes: &[&str]| {
+        access_modes(field, modes.iter().map(|mode| (*mode).to_owned()).collect()).join(",")
+    };
+    let (once, read, many) = ("ReadWriteOnce", "ReadOnlyMany", "ReadWriteMany");
+    for (before, after) in [
+        (&[once][..], once),
+        (&[read], read),
+        (&[many], once),
+        (&[read, once], once),
+        (&[read, many], once),
+        (&[once, many], once),
+        (&["ReadWriteOncePod"], "ReadWriteOncePod"),
+        (&[], ""),
+    ] {
+        assert_eq!(modes("gcePersistentDisk", before), after, "{before:?}");
+    }
+    assert_eq!(modes("azureFile", &[read, many]), "ReadOnlyMany,ReadWriteMany");
+}
+
+#[test]
 fn cd_01_the_zones_of_a_google_disk_are_in_its_handle() {
     let handle = |zones: Option<&str>| {
         let labels = zones.map(|zones| BTreeMap::from([(ZONES[1].to_owned(), zones.to_owned())]));
