@@ -361,7 +361,7 @@ fn source(persistent: &PersistentVolume) -> Result<(BoundSource, bool), VolumePr
                 false => Err(VolumeProblem::NoMountOptions),
             }
         }
-        // The `readOnly` of the PersistentVolume does not count (NF-03).
+        // The `readOnly` of the PersistentVolume does not count (NF-03, PV-07).
         PersistentSource::Nfs(source) => {
             let source = source.clone()?;
             let parsed = NfsOptions::parse(options.iter().map(String::as_str))?;
@@ -371,19 +371,12 @@ fn source(persistent: &PersistentVolume) -> Result<(BoundSource, bool), VolumePr
         PersistentSource::Flex(source) => {
             let source = source.clone()?;
             match options.iter().all(|option| option.is_empty()) {
-                true => {
-                    let read_only = source.read_only;
-                    Ok((BoundSource::Flex(source), read_only))
-                }
+                true => Ok((BoundSource::Flex(source), false)),
                 false => Err(VolumeProblem::NoMountOptions),
             }
         }
-        PersistentSource::Csi(source) => {
-            let source = source.clone()?;
-            // The driver gets the mount options.
-            let read_only = source.read_only;
-            Ok((BoundSource::Csi(source), read_only))
-        }
+        // The driver gets the mount options.
+        PersistentSource::Csi(source) => Ok((BoundSource::Csi(source.clone()?), false)),
         PersistentSource::Other(word) => {
             let instead = instead_of(word).unwrap_or("supported are hostPath, local, nfs, flexVolume and csi");
             Err(VolumeProblem::Kind { kind: word.clone(), instead })

@@ -191,6 +191,33 @@ fn pv_04_pv_05_annotations_and_access_modes_are_passed_on() {
 }
 
 #[test]
+fn cd_01_the_driver_of_a_google_disk_gets_the_access_mode_that_the_disk_had() {
+    for (source, expected) in [
+        ("gcePersistentDisk: {pdName: d}", &["ReadWriteOnce"][..]),
+        ("csi: {driver: pd.csi.storage.gke.io, volumeHandle: h}", &["ReadOnlyMany", "ReadWriteMany"]),
+    ] {
+        let volume = VOLUME.replace("local: {path: /srv}", source);
+        let volume = volume.replace("spec: {", "spec: {accessModes: [ReadOnlyMany, ReadWriteMany], ");
+        assert_eq!(pair(CLAIM, &volume).expect(source).access_modes, expected);
+    }
+}
+
+#[test]
+fn pv_07_the_pods_claim_makes_a_drivers_volume_read_only_and_the_field_of_the_volume_does_not() {
+    for source in [
+        "csi: {driver: d, volumeHandle: h, readOnly: true}",
+        "flexVolume: {driver: d, readOnly: true}",
+        "gcePersistentDisk: {pdName: d, readOnly: true}",
+    ] {
+        let volume = VOLUME.replace("local: {path: /srv}", source);
+        assert!(!pair(CLAIM, &volume).expect(source).read_only, "{source}");
+        let claim = Claim { read_only: true, ..named() };
+        let bound = try_resolve(&claim, &[("PersistentVolumeClaim", CLAIM), ("PersistentVolume", &volume)]);
+        assert!(bound.expect(source).read_only, "{source}");
+    }
+}
+
+#[test]
 fn mount_options_are_for_kinds_that_have_them() {
     let with = |options: &str| VOLUME.replace("spec: {", &format!("spec: {{mountOptions: [{options}], "));
     assert!(pair(CLAIM, &with("ro")).expect("bound").read_only);

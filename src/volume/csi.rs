@@ -30,7 +30,7 @@ pub struct Csi {
     pub handle: Option<String>,
     /// The file system that the volume should have; the driver decides if there is none.
     pub fs_type: Option<String>,
-    /// Whether containers can only read the volume.
+    /// Whether containers can only read the volume. For a claim, the claim's `readOnly` decides instead (PV-07).
     pub read_only: bool,
     /// Further attributes for the driver.
     pub attributes: BTreeMap<String, String>,
@@ -74,6 +74,11 @@ impl Csi {
     /// Whether it is an ephemeral volume, which exists as long as its pod.
     pub fn is_ephemeral(&self) -> bool {
         self.handle.is_none()
+    }
+
+    /// The name of its life cycle in a CSIDriver object.
+    pub fn lifecycle_mode(&self) -> &'static str {
+        if self.is_ephemeral() { "Ephemeral" } else { "Persistent" }
     }
 
     /// Parses the source of a PersistentVolume. Errors are relative to it.

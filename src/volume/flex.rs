@@ -24,7 +24,7 @@ pub struct Flex {
     pub driver: String,
     /// The file system that the volume should have; the driver decides if there is none.
     pub fs_type: Option<String>,
-    /// Whether containers can only read the volume.
+    /// Whether containers can only read the volume. For a claim, the claim's `readOnly` decides instead (PV-07).
     pub read_only: bool,
     /// Further options for the driver.
     pub options: BTreeMap<String, String>,

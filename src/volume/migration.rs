@@ -21,6 +21,8 @@ const BETWEEN_ZONES: &str = "__";
 /// The labels of a PersistentVolume that name its zones. The first, older one takes precedence.
 const ZONES: [&str; 2] = ["failure-domain.beta.kubernetes.io/zone", "topology.kubernetes.io/zone"];
 const AZURE_FILE_DRIVER: &str = "file.csi.azure.com";
+const GOOGLE_DISK_DRIVER: &str = "pd.csi.storage.gke.io";
+const PORTWORX_DRIVER: &str = "pxd.portworx.com";
 /// The annotation of a PersistentVolume that names the Azure resource group.
 const RESOURCE_GROUP: &str = "kubernetes.io/azure-file-resource-group";
 
@@ -105,12 +107,28 @@ pub fn translate(field: &str, fields: &Value, context: Context<'_>) -> Option<Re
     Some((migrated.translate)(fields, context))
 }
 
+/// The access modes of a PersistentVolume as the CSI driver for its kind takes them. The plugin for Google disks did not check
+/// access modes, and its CSI driver does: it refuses `ReadWriteMany`, and a second mode beside `ReadWriteOnce`.
+pub fn access_modes(field: &str, modes: Vec<String>) -> Vec<String> {
+    let is_writable = modes.iter().any(|mode| matches!(mode.as_str(), "ReadWriteOnce" | "ReadWriteMany"));
+    if field == "gcePersistentDisk" && is_writable { vec!["ReadWriteOnce".to_owned()] } else { modes }
+}
+
 /// Completes a handle that ends with the namespace of the volume's pod, which [`translate`] does not know.
 pub fn complete(csi: &mut Csi, namespace: &str) {
     if let (AZURE_FILE_DRIVER, Some(handle)) = (csi.driver.as_str(), &mut csi.handle)
         && handle.ends_with('#')
     {
         handle.push_str(namespace);
+    }
+}
+
+/// The access mode of a volume that the pod itself describes; a volume of a claim has those of its PersistentVolume.
+pub fn inline_access_mode(csi: &Csi) -> &'static str {
+    match csi.driver.as_str() {
+        AZURE_FILE_DRIVER if !csi.is_ephemeral() => "ReadWriteMany",
+        GOOGLE_DISK_DRIVER | PORTWORX_DRIVER if !csi.is_ephemeral() && csi.read_only => "ReadOnlyMany",
+        _ => "ReadWriteOnce",
     }
 }
 
@@ -216,7 +234,7 @@ fn gce_persistent_disk(
     let partition = source.partition.filter(|partition| *partition != 0);
     let attributes = attributes([("partition", partition.map_or(String::new(), |partition| partition.to_string()))]);
     let handle = format!("projects/{UNSPECIFIED}/{place}/disks/{name}");
-    Ok(Csi { attributes, ..disk("pd.csi.storage.gke.io", handle, &source.fs_type, source.read_only) })
+    Ok(Csi { attributes, ..disk(GOOGLE_DISK_DRIVER, handle, &source.fs_type, source.read_only) })
 }
 
 /// The region of zones such as `europe-west1-b`.
@@ -233,7 +251,7 @@ fn region(zones: &[&str]) -> Result<String, InvalidField> {
 
 fn portworx(source: &core::PortworxVolumeSource) -> Result<Csi, InvalidField> {
     let handle = required("volumeID", Some(&source.volume_id))?;
-    Ok(disk("pxd.portworx.com", handle.to_owned(), &source.fs_type, source.read_only))
+    Ok(disk(PORTWORX_DRIVER, handle.to_owned(), &source.fs_type, source.read_only))
 }
 
 fn vsphere(source: &core::VsphereVirtualDiskVolumeSource) -> Result<Csi, InvalidField> {

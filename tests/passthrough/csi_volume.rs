@@ -1,7 +1,6 @@
 //! csi volumes, with a driver that a test controls.
 
 use std::fs;
-use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -41,6 +40,12 @@ impl Rig {
     pub fn write_pod(&self, file: &str, name: &str, volumes: &str) {
         let manifest = pod(volumes).replace("name: web,", &format!("name: {name},"));
         self.fixture.write(file, &manifest.replace("spec:\n", "spec:\n  nodeName: worker-1\n"));
+    }
+
+    /// Gives the pod the fsGroup 4711.
+    pub fn set_group(&self) {
+        let manifest = fs::read_to_string(self.fixture.pod()).expect("a manifest");
+        self.fixture.write("pod.yaml", &manifest.replace("spec:\n", "spec:\n  securityContext: {fsGroup: 4711}\n"));
     }
 
     pub fn write_driver(&self, spec: &str) {
@@ -168,7 +173,7 @@ fn cs_02_an_inline_volume_is_published_alone_with_its_pod_info() {
          nodePublishSecretRef: {{name: key}}}}}}]"
     );
     let rig = Rig::new(&volumes);
-    rig.write_driver("attachRequired: false, podInfoOnMount: true");
+    rig.write_driver("attachRequired: false, podInfoOnMount: true, volumeLifecycleModes: [Ephemeral]");
     let driver = rig.driver(STAGES);
     let running = rig.run();
     assert_shown(&running);
@@ -420,48 +425,6 @@ fn cs_09_a_driver_that_answers_ok_without_a_mount_is_reported() {
     driver.fail_always("NodePublishVolume", None);
     running.wait_ready();
     assert_shown(&running);
-    rig.assert_stops_clean(running);
-}
-
-#[test]
-fn cs_10_files_are_given_to_the_pods_group_as_the_driver_says() {
-    for (policy, capabilities, is_changed) in [
-        ("ReadWriteOnceWithFSType", STAGES, true),
-        ("File", STAGES, true),
-        ("None", STAGES, false),
-        ("File", &[Type::StageUnstageVolume, Type::VolumeMountGroup][..], false),
-    ] {
-        let rig = Rig::new(BOTH);
-        rig.write_driver(&format!("attachRequired: false, fsGroupPolicy: {policy}"));
-        let manifest = fs::read_to_string(rig.fixture.pod()).expect("a manifest");
-        rig.fixture.write("pod.yaml", &manifest.replace("spec:\n", "spec:\n  securityContext: {fsGroup: 4711}\n"));
-        let driver = rig.driver(capabilities);
-        let running = rig.run();
-        let group = fs::metadata(running.volume("data").join("file")).expect("shown").gid();
-        assert_eq!(group == 4711, is_changed, "{policy} {capabilities:?}");
-        let access = driver.published().volume_capability.and_then(|capability| capability.access_type);
-        let by_driver = capabilities.contains(&Type::VolumeMountGroup);
-        let podfs::csi::v1::volume_capability::AccessType::Mount(mount) = access.expect("a mount") else {
-            panic!("a mount")
-        };
-        assert_eq!(mount.volume_mount_group, if by_driver { "4711" } else { "" });
-        assert_eq!(mount.mount_flags, ["noatime"]);
-        rig.assert_stops_clean(running);
-    }
-}
-
-#[test]
-fn cs_11_a_driver_with_requires_republish_is_called_again_after_a_change() {
-    let rig = Rig::new(BOTH);
-    rig.write_driver("attachRequired: false, requiresRepublish: true");
-    let driver = rig.driver(STAGES);
-    let running = rig.run();
-    let before = driver.count("NodePublishVolume");
-    driver.fail("NodePublishVolume", Fault::Fails(Code::Internal));
-    rig.fixture.write("objects/app.json", &config_map("app", &[("a", "2")]));
-    eventually("the driver is called again", || driver.count("NodePublishVolume") >= before + 2);
-    assert_shown(&running);
-    assert_eq!(driver.count("NodeUnpublishVolume"), 0, "a failed call leaves the volume as it is");
     rig.assert_stops_clean(running);
 }
 

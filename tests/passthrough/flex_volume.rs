@@ -383,22 +383,28 @@ fn fx_04_a_driver_that_cannot_unmount_is_called_again() {
 }
 
 #[test]
-fn fx_01_a_persistent_volume_of_a_driver_is_shown_by_its_name() {
-    let rig = Rig::new(r#"{"attach": false}"#);
-    let volumes = "[{name: data, persistentVolumeClaim: {claimName: data}}, {name: config, configMap: {name: app}}]";
-    rig.fixture.write("pod.yaml", &pod(volumes));
-    let claim = "{apiVersion: v1, kind: PersistentVolumeClaim, metadata: {name: data}, spec: {volumeName: pv-1}}";
-    let volume = format!(
-        "{{apiVersion: v1, kind: PersistentVolume, metadata: {{name: pv-1}}, spec: {{claimRef: {{namespace: default, \
-         name: data}}, flexVolume: {{driver: acme/disk, readOnly: true, options: {{source: {}}}}}}}}}",
-        rig.source.display()
-    );
-    rig.fixture.write("objects/claim.yaml", &format!("{claim}\n---\n{volume}"));
-    let running = rig.run();
-    let volume = running.volume("data");
-    assert!(volume.ends_with(Path::new("volumes/acme~disk/pv-1")), "{}", volume.display());
-    let refused = fs::write(volume.join("file"), "2").expect_err("read-only");
-    assert_eq!(refused.raw_os_error(), Some(libc::EROFS));
-    assert!(rig.calls()[1].contains(r#""kubernetes.io/readwrite":"ro""#), "{:?}", rig.calls());
-    rig.assert_stops_clean(running);
+fn fx_01_pv_07_a_persistent_volume_of_a_driver_is_shown_by_its_name_and_its_claim_makes_it_read_only() {
+    for is_read_only in [true, false] {
+        let rig = Rig::new(r#"{"attach": false}"#);
+        let volumes = format!(
+            "[{{name: data, persistentVolumeClaim: {{claimName: data, readOnly: {is_read_only}}}}}, \
+             {{name: config, configMap: {{name: app}}}}]"
+        );
+        rig.fixture.write("pod.yaml", &pod(&volumes));
+        let claim = "{apiVersion: v1, kind: PersistentVolumeClaim, metadata: {name: data}, spec: {volumeName: pv-1}}";
+        let volume = format!(
+            "{{apiVersion: v1, kind: PersistentVolume, metadata: {{name: pv-1}}, spec: {{claimRef: {{namespace: default, \
+             name: data}}, flexVolume: {{driver: acme/disk, readOnly: true, options: {{source: {}}}}}}}}}",
+            rig.source.display()
+        );
+        rig.fixture.write("objects/claim.yaml", &format!("{claim}\n---\n{volume}"));
+        let running = rig.run();
+        let volume = running.volume("data");
+        assert!(volume.ends_with(Path::new("volumes/acme~disk/pv-1")), "{}", volume.display());
+        let written = fs::write(volume.join("file"), "2").map_err(|refused| refused.raw_os_error());
+        assert_eq!(written, if is_read_only { Err(Some(libc::EROFS)) } else { Ok(()) });
+        let option = format!(r#""kubernetes.io/readwrite":"{}""#, if is_read_only { "ro" } else { "rw" });
+        assert!(rig.calls()[1].contains(&option), "{:?}", rig.calls());
+        rig.assert_stops_clean(running);
+    }
 }

@@ -11,6 +11,7 @@ mod csi_device;
 #[path = "../common/csi_driver.rs"]
 #[allow(dead_code, reason = "each test program uses its part")]
 mod csi_driver;
+mod csi_settings;
 mod csi_size;
 mod csi_volume;
 mod data;

@@ -64,8 +64,8 @@ pub struct CsiMount<'a> {
     pub expand_secret: Option<&'a Secret>,
     /// The tokens of the pod's service account, as JSON, if the driver gets some.
     pub tokens: Option<String>,
-    /// The access modes of the PersistentVolume.
-    pub access_modes: &'a [String],
+    /// The access modes of the volume. The driver gets the first one.
+    pub access_modes: Vec<&'a str>,
     /// Options of its mount.
     pub mount_options: &'a [String],
     /// Whether the volume is read-only.
@@ -89,7 +89,7 @@ impl CsiMount<'_> {
     /// The driver's or the node's error. The home's record has the calls that the driver may have executed.
     pub fn set_up(&self, home: &DriverHome) -> Result<HostSource, DriverError> {
         let (source, can) = self.publish(home)?;
-        if let Some(group) = self.facts.fs_group.filter(|_| !can.mount_group && self.is_for_group()) {
+        if let Some(group) = self.group(can) {
             fs_group::give_to_group(&source, group, self.facts.fs_group_policy, self.volume)?;
         }
         Ok(source)
@@ -160,14 +160,20 @@ impl CsiMount<'_> {
         Ok(can.expand)
     }
 
-    /// Calls NodePublishVolume again for a mounted volume, whose content may depend on tokens or on the pod.
+    /// Calls NodePublishVolume again for a mounted volume, whose content may depend on tokens or on the pod. The driver may
+    /// write new files, which belong to the pod's group, too.
     ///
     /// # Errors
-    /// The driver's error. The volume stays as it is.
+    /// The driver's or the node's error. The volume stays mounted.
     pub fn publish_again(&self, home: &DriverHome) -> Result<(), DriverError> {
         let (client, can) = self.connect()?;
         let node_mount = self.node_mount(can);
-        client.publish(self.publish_request(home, can, node_mount.as_ref())?)
+        client.publish(self.publish_request(home, can, node_mount.as_ref())?)?;
+        if let Some(group) = self.group(can) {
+            let source = HostSource::of_driver(&home.target())?;
+            fs_group::give_to_group(&source, group, self.facts.fs_group_policy, self.volume)?;
+        }
+        Ok(())
     }
 
     fn connect(&self) -> Result<(CsiClient, CsiCapabilities), DriverError> {
@@ -189,7 +195,7 @@ impl CsiMount<'_> {
                 false => String::new(),
             },
             node_name,
-            volume_lifecycle_mode: if self.csi.is_ephemeral() { "Ephemeral" } else { "Persistent" }.to_owned(),
+            volume_lifecycle_mode: self.csi.lifecycle_mode().to_owned(),
             volume: self.volume.to_owned(),
             ..DriverRecord::default()
         }
@@ -229,10 +235,15 @@ impl CsiMount<'_> {
         self.observer.begins(self.volume, &format!("CSI driver {}", self.csi.driver), call, DEADLINE)
     }
 
-    /// Whether podfs changes the group of the volume's files to the pod's.
+    /// The pod's group, if podfs has to give the volume's files to it.
+    fn group(&self, can: CsiCapabilities) -> Option<u32> {
+        self.facts.fs_group.filter(|_| !can.mount_group && self.is_for_group())
+    }
+
+    /// Whether the driver's volumes belong to the pod's group.
     fn is_for_group(&self) -> bool {
         let is_of_one_node =
-            || self.access_modes.iter().any(|mode| mode == "ReadWriteOnce" || mode == "ReadWriteOncePod");
+            || self.access_modes.iter().any(|mode| matches!(*mode, "ReadWriteOnce" | "ReadWriteOncePod"));
         !self.read_only
             && match self.driver.fs_group_policy {
                 DriverFsGroupPolicy::None => false,

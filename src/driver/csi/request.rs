@@ -92,7 +92,7 @@ impl CsiMount<'_> {
     }
 
     fn capability(&self, can: CsiCapabilities) -> VolumeCapability {
-        let mode = access_mode(self.access_modes.first().map(String::as_str), can);
+        let mode = access_mode(self.access_modes.first().copied(), can);
         let access_type = match self.is_block {
             true => AccessType::Block(BlockVolume {}),
             false => AccessType::Mount(self.mount_volume(can)),

@@ -14,6 +14,8 @@ pub struct CsiDriver {
     pub attach_required: bool,
     /// The driver gets the pod's name, namespace, uid and service account with each volume.
     pub pod_info_on_mount: bool,
+    /// The life cycles of the volumes that the driver serves: `Persistent`, `Ephemeral`.
+    pub lifecycle_modes: Vec<String>,
     /// podfs repeats NodePublishVolume from time to time.
     pub requires_republish: bool,
     /// When podfs gives files to the pod's group.
@@ -29,12 +31,17 @@ impl Default for CsiDriver {
         CsiDriver {
             attach_required: true,
             pod_info_on_mount: false,
+            lifecycle_modes: default_lifecycle_modes(),
             requires_republish: false,
             fs_group_policy: DriverFsGroupPolicy::default(),
             token_requests: Vec::new(),
             tokens_in_secrets: false,
         }
     }
+}
+
+fn default_lifecycle_modes() -> Vec<String> {
+    vec!["Persistent".to_owned()]
 }
 
 /// When podfs gives the files of a driver's volume to the pod's group (`fsGroupPolicy`).
@@ -86,6 +93,7 @@ pub(super) struct CsiDriverObject {
 struct CsiDriverSpec {
     attach_required: Option<bool>,
     pod_info_on_mount: Option<bool>,
+    volume_lifecycle_modes: Option<Vec<String>>,
     requires_republish: Option<bool>,
     fs_group_policy: Option<String>,
     token_requests: Option<Vec<CsiTokenRequest>>,
@@ -94,9 +102,11 @@ struct CsiDriverSpec {
 
 pub(super) fn csi_driver(object: CsiDriverObject) -> Parsed {
     let CsiDriverObject { metadata, spec } = object;
+    let lifecycle_modes = spec.volume_lifecycle_modes.filter(|modes| !modes.is_empty());
     let driver = CsiDriver {
         attach_required: spec.attach_required.unwrap_or(true),
         pod_info_on_mount: spec.pod_info_on_mount.unwrap_or(false),
+        lifecycle_modes: lifecycle_modes.unwrap_or_else(default_lifecycle_modes),
         requires_republish: spec.requires_republish.unwrap_or(false),
         fs_group_policy: match spec.fs_group_policy.as_deref() {
             Some("File") => DriverFsGroupPolicy::File,

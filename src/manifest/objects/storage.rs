@@ -13,7 +13,7 @@ use super::ObjectContent;
 use super::parse::{LongMetadata, Parsed};
 use crate::manifest::{ManifestError, Origin};
 use crate::types::{InvalidField, Quantity};
-use crate::volume::migration::{Context, translate, typed};
+use crate::volume::migration::{Context, access_modes, translate, typed};
 use crate::volume::{Csi, Flex, HostPath, Nfs};
 
 /// The annotation with mount options. It is older than the field `mountOptions`, and takes precedence over it.
@@ -182,7 +182,7 @@ pub(super) fn persistent_volume(object: PersistentVolumeObject, origin: &Origin)
         source,
         claim,
         mode: volume_mode(spec.volume_mode.as_deref(), origin)?,
-        access_modes: spec.access_modes.unwrap_or_default(),
+        access_modes: access_modes(other.map_or("", |(word, _)| word), spec.access_modes.unwrap_or_default()),
         nodes: spec.node_affinity.and_then(|affinity| affinity.required),
         mount_options: match annotation(MOUNT_OPTIONS) {
             Some(list) => list.split(',').map(|option| option.trim().to_owned()).collect(),

@@ -220,7 +220,7 @@ async fn follow_object(mut watcher: ObjectWatcher<WholeObject>, answers: FeedAns
         if !answers.send(TaskMessage::Update(map(update, |object| vec![object]))) {
             return;
         }
-        // The task continues for a bound PersistentVolume, which may still grow.
+        // The task continues for a bound PersistentVolume and for an attachment, which may still change.
         if watcher.is_settled() && !answers.send(TaskMessage::Settled) {
             return;
         }

@@ -18,7 +18,7 @@ use crate::kube::client::{ApiClient, PARTIAL};
 use crate::kube::error::{ApiError, ErrorClass};
 use crate::kube::follower::{Follower, FollowerEvent};
 use crate::kube::poller::Poller;
-use crate::manifest::objects::{NamedObject, ObjectKey, PersistentSource, parse_object};
+use crate::manifest::objects::{NamedObject, ObjectKey, parse_object};
 use crate::manifest::pod::Pod;
 use crate::manifest::{Document, ManifestError, Origin};
 
@@ -79,33 +79,34 @@ impl ServedObject for NamedObject {
     }
 }
 
-/// The interval, in seconds, of requests for a bound PersistentVolume, which may grow. Kubelets ask as often.
-const GROWTH: std::ops::Range<u64> = 60..90;
+/// The interval, in seconds, of requests for a bound PersistentVolume or an attachment that is attached. Kubelets ask as often.
+const BETWEEN_REQUESTS: std::ops::Range<u64> = 60..90;
 
-/// Follows an object until it cannot change any more: a claim or an attachment that is bound, and a PersistentVolume
-/// that is bound and cannot grow. From time to time, the watcher gets a bound PersistentVolume that can grow.
+/// Follows an object until it has the state that its pod needs: a claim that is bound cannot change any more. From time to time,
+/// the watcher gets a bound PersistentVolume and an attachment that is attached: a PersistentVolume may grow, and either may have
+/// been repaired for a volume that cannot be mounted.
 /// It reads the content of an immutable object once (MG-02); the object's metadata shows when it was deleted and made again.
 pub(crate) struct ObjectWatcher<T> {
     feed: ObjectFeed,
     title: String,
     contacts: Contacts,
     is_settled: bool,
-    may_grow: bool,
+    may_change: bool,
     _of: PhantomData<fn() -> T>,
 }
 
 impl<T: ServedObject> ObjectWatcher<T> {
     pub(crate) fn new(client: ApiClient, key: &ObjectKey, contacts: Contacts) -> ObjectWatcher<T> {
         let feed = ObjectFeed::new(client, Collection::of(key));
-        let (is_settled, may_grow) = (false, false);
-        ObjectWatcher { feed, title: key.to_string(), contacts, is_settled, may_grow, _of: PhantomData }
+        let (is_settled, may_change) = (false, false);
+        ObjectWatcher { feed, title: key.to_string(), contacts, is_settled, may_change, _of: PhantomData }
     }
 
     /// Waits for the next update; `None` when the object cannot change any more. Not cancel-safe: received changes
     /// would be lost.
     pub(crate) async fn next(&mut self) -> Option<ObjectUpdate<T>> {
         if self.is_settled {
-            return if self.may_grow { Some(self.next_size().await) } else { None };
+            return if self.may_change { Some(self.next_change().await) } else { None };
         }
         let (event, uid) = self.feed.next().await;
         let update = interpret(event, |object| T::parse(object, &self.title));
@@ -115,7 +116,7 @@ impl<T: ServedObject> ObjectWatcher<T> {
             self.feed.settle(uid);
         }
         self.is_settled = matches!(&update, ObjectUpdate::Is(object) if is_bound(object.named()));
-        self.may_grow = matches!(&update, ObjectUpdate::Is(object) if may_grow(object.named()));
+        self.may_change = matches!(&update, ObjectUpdate::Is(object) if may_change(object.named()));
         let state = if self.is_settled { "settled" } else { self.feed.state_name() };
         note(&self.contacts, &self.title, state, self.feed.version(), &update);
         Some(update)
@@ -128,11 +129,11 @@ impl<T: ServedObject> ObjectWatcher<T> {
         self.is_settled
     }
 
-    /// Waits for another version of the bound object, which may have another size. The mounted volume depends neither on the
-    /// object's other fields nor on the server, so this function reports no failure.
-    async fn next_size(&mut self) -> ObjectUpdate<T> {
+    /// Waits for another version of the object that is bound or attached, too. A mounted volume does not depend on the server, so
+    /// this function reports no failure.
+    async fn next_change(&mut self) -> ObjectUpdate<T> {
         loop {
-            sleep(Duration::from_secs(fastrand::u64(GROWTH))).await;
+            sleep(Duration::from_secs(fastrand::u64(BETWEEN_REQUESTS))).await;
             if let (event @ FollowerEvent::Put(_), _) = self.feed.next().await
                 && let ObjectUpdate::Is(object) = interpret(event, |object| T::parse(object, &self.title))
                 && is_bound(object.named())
@@ -296,10 +297,9 @@ fn is_bound(object: &NamedObject) -> bool {
         || object.persistent_volume().is_some_and(|volume| volume.claim.is_some())
 }
 
-/// Whether a node has work to do when the object gets another size.
-fn may_grow(object: &NamedObject) -> bool {
-    let source = object.persistent_volume().map(|volume| &volume.source);
-    matches!(source, Some(PersistentSource::Csi(_) | PersistentSource::Local { .. }))
+/// Whether a node has work to do when the object changes after it was bound or attached.
+fn may_change(object: &NamedObject) -> bool {
+    object.persistent_volume().is_some() || object.volume_attachment().is_some()
 }
 
 /// Records the state of the requests for the object with this title.
@@ -318,4 +318,39 @@ pub(super) fn note<T>(
 
 fn uid_of(object: &Value) -> Option<&str> {
     object.pointer("/metadata/uid")?.as_str()
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn vm_05_what_is_bound_or_attached_is_read_again_unless_it_is_a_claim() {
+        let of = |kind: &str, mut body: Value| {
+            let version = if kind == "VolumeAttachment" { "storage.k8s.io/v1" } else { "v1" };
+            body["apiVersion"] = version.into();
+            body["kind"] = kind.into();
+            body["metadata"] = json!({"name": "x"});
+            let object = NamedObject::parse(body, kind).expect(kind);
+            (is_bound(&object), may_change(&object))
+        };
+        for source in [
+            json!({"nfs": {"server": "s", "path": "/x"}}),
+            json!({"hostPath": {"path": "/x"}}),
+            json!({"local": {"path": "/x"}}),
+            json!({"flexVolume": {"driver": "d"}}),
+            json!({"csi": {"driver": "d", "volumeHandle": "h"}}),
+        ] {
+            let mut spec = source;
+            spec["claimRef"] = json!({"namespace": "default", "name": "data"});
+            assert_eq!(of("PersistentVolume", json!({"spec": spec})), (true, true), "{spec}");
+        }
+        let attachment = |status: Value| of("VolumeAttachment", json!({"status": status}));
+        assert_eq!(attachment(json!({"attached": true})), (true, true));
+        assert!(!attachment(json!({"attached": false})).0, "podfs reads it again after seconds");
+        let claim = json!({"spec": {"volumeName": "pv"}, "status": {"phase": "Bound"}});
+        assert_eq!(of("PersistentVolumeClaim", claim), (true, false));
+    }
 }

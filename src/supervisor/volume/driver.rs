@@ -27,7 +27,7 @@ use crate::host::device::BlockDevice;
 use crate::manifest::PodView;
 use crate::manifest::objects::{CsiDriver, ObjectKind, Secret, VolumeAttachment};
 use crate::supervisor::run_dir::site::Site;
-use crate::volume::migration::complete;
+use crate::volume::migration::{complete, inline_access_mode};
 use crate::volume::{Csi, Flex, SecretReference, ServedBy, TokenKey, Volume};
 
 /// How often podfs calls a CSI driver with `requiresRepublish` again (the kubelet: each 63 to 84 s).
@@ -194,15 +194,7 @@ impl<'a> CsiCall<'a> {
     fn of(csi: &Csi, pod: &'a PodView) -> Result<CsiCall<'a>, RefreshFailure> {
         let mut csi = csi.clone();
         complete(&mut csi, &pod.identity.namespace);
-        let objects = &pod.known.objects;
-        let driver = match objects.csi_driver(&csi.driver) {
-            Some(driver) => driver.clone(),
-            // If podfs cannot read the CSIDriver object, it does not know whether the volume has to be attached.
-            None => match objects.why_absent(ObjectKind::CsiDriver, "", &csi.driver) {
-                Some(reason) => return Err(RefreshFailure::Manifests(reason.to_owned())),
-                None => CsiDriver::default(),
-            },
-        };
+        let driver = csi_driver(&csi, pod)?;
         let secret = |reference: &Option<SecretReference>| {
             reference.as_ref().map(|reference| secret(reference, pod)).transpose()
         };
@@ -239,7 +231,10 @@ impl<'a> CsiCall<'a> {
             publish_secret: self.publish_secret,
             expand_secret: self.expand_secret,
             tokens: self.tokens.clone(),
-            access_modes: bound.map_or(&[], |bound| &bound.access_modes),
+            access_modes: match bound {
+                Some(bound) => bound.access_modes.iter().map(String::as_str).collect(),
+                None => vec![inline_access_mode(&self.csi)],
+            },
             mount_options: bound.map_or(&[], |bound| &bound.mount_options),
             read_only: bound.map_or(self.csi.read_only, |bound| bound.read_only),
             is_block: DeviceVolume::is_for(spec),
@@ -248,6 +243,24 @@ impl<'a> CsiCall<'a> {
             root: &drivers.root,
             observer: &setting.driver_calls,
         }
+    }
+}
+
+/// The settings of a volume's driver. Fails, in the kubelet's words, if the driver does not serve volumes of this life cycle. Such a
+/// driver may trust attributes that only an administrator should choose.
+fn csi_driver(csi: &Csi, pod: &PodView) -> Result<CsiDriver, RefreshFailure> {
+    let mode = csi.lifecycle_mode();
+    let refused = |reason: &str| {
+        RefreshFailure::Manifests(format!("volume mode {mode:?} not supported by driver {} ({reason})", csi.driver))
+    };
+    let objects = &pod.known.objects;
+    match (objects.csi_driver(&csi.driver), objects.why_absent(ObjectKind::CsiDriver, "", &csi.driver)) {
+        (Some(driver), _) if driver.lifecycle_modes.iter().any(|supported| supported == mode) => Ok(driver.clone()),
+        (Some(driver), _) => Err(refused(&format!("only supports {:?}", driver.lifecycle_modes))),
+        // If podfs cannot read the CSIDriver object, it does not know whether the volume has to be attached.
+        (None, Some(reason)) => Err(RefreshFailure::Manifests(reason.to_owned())),
+        (None, None) if csi.is_ephemeral() => Err(refused("no CSIDriver object")),
+        (None, None) => Ok(CsiDriver::default()),
     }
 }
 

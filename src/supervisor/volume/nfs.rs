@@ -15,7 +15,7 @@ use rustix::mount::MountAttrFlags;
 use super::{RefreshFailure, VolumeContext};
 use crate::host::{HostSource, kernel_nfs};
 use crate::manifest::PodView;
-use crate::volume::nfs_options::{Backend, Security};
+use crate::volume::nfs_options::{Backend, BackendError, Security};
 use crate::volume::{Nfs, NfsOptions, Volume};
 
 /// How long podfs may take to find out whether it can serve an export. If the NFS server is slower, podfs tries again
@@ -30,7 +30,16 @@ pub(super) fn backend(spec: &Volume, source: &Nfs, options: &NfsOptions) -> Resu
         Ok(backend) => Ok(backend),
         Err(_) => options.choose_backend(wish, kernel_nfs::is_available()),
     };
-    chosen.map_err(|sentence| RefreshFailure::Manifests(format!("{}: {sentence}", source.address)))
+    chosen.map_err(|error| refused(source, &error))
+}
+
+/// The failure of a volume that no client can serve. The kernel may get a client at any time, and nothing reports that.
+fn refused(source: &Nfs, error: &BackendError) -> RefreshFailure {
+    let sentence = format!("{}: {error}", source.address);
+    match error {
+        BackendError::NeedsOtherThanAskedFor { .. } => RefreshFailure::Manifests(sentence),
+        BackendError::AskedForAbsent | BackendError::NeedsAbsent { .. } => RefreshFailure::Temporary(sentence),
+    }
 }
 
 /// Mounts an export with the kernel's client.
@@ -183,5 +192,37 @@ fn serving(source: &Nfs, options: &NfsOptions, reached: &MountedExport) -> Expor
         with_attributes: options.readdirplus,
         local_locks: options.local_locks,
         ..ExportOptions::new(source.address.clone(), reached.nfs, reached.root.as_bytes(), reached.limits)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use k8s_openapi::api::core::v1::NFSVolumeSource;
+
+    use super::*;
+
+    #[test]
+    fn a_volume_that_needs_a_client_of_the_kernel_is_tried_again_and_one_whose_options_contradict_is_not() {
+        let source = NFSVolumeSource { server: "files".to_owned(), path: "/srv".to_owned(), read_only: None };
+        let source = Nfs::parse(&source).expect("an export");
+        for (options, wish, is_tried_again) in [
+            ("nfsvers=4.1", None, true),
+            ("sec=krb5p", None, true),
+            ("nfsvers=3", Some(Backend::Kernel), true),
+            ("nfsvers=4.1", Some(Backend::User), false),
+        ] {
+            let parsed = NfsOptions::parse([options]).expect(options);
+            let error = parsed.choose_backend(wish, false).expect_err(options);
+            let sentence = format!("files:/srv: {error}");
+            match refused(&source, &error) {
+                RefreshFailure::Temporary(reason) => {
+                    assert_eq!((is_tried_again, reason), (true, sentence), "{options}")
+                }
+                RefreshFailure::Manifests(reason) => {
+                    assert_eq!((is_tried_again, reason), (false, sentence), "{options}")
+                }
+                RefreshFailure::Permanent(error) => panic!("{options}: {error}"),
+            }
+        }
     }
 }

@@ -76,6 +76,46 @@ fn cd_01_fields_that_all_drivers_have_are_kept() {
 }
 
 #[test]
+fn cd_01_a_volume_that_the_pod_describes_has_the_access_mode_of_its_kind() {
+    let disk = |read_only: bool| json!({"pdName": "d", "volumeID": "v", "readOnly": read_only});
+    let share = json!({"secretName": "k", "shareName": "s"});
+    for (field, fields, expected) in [
+        ("gcePersistentDisk", disk(false), "ReadWriteOnce"),
+        ("gcePersistentDisk", disk(true), "ReadOnlyMany"),
+        ("portworxVolume", disk(false), "ReadWriteOnce"),
+        ("portworxVolume", disk(true), "ReadOnlyMany"),
+        ("cinder", disk(true), "ReadWriteOnce"),
+        ("azureFile", share, "ReadWriteMany"),
+    ] {
+        let csi = translated(field, fields, Context { name: "v", ..Context::default() }).expect(field);
+        assert_eq!(inline_access_mode(&csi), expected, "{field}");
+        let ephemeral = Csi { handle: None, ..csi };
+        assert_eq!(inline_access_mode(&ephemeral), "ReadWriteOnce", "a csi volume of {}", ephemeral.driver);
+    }
+}
+
+#[test]
+fn cd_01_a_google_disk_has_an_access_mode_that_its_driver_takes() {
+    let modes = |field: &str, modes: &[&str]| {
+        access_modes(field, modes.iter().map(|mode| (*mode).to_owned()).collect()).join(",")
+    };
+    let (once, read, many) = ("ReadWriteOnce", "ReadOnlyMany", "ReadWriteMany");
+    for (before, after) in [
+        (&[once][..], once),
+        (&[read], read),
+        (&[many], once),
+        (&[read, once], once),
+        (&[read, many], once),
+        (&[once, many], once),
+        (&["ReadWriteOncePod"], "ReadWriteOncePod"),
+        (&[], ""),
+    ] {
+        assert_eq!(modes("gcePersistentDisk", before), after, "{before:?}");
+    }
+    assert_eq!(modes("azureFile", &[read, many]), "ReadOnlyMany,ReadWriteMany");
+}
+
+#[test]
 fn cd_01_the_zones_of_a_google_disk_are_in_its_handle() {
     let handle = |zones: Option<&str>| {
         let labels = zones.map(|zones| BTreeMap::from([(ZONES[1].to_owned(), zones.to_owned())]));

@@ -383,7 +383,7 @@ fn a_claim_of_the_server_leads_to_its_volume() {
     running.wait_ready();
     assert_eq!(fs::read_to_string(running.volume("data").join("file")).expect("a file"), "content");
     let settled = |name: &str| rig.object(name).is_some_and(|object| object["watch"] == "settled");
-    eventually("podfs requests neither any more", || {
+    eventually("podfs requests neither soon", || {
         settled("PersistentVolumeClaim default/c") && settled("PersistentVolume pv")
     });
 }

@@ -13,7 +13,8 @@ const VOLUMES: &str = "[{name: config, csi: {driver: podfs.io, volumeAttributes:
 /// A pod whose volume is the driver's, below the root directory that the driver knows.
 fn client(kubelet: &Kubelet) -> Fixture {
     let client = Fixture::new(&pod(VOLUMES));
-    let spec = "{attachRequired: false, podInfoOnMount: true, requiresRepublish: true}";
+    let spec =
+        "{attachRequired: false, podInfoOnMount: true, requiresRepublish: true, volumeLifecycleModes: [Ephemeral]}";
     let driver =
         format!("{{apiVersion: storage.k8s.io/v1, kind: CSIDriver, metadata: {{name: podfs.io}}, spec: {spec}}}");
     client.write("objects/driver.yaml", &driver);
