@@ -16,6 +16,7 @@ use crate::host::{HostError, HostSource, fs_group};
 use crate::manifest::PodView;
 use crate::supervisor::volume::driver::{self, Republication, expand_csi};
 use crate::supervisor::volume::growth::{Expansion, ExpansionState};
+use crate::supervisor::volume::label::label;
 use crate::supervisor::volume::local;
 use crate::volume::{Claim, Volume};
 
@@ -88,6 +89,7 @@ impl PassthroughSource for ClaimSource {
         }
         let mut access = access(bound.read_only);
         let mut warnings = bound.warnings.clone();
+        let mut selinux_context = None;
         let source = match &bound.source {
             BoundSource::HostPath(source) => {
                 let OpenedPath { source, device } = host_path::open(setting, spec, source, &path)?;
@@ -116,6 +118,7 @@ impl PassthroughSource for ClaimSource {
                 if let (Some(group), ContainerAccess::ReadWrite) = (pod.facts.fs_group, access) {
                     give_to_group(&source, group, shared, &bound, pod)?;
                 }
+                selinux_context = label(pod, &setting.site);
                 source
             }
         };
@@ -123,7 +126,7 @@ impl PassthroughSource for ClaimSource {
             warn!("volume {name:?}: {warning}");
         }
         self.warned = warnings;
-        Ok(MountPlan { turn, ..MountPlan::of_host(spec, path, source, access)? })
+        Ok(MountPlan { turn, selinux_context, ..MountPlan::of_host(spec, path, source, access)? })
     }
 
     fn complete(&mut self, volume: &PassthroughParts, spec: &Volume, pod: &PodView) -> Result<(), RefreshFailure> {
