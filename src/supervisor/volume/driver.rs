@@ -63,6 +63,7 @@ pub(super) fn mount_flex(
         read_only,
         drivers: &drivers,
         observer: &setting.driver_calls,
+        ownership: &setting.ownership,
     };
     plan(spec, path, mount.set_up(&home)?, access(read_only), label(pod, &setting.site))
 }
@@ -249,6 +250,7 @@ impl<'a> CsiCall<'a> {
             claimed: bound.and_then(|bound| bound.claimed),
             root: &drivers.root,
             observer: &setting.driver_calls,
+            ownership: &setting.ownership,
         }
     }
 }

@@ -52,6 +52,7 @@ use super::run_dir::mount_points::{MountPoints, MountPointsError};
 use super::run_dir::site::Site;
 use crate::driver::CallObserver;
 use crate::host::empty_dir;
+use crate::host::fs_group::OwnershipObserver;
 use crate::manifest::PodView;
 use crate::manifest::pod::PodIdentity;
 use crate::source::Condition;
@@ -78,6 +79,8 @@ pub struct VolumeContext {
     pub flex_volumes: PathBuf,
     /// Learns of the calls that make drivers mount volumes.
     pub driver_calls: CallObserver,
+    /// Learns of the reports about the group of the volumes' files.
+    pub ownership: OwnershipObserver,
     /// Whether the server reports every FUSE request on standard output.
     pub trace: bool,
     /// How long a projection keeps a generation after the switch to the next one.

@@ -11,8 +11,9 @@ use super::{
 };
 use crate::binding::{self, BoundSource, BoundVolume};
 use crate::host::device::BlockDevice;
+use crate::host::fs_group::{self, OwnershipObserver};
 use crate::host::neighbours::{self, NeighbourLock};
-use crate::host::{HostError, HostSource, fs_group};
+use crate::host::{HostError, HostSource};
 use crate::manifest::PodView;
 use crate::supervisor::volume::driver::{self, Republication, expand_csi};
 use crate::supervisor::volume::growth::{Expansion, ExpansionState};
@@ -116,7 +117,7 @@ impl PassthroughSource for ClaimSource {
                     access = ContainerAccess::ReadOnly;
                 }
                 if let (Some(group), ContainerAccess::ReadWrite) = (pod.facts.fs_group, access) {
-                    give_to_group(&source, group, shared, &bound, pod)?;
+                    give_to_group(&source, group, shared, spec, &bound, pod, &setting.ownership)?;
                 }
                 selinux_context = label(pod, &setting.site);
                 source
@@ -190,17 +191,17 @@ fn give_to_group(
     source: &HostSource,
     group: u32,
     shared: bool,
+    spec: &Volume,
     bound: &BoundVolume,
     pod: &PodView,
+    observer: &OwnershipObserver,
 ) -> Result<(), HostError> {
-    let name = &bound.name;
+    let volume = spec.name.as_str();
     if !shared {
-        return fs_group::give_to_group(source, group, pod.facts.fs_group_policy, name);
+        return fs_group::give_to_group(source, group, pod.facts.fs_group_policy, volume, observer);
     }
     if let Some(other) = fs_group::group_of(source).filter(|other| *other != group) {
-        warn!(
-            "The requested fsGroup is {group}, but the volume {name} has GID {other}. The volume may not be shareable."
-        );
+        observer.is_shared(volume, &bound.name, group, other);
     }
     Ok(())
 }
