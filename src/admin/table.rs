@@ -220,6 +220,7 @@ mod tests {
             read_only: true,
             supplemental_group: None,
             expansion: None,
+            ownership: None,
             restarts: 2,
             last_error: None,
         };

@@ -74,12 +74,17 @@ pub struct Local {
     pub mount_options: Vec<String>,
 }
 
+impl Local {
+    /// The directory in which the kubelet keeps such volumes.
+    pub const DIRECTORY: &str = "kubernetes.io~local-volume";
+}
+
 impl BoundSource {
     /// The directory in which the kubelet keeps such volumes.
     pub fn directory(&self) -> Cow<'static, str> {
         match self {
             BoundSource::HostPath(_) => HostPath::DIRECTORY.into(),
-            BoundSource::Local(_) => "kubernetes.io~local-volume".into(),
+            BoundSource::Local(_) => Local::DIRECTORY.into(),
             BoundSource::Nfs(..) => Nfs::DIRECTORY.into(),
             BoundSource::Flex(flex) => flex.directory().into(),
             BoundSource::Csi(_) => Csi::DIRECTORY.into(),

@@ -8,11 +8,13 @@ use std::ffi::CStr;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use podfs_fuse::mount::private::ContainerAccess;
 use rustix::fs::{AtFlags, FileType, Gid, Mode, OFlags, Stat, chmod, chownat, fstat, openat};
 use rustix::io::Errno;
+use serde::{Deserialize, Serialize};
 use tracing::warn;
 
 use super::walk::{EntryPlace, MountPointPolicy, Visitor, WalkEntry, walk};
@@ -28,12 +30,61 @@ const BETWEEN_LOOKS: u64 = 256;
 /// How many of the entries that podfs could not change the log names.
 const NAMED: u64 = 5;
 
+/// A report about the group of a volume's files. The variants have the names of the kubelet's events, and a sentence.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "reason", content = "message")]
+pub enum OwnershipNotice {
+    /// Other pods use the volume, whose files have another group (LP-03).
+    AlreadyMountedVolume(String),
+    /// podfs gives many files to the group (FG-05).
+    VolumePermissionChangeInProgress(String),
+}
+
+/// The last report about a volume.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct OwnershipReport {
+    /// The name of the volume in the pod.
+    pub volume: String,
+    /// The report; `None` when a change has ended.
+    pub notice: Option<OwnershipNotice>,
+}
+
+/// Learns of the reports about volumes. Cheap to clone.
+#[derive(Clone)]
+pub struct OwnershipObserver(Arc<dyn Fn(OwnershipReport) + Send + Sync>);
+
+impl OwnershipObserver {
+    /// Calls `observe` with each report.
+    pub fn new(observe: impl Fn(OwnershipReport) + Send + Sync + 'static) -> OwnershipObserver {
+        OwnershipObserver(Arc::new(observe))
+    }
+
+    /// Reports that the volume, which other pods use, stays as it is with the group `found`.
+    pub fn is_shared(&self, volume: &str, persistent_volume: &str, group: u32, found: u32) {
+        let sentence = format!(
+            "The requested fsGroup is {group}, but the volume {persistent_volume} has GID {found}. The volume may not be shareable."
+        );
+        warn!("{sentence}");
+        self.report(volume, Some(OwnershipNotice::AlreadyMountedVolume(sentence)));
+    }
+
+    fn report(&self, volume: &str, notice: Option<OwnershipNotice>) {
+        self.0(OwnershipReport { volume: volume.to_owned(), notice });
+    }
+}
+
 /// Gives `source` and everything below it to `group`, unless the policy lets podfs skip a source whose root has the right group and
 /// mode.
 ///
 /// # Errors
 /// When a directory cannot be read.
-pub fn give_to_group(source: &HostSource, group: u32, policy: FsGroupPolicy, volume: &str) -> Result<(), HostError> {
+pub fn give_to_group(
+    source: &HostSource,
+    group: u32,
+    policy: FsGroupPolicy,
+    volume: &str,
+    observer: &OwnershipObserver,
+) -> Result<(), HostError> {
     let failed = |cause: io::Error| HostError::failed(format!("cannot give the volume to group {group}"), cause);
     let root = fstat(source).map_err(|errno| failed(errno.into()))?;
     if source.kind() == FileKind::Directory {
@@ -43,8 +94,10 @@ pub fn give_to_group(source: &HostSource, group: u32, policy: FsGroupPolicy, vol
         let directory = reopen(source.as_fd()).map_err(|errno| failed(errno.into()))?;
         let now = Instant::now();
         let mut change =
-            OwnershipChange { group, volume, given: 0, refused: 0, started: now, notice: now + FIRST_NOTICE };
-        walk(directory, MountPointPolicy::Enter, &mut change).map_err(failed)?;
+            OwnershipChange { group, volume, observer, given: 0, refused: 0, started: now, notice: now + FIRST_NOTICE };
+        let walked = walk(directory, MountPointPolicy::Enter, &mut change);
+        observer.report(volume, None);
+        walked.map_err(failed)?;
         if change.refused > 0 {
             warn!("volume {volume:?}: {} entries could not be given to group {group}", change.refused);
         }
@@ -85,6 +138,7 @@ fn needs_walk(policy: FsGroupPolicy, root: RootAttributes, group: u32, access: C
 struct OwnershipChange<'a> {
     group: u32,
     volume: &'a str,
+    observer: &'a OwnershipObserver,
     /// How many entries the walk has visited.
     given: u64,
     /// How many of them podfs could not change.
@@ -119,7 +173,7 @@ impl Visitor for OwnershipChange<'_> {
 }
 
 impl OwnershipChange<'_> {
-    /// Logs the progress if a report is due.
+    /// Reports the progress if a report is due.
     fn report_progress(&mut self) {
         if !self.given.is_multiple_of(BETWEEN_LOOKS) {
             return;
@@ -135,6 +189,11 @@ impl OwnershipChange<'_> {
                 self.group,
                 now.duration_since(self.started).as_secs()
             );
+            let sentence = format!(
+                "Setting volume ownership for {} is taking longer than expected, consider using OnRootMismatch, processed {} files",
+                self.volume, self.given
+            );
+            self.observer.report(self.volume, Some(OwnershipNotice::VolumePermissionChangeInProgress(sentence)));
         }
     }
 }
@@ -187,7 +246,44 @@ mod tests {
     }
 
     fn give_tree(path: &Path, policy: FsGroupPolicy) {
-        give_to_group(&HostSource::open(path).expect("a source"), GROUP, policy, "data").expect("given");
+        let observer = OwnershipObserver::new(|_| {});
+        give_to_group(&HostSource::open(path).expect("a source"), GROUP, policy, "data", &observer).expect("given");
+    }
+
+    #[test]
+    fn fg_05_a_change_that_takes_long_is_reported_until_it_ends() {
+        let reports = Arc::new(std::sync::Mutex::new(Vec::new()));
+        let seen = Arc::clone(&reports);
+        let observer = OwnershipObserver::new(move |report| seen.lock().expect("no panic").push(report));
+        let now = Instant::now();
+        let mut change = OwnershipChange {
+            group: GROUP,
+            volume: "data",
+            observer: &observer,
+            given: BETWEEN_LOOKS,
+            refused: 0,
+            started: now,
+            notice: now,
+        };
+        change.report_progress();
+        change.given = 2 * BETWEEN_LOOKS;
+        // The next report is not due yet.
+        change.report_progress();
+        change.notice = now;
+        change.report_progress();
+        let base = tempfile::tempdir().expect("a directory");
+        let source = HostSource::open(base.path()).expect("a source");
+        give_to_group(&source, GROUP, FsGroupPolicy::Always, "data", &observer).expect("given");
+        let progress = |files: u64| {
+            let sentence = format!(
+                "Setting volume ownership for data is taking longer than expected, consider using OnRootMismatch, processed \
+                 {files} files"
+            );
+            Some(OwnershipNotice::VolumePermissionChangeInProgress(sentence))
+        };
+        let expected = [progress(BETWEEN_LOOKS), progress(2 * BETWEEN_LOOKS), None]
+            .map(|notice| OwnershipReport { volume: "data".to_owned(), notice });
+        assert_eq!(*reports.lock().expect("no panic"), expected);
     }
 
     #[test]

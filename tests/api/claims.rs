@@ -62,11 +62,15 @@ impl Cluster {
     }
 
     fn put_pod_with(&self, name: &str, claim: &Value) {
+        self.put_pod_with_context(name, claim, &json!({}));
+    }
+
+    fn put_pod_with_context(&self, name: &str, claim: &Value, context: &Value) {
         self.server.put_value(json!({
             "apiVersion": "v1", "kind": "Pod",
             "metadata": {"name": name, "namespace": "default", "uid": format!("uid-{name}")},
             "spec": {
-                "nodeName": NODE,
+                "nodeName": NODE, "securityContext": context,
                 "containers": [{"name": "c", "image": "none", "volumeMounts": [{"name": "v", "mountPath": "/v"}]}],
                 "volumes": [{"name": "v", "persistentVolumeClaim": claim}],
             },
@@ -256,4 +260,20 @@ fn the_claim_of_a_directory_has_the_new_capacity_at_once_and_that_of_a_shared_di
         }
         cluster.end(&["web"]);
     }
+}
+
+#[test]
+fn lp_03_a_pod_that_shares_a_volume_with_files_of_another_group_gets_an_event() {
+    let cluster = Cluster::new(8, 8);
+    let source = cluster.node.fixture.path("disk");
+    fs::create_dir_all(&source).expect("a directory");
+    cluster.put_volume(8, &json!({"local": {"path": source}}));
+    cluster.put_pod("first");
+    let _daemon = cluster.start();
+    cluster.node.expect(&["wait", "default/first"]);
+    cluster.put_pod_with_context("second", &json!({"claimName": "data"}), &json!({"fsGroup": 4711}));
+    cluster.node.expect(&["wait", "default/second"]);
+    let message = "The requested fsGroup is 4711, but the volume pv-1 has GID 0. The volume may not be shareable.";
+    eventually("an event says so", || cluster.has_event("AlreadyMountedVolume", message));
+    cluster.end(&["first", "second"]);
 }

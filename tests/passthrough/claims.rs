@@ -215,6 +215,10 @@ fn a_local_volume_is_given_by_its_first_pod_only() {
     let mut second = fixture.run();
     let text = "The requested fsGroup is 4711, but the volume pv-1 has GID 0. The volume may not be shareable.";
     assert!(second.log().contains(text), "{}", second.log());
+    let pods = fixture.pods();
+    let notices: Vec<_> = pods.iter().map(|pod| &pod["volumes"][0]["ownership"]).collect();
+    let notice = serde_json::json!({"reason": "AlreadyMountedVolume", "message": text});
+    assert_eq!(notices.iter().filter(|found| ***found == notice).count(), 1, "{notices:?}");
     assert_eq!(fs::metadata(source.join("file")).expect("there").gid(), 0);
     assert_eq!((first.stop().code(), second.stop().code()), (Some(0), Some(0)));
     assert_eq!((fixture.mounts(), fixture.processes()), (vec![], vec![]));

@@ -95,7 +95,9 @@ pub enum NfsMountError {
         reason: String,
     },
     /// The server's portmapper does not know the mountd.
-    #[error("NFS server {server} has no mountd for NFSv3; it may speak only NFSv4, or name its port with `mountport`")]
+    #[error(
+        "NFS server {server} has no mountd for NFSv3; if it speaks only NFSv4, set `nfsvers=4`; otherwise name the port of its mountd with `mountport`"
+    )]
     NoMountd {
         /// The volume's name for the server.
         server: String,

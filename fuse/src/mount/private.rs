@@ -5,7 +5,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 use std::thread;
 
-use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, StatVfsMountFlags, StatxFlags, fstatvfs, statx};
+use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, StatVfsMountFlags, StatxFlags, fstatvfs, getxattr, statx};
 use rustix::io::Errno;
 use rustix::mount::{
     FsMountFlags, FsOpenFlags, MountAttrFlags, MountPropagationFlags, MoveMountFlags, OpenTreeFlags, UnmountFlags,
@@ -35,6 +35,9 @@ pub fn open_device() -> Result<OwnedFd, MountError> {
         _ => MountError::at("open", Path::new(DEVICE), errno),
     })
 }
+
+/// The file that shows that SELinux is in use.
+pub const SELINUX: &str = "/sys/fs/selinux/enforce";
 
 /// The options of a private mount.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -107,8 +110,16 @@ impl PrivateMount {
     pub(crate) fn mount_again(&self, device: BorrowedFd<'_>) -> Result<Self, MountError> {
         let attributes =
             attributes(self.as_fd()).map_err(|errno| MountError::new("cannot look at the private mount", errno))?;
-        let options = MountOptions { selinux_context: self.selinux_context.clone(), shape: self.shape() };
-        Self::mount(device, self.source, attributes, &options)
+        let shape = self.shape();
+        let mount =
+            |selinux_context| Self::mount(device, self.source, attributes, &MountOptions { selinux_context, shape });
+        match mount(self.selinux_context.clone()) {
+            // SELinux refuses a mount without the label of the first one. Another process may have made that.
+            Err(error) if error.is_invalid() && self.selinux_context.is_none() => {
+                mount(Some(selinux_label(self.as_fd()).ok_or(error)?))
+            }
+            mounted => mounted,
+        }
     }
 
     /// Like [`Self::new`], for an NFS export. `attributes` say whether it allows setuid and devices.
@@ -252,6 +263,8 @@ impl AsFd for PrivateMount {
     }
 }
 
+/// Longest SELinux label that podfs reads.
+const LABEL_MAX: usize = 4096;
 const CLONE: OpenTreeFlags = OpenTreeFlags::OPEN_TREE_CLONE.union(OpenTreeFlags::OPEN_TREE_CLOEXEC);
 
 fn clone_detached(tree: BorrowedFd<'_>) -> Result<OwnedFd, Errno> {
@@ -296,6 +309,18 @@ fn attributes(file: BorrowedFd<'_>) -> Result<MountAttrFlags, Errno> {
 fn root_type(tree: BorrowedFd<'_>) -> Result<FileType, Errno> {
     let root = statx(tree, c"", AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC, StatxFlags::TYPE)?;
     Ok(FileType::from_raw_mode(root.stx_mode.into()))
+}
+
+/// The SELinux label of the root, where SELinux is in use. Then the kernel gets it from the mount, without a request to the server.
+fn selinux_label(tree: BorrowedFd<'_>) -> Option<String> {
+    if !Path::new(SELINUX).exists() {
+        return None;
+    }
+    let mut label = [0; LABEL_MAX];
+    // The descriptor of a mount has no attributes of its own.
+    let length = getxattr(format!("/proc/self/fd/{}", tree.as_raw_fd()), "security.selinux", &mut label).ok()?;
+    let label = label.get(..length)?;
+    Some(std::str::from_utf8(label).ok()?.trim_end_matches('\0').to_owned())
 }
 
 fn set_read_only(clone: &OwnedFd) -> io::Result<()> {

@@ -27,9 +27,10 @@ use tracing::info;
 
 use super::home::make_directory;
 use super::{AwaitedCall, CallObserver, DriverError, DriverHome, DriverRecord, LeaveError, NodeMount};
+use crate::host::HostSource;
 use crate::host::device::BlockDevice;
+use crate::host::fs_group::{self, OwnershipObserver};
 use crate::host::global_mount::write_whole;
-use crate::host::{HostSource, fs_group};
 use crate::manifest::objects::{CsiDriver, DriverFsGroupPolicy, Secret};
 use crate::manifest::pod::{PodFacts, PodIdentity};
 use crate::volume::Csi;
@@ -80,6 +81,8 @@ pub struct CsiMount<'a> {
     pub root: &'a Path,
     /// Learns of the calls.
     pub observer: &'a CallObserver,
+    /// Learns of the change of the files' group.
+    pub ownership: &'a OwnershipObserver,
 }
 
 impl CsiMount<'_> {
@@ -90,7 +93,7 @@ impl CsiMount<'_> {
     pub fn set_up(&self, home: &DriverHome) -> Result<HostSource, DriverError> {
         let (source, can) = self.publish(home)?;
         if let Some(group) = self.group(can) {
-            fs_group::give_to_group(&source, group, self.facts.fs_group_policy, self.volume)?;
+            fs_group::give_to_group(&source, group, self.facts.fs_group_policy, self.volume, self.ownership)?;
         }
         Ok(source)
     }
@@ -171,7 +174,7 @@ impl CsiMount<'_> {
         client.publish(self.publish_request(home, can, node_mount.as_ref())?)?;
         if let Some(group) = self.group(can) {
             let source = HostSource::of_driver(&home.target())?;
-            fs_group::give_to_group(&source, group, self.facts.fs_group_policy, self.volume)?;
+            fs_group::give_to_group(&source, group, self.facts.fs_group_policy, self.volume, self.ownership)?;
         }
         Ok(())
     }

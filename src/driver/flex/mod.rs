@@ -18,7 +18,8 @@ use tracing::{info, warn};
 
 use super::home::make_directory;
 use super::{CallObserver, DriverError, DriverHome, DriverRecord, Drivers, LeaveError, NodeMount, UnmountError};
-use crate::host::{HostSource, fs_group};
+use crate::host::HostSource;
+use crate::host::fs_group::{self, OwnershipObserver};
 use crate::manifest::objects::{Secret, Values};
 use crate::manifest::pod::{PodFacts, PodIdentity};
 use crate::volume::Flex;
@@ -52,6 +53,8 @@ pub struct FlexMount<'a> {
     pub drivers: &'a Drivers,
     /// Learns of the calls.
     pub observer: &'a CallObserver,
+    /// Learns of the change of the files' group.
+    pub ownership: &'a OwnershipObserver,
 }
 
 impl FlexMount<'_> {
@@ -123,7 +126,7 @@ impl FlexMount<'_> {
         let path = if record.published { target } else { node_path.unwrap_or(target) };
         let source = HostSource::of_driver(&path)?;
         if let (Some(group), true, false) = (self.facts.fs_group, capabilities.fs_group, self.read_only) {
-            fs_group::give_to_group(&source, group, self.facts.fs_group_policy, self.volume)?;
+            fs_group::give_to_group(&source, group, self.facts.fs_group_policy, self.volume, self.ownership)?;
         }
         Ok(source)
     }

@@ -5,6 +5,7 @@
 //! 1. podfs mounts volumes of a pod only while the pod has a publication or is chosen.
 //! 2. A volume with fields of the pod waits until a source describes the pod. Other volumes do not wait.
 //! 3. A pod that its source no longer has keeps its last description: its containers may still run.
+//! 4. A static pod has the name that the kubelet gives it, not the name in its file.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -33,6 +34,8 @@ pub struct KubeletPods {
     publications: BTreeMap<PathBuf, Publication>,
     /// The pods that are chosen, if podfs is a plugin of a container runtime.
     chosen: Option<Chosen>,
+    /// The names of the pods that an earlier daemon served for the runtime. Their supervisors refuse other names.
+    earlier_names: BTreeMap<PodUid, String>,
     /// The chosen pods that the manager has.
     reported: BTreeSet<PodUid>,
 }
@@ -70,6 +73,7 @@ impl KubeletPods {
                 self.publications_of(&uid).map(|publication| publication.name.as_str()).collect();
             let manifest = Arc::new(without_named_volumes(Value::clone(&pod.manifest), &published));
             self.described.insert(uid.clone(), NodePod { manifest, ..pod.clone() });
+            self.earlier_names.insert(uid.clone(), pod.pod.identity.name.clone());
             self.reported.insert(uid.clone());
             if self.is_served(&uid) {
                 pods.extend(self.pod(&uid));
@@ -189,6 +193,7 @@ impl KubeletPods {
     fn forget_gone(&mut self, uid: &PodUid) {
         if self.gone.contains(uid) && !self.is_published(uid) && !self.is_served(uid) {
             self.described.remove(uid);
+            self.earlier_names.remove(uid);
             self.gone.remove(uid);
             if let Some(chosen) = &mut self.chosen {
                 chosen.forget(uid);
@@ -209,13 +214,9 @@ impl KubeletPods {
     /// The uid by which the kubelet knows the pod. For a static pod, it may differ from the uid of podfs; then the name
     /// decides.
     fn uid_for(&self, pod: &NodePod) -> PodUid {
-        let identity = &pod.pod.identity;
-        let is_static = matches!(pod.origin, PodOrigin::File(_)) && !self.is_published(&identity.uid);
-        let is_named = |publication: &&Publication| {
-            (&publication.pod.namespace, &publication.pod.name) == (&identity.namespace, &identity.name)
-        };
-        let named = self.publications.values().find(is_named).filter(|_| is_static);
-        named.map_or_else(|| identity.uid.clone(), Publication::uid)
+        let uid = &pod.pod.identity.uid;
+        let mut publications = self.publications.values().filter(|_| is_static(pod) && !self.is_published(uid));
+        publications.find(|publication| has_name_of(pod, publication)).map_or_else(|| uid.clone(), Publication::uid)
     }
 
     fn is_published(&self, uid: &PodUid) -> bool {
@@ -228,11 +229,7 @@ impl KubeletPods {
 
     /// The description of the pod by a source.
     fn description(&self, uid: &PodUid, publication: &Publication) -> Option<&NodePod> {
-        let is_named = |pod: &&NodePod| {
-            let identity = &pod.pod.identity;
-            matches!(pod.origin, PodOrigin::File(_))
-                && (&identity.namespace, &identity.name) == (&publication.pod.namespace, &publication.pod.name)
-        };
+        let is_named = |pod: &&NodePod| is_static(pod) && has_name_of(pod, publication);
         self.described.get(uid).or_else(|| self.described.values().find(is_named))
     }
 
@@ -241,12 +238,17 @@ impl KubeletPods {
         let first = self.publications_of(uid).next();
         let described = first.map_or_else(|| self.described.get(uid), |first| self.description(uid, first));
         let is_chosen = self.reported.contains(uid);
-        let manifest = match (described, first) {
+        let mut manifest = match (described, first) {
             (Some(pod), _) if is_chosen => with_payload_volumes(&pod.manifest),
             (Some(pod), _) => without_volumes(Value::clone(&pod.manifest)),
             (None, Some(first)) => minimal_manifest(first),
             (None, None) => return None,
         };
+        if let Some(pod) = described.filter(|pod| is_static(pod)) {
+            let published = first.map(|publication| &publication.pod.name);
+            let known = self.earlier_names.get(uid).or(published).cloned();
+            manifest["metadata"]["name"] = known.unwrap_or_else(|| name_at_kubelet(pod)).into();
+        }
         let volumes = self.publications_of(uid).filter(|publication| described.is_some() || !publication.needs_pod);
         let manifest = with_volumes(manifest, uid, &volumes.collect::<Vec<_>>());
         let document = Document::of_server(Origin::file(Path::new("pod of the kubelet")), manifest.clone());
@@ -264,6 +266,22 @@ impl KubeletPods {
             }
         }
     }
+}
+
+fn is_static(pod: &NodePod) -> bool {
+    matches!(pod.origin, PodOrigin::File(_))
+}
+
+/// The kubelet's name of a static pod: the name in the file, and the name of the node in lower case (DA-01). If podfs does not know
+/// the node, the name in the file.
+fn name_at_kubelet(pod: &NodePod) -> String {
+    let name = &pod.pod.identity.name;
+    pod.pod.facts.node_name.as_ref().map_or_else(|| name.clone(), |node| format!("{name}-{}", node.to_lowercase()))
+}
+
+/// Whether the static pod has the name of the publication's pod.
+fn has_name_of(pod: &NodePod, publication: &Publication) -> bool {
+    publication.pod.namespace == pod.pod.identity.namespace && publication.pod.name == name_at_kubelet(pod)
 }
 
 /// A manifest with the fields of the pod that the publication has.

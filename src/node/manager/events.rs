@@ -5,6 +5,7 @@ use std::collections::HashMap;
 use tokio::task::JoinHandle;
 use tracing::Instrument;
 
+use crate::host::fs_group::OwnershipNotice;
 use crate::kube::client::ApiClient;
 use crate::manifest::pod::{PodIdentity, PodUid};
 use crate::node::spans;
@@ -20,6 +21,8 @@ pub(super) struct Events {
 
 struct PodEvents {
     conditions: Conditions,
+    /// The last report about the group of each volume's files.
+    ownership: HashMap<String, OwnershipNotice>,
     task: JoinHandle<()>,
 }
 
@@ -61,12 +64,31 @@ impl Events {
         self.post(client, pod, &format!("growth:{volume}"), condition);
     }
 
+    /// Reports what is new about the group of a volume's files. Never waits.
+    pub(super) fn report_ownership(&mut self, pod: &PodIdentity, volume: &VolumeStatus) {
+        let (Some(client), Some(notice)) = (self.client.clone(), &volume.ownership) else { return };
+        let poster = self.poster(client, pod);
+        if poster.ownership.insert(volume.name.clone(), notice.clone()).as_ref() == Some(notice) {
+            return;
+        }
+        let condition = match notice.clone() {
+            OwnershipNotice::AlreadyMountedVolume(sentence) => Condition::Shared(sentence),
+            OwnershipNotice::VolumePermissionChangeInProgress(sentence) => Condition::ChangesGroup(sentence),
+        };
+        // The colon distinguishes this subject from the names of volumes, which have none.
+        poster.conditions.set(&format!("group:{}", volume.name), condition);
+    }
+
     fn post(&mut self, client: ApiClient, pod: &PodIdentity, subject: &str, condition: Condition) {
-        let poster = self.posters.entry(pod.uid.clone()).or_insert_with(|| {
+        self.poster(client, pod).conditions.set(subject, condition);
+    }
+
+    fn poster(&mut self, client: ApiClient, pod: &PodIdentity) -> &mut PodEvents {
+        self.posters.entry(pod.uid.clone()).or_insert_with(|| {
             let (conditions, posting) = post_events(client, pod.clone(), self.node.clone());
-            PodEvents { conditions, task: tokio::spawn(posting.instrument(spans::of_pod(pod))) }
-        });
-        poster.conditions.set(subject, condition);
+            let task = tokio::spawn(posting.instrument(spans::of_pod(pod)));
+            PodEvents { conditions, ownership: HashMap::new(), task }
+        })
     }
 
     /// Stops the poster of a pod that is gone.

@@ -336,6 +336,7 @@ impl Manager {
         for volume in &status.volumes {
             if let Some(pod) = &pod {
                 self.events.report(&pod.identity, volume);
+                self.events.report_ownership(&pod.identity, volume);
                 self.report_growth(pod, volume);
             }
             let id = VolumeId { pod: uid.clone(), volume: volume.name.clone() };

@@ -193,6 +193,8 @@ impl KubeletEvent {
             Condition::Kept(sentence) => ("Warning", "KubeletVolume", sentence.clone()),
             Condition::Resized(sentence) => ("Normal", "FileSystemResizeSuccessful", sentence.clone()),
             Condition::NotResized(sentence) => ("Warning", "VolumeResizeFailed", sentence.clone()),
+            Condition::Shared(sentence) => ("Warning", "AlreadyMountedVolume", sentence.clone()),
+            Condition::ChangesGroup(sentence) => ("Warning", "VolumePermissionChangeInProgress", sentence.clone()),
         };
         while message.len() > MAX_MESSAGE {
             message.pop();
@@ -321,6 +323,17 @@ mod tests {
         let mounted = KubeletEvent::of("config", &Condition::Mounted);
         assert_eq!((mounted.kind, mounted.reason), ("Normal", "SuccessfulMountVolume"));
         assert_eq!(mounted.message, "MountVolume.SetUp succeeded for volume \"config\"");
+    }
+
+    #[test]
+    fn lp_03_fg_05_events_about_the_group_have_the_reasons_of_the_kubelet() {
+        let reason = |condition| {
+            let event = KubeletEvent::of("data", &condition);
+            assert_eq!((event.kind, event.message.as_str()), ("Warning", "a sentence"));
+            event.reason
+        };
+        assert_eq!(reason(Condition::Shared("a sentence".to_owned())), "AlreadyMountedVolume");
+        assert_eq!(reason(Condition::ChangesGroup("a sentence".to_owned())), "VolumePermissionChangeInProgress");
     }
 
     #[test]

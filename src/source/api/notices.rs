@@ -31,6 +31,10 @@ pub enum Condition {
     Resized(String),
     /// The volume could not grow. podfs posts the event with this sentence once.
     NotResized(String),
+    /// Other pods use the volume, whose files have another group. podfs posts the event with this sentence once.
+    Shared(String),
+    /// podfs gives many files to the pod's group. podfs posts the event with this sentence once.
+    ChangesGroup(String),
 }
 
 /// The conditions of the pod's volumes, and the events posted about them.
@@ -109,7 +113,15 @@ impl Notices {
                 notice.due = Some((condition, now + REPEAT));
                 notice.is_repetition = true;
             }
-            Some((Condition::Mounted | Condition::Kept(_) | Condition::Resized(_) | Condition::NotResized(_), _)) => {
+            Some((
+                Condition::Mounted
+                | Condition::Kept(_)
+                | Condition::Resized(_)
+                | Condition::NotResized(_)
+                | Condition::Shared(_)
+                | Condition::ChangesGroup(_),
+                _,
+            )) => {
                 if was_posted {
                     self.budget.remaining = self.budget.remaining.saturating_sub(1);
                 }

@@ -52,7 +52,8 @@ pub(crate) struct IssuedCredentials {
     updates: Receiver<(CredentialKey, ObjectUpdate<Token>)>,
 }
 
-/// The pod and service account of tokens. Tokens of another pod or another service account are of no use (TK-07).
+/// The pod and service account of tokens. Tokens of another pod or another service account are of no use (TK-07). As for the
+/// kubelet, a service account is its name: podfs does not notice that an account was created again with another uid.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct TokenOwner {
     pub(super) pod: PodIdentity,

@@ -13,6 +13,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 
+use podfs_fuse::mount::private::SELINUX;
 use podfs_fuse::mount::table::{MountTableEntry, Restrictions, mounts};
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
@@ -20,6 +21,7 @@ use tracing::error;
 
 use super::Supervisor;
 use super::work::{FinishedWork, WorkOutcome};
+use crate::binding::Local;
 use crate::manifest::pod::Pod;
 use crate::mounts::hosts;
 use crate::mounts::{
@@ -32,7 +34,7 @@ use crate::supervisor::run_dir::mount_points::MountPoints;
 use crate::supervisor::run_dir::site::Site;
 use crate::supervisor::status::store::VolumeReport;
 use crate::supervisor::volume::sub_path::{PartError, SubPathRequest};
-use crate::supervisor::volume::{PodVolume, SELINUX, ShownContent, VolumeLife};
+use crate::supervisor::volume::{PodVolume, ShownContent, VolumeLife};
 use crate::types::is_dns_label;
 use crate::volume::VolumeSource;
 
@@ -349,9 +351,16 @@ fn mounted(report: &VolumeReport, is_empty_dir: bool) -> Result<MountedPodVolume
         ShownContent::Device(number) => Some(*number),
         _ => None,
     };
-    // A bind mount shows the SELinux labels of its source, so the container runtime has to relabel the source of an
-    // emptyDir.
-    Ok(MountedPodVolume { path, read_only, selinux_relabel: is_empty_dir && *shown == ShownContent::Bind, device })
+    let selinux_relabel = *shown == ShownContent::Bind && is_relabelled(is_empty_dir, &path, read_only);
+    Ok(MountedPodVolume { path, read_only, selinux_relabel, device })
+}
+
+/// Whether the container runtime has to relabel the source of a bind mount for SELinux, because the mount shows the labels of the
+/// source: an emptyDir, or a local PersistentVolume that is not read-only (MT-06). The kubelet's directory of the volume names the
+/// kind of a PersistentVolume.
+fn is_relabelled(is_empty_dir: bool, path: &Path, read_only: bool) -> bool {
+    let is_local = path.parent().is_some_and(|plugin| plugin.ends_with(Local::DIRECTORY));
+    is_empty_dir || (is_local && !read_only)
 }
 
 /// Checks the name of a container, which podfs uses as a component of paths.
@@ -437,4 +446,20 @@ fn with_path(mount: PlannedMount, path: PathBuf, table: &[MountTableEntry]) -> R
     let mounted = table.iter().rfind(|mounted| Some(&mounted.at) == real_path.as_ref());
     let Restrictions { nosuid, nodev, noexec } = mounted.map(|mounted| mounted.restrictions).unwrap_or_default();
     Ok(ContainerMount { nosuid, nodev, noexec, ..mount.with_source(MountSource::HostPath(path)) })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn mt_06_the_source_of_a_local_volume_shown_by_a_bind_mount_is_relabelled() {
+        let volumes = Path::new("/k/pods/u/volumes");
+        let is_relabelled = |path: &str, read_only| is_relabelled(false, &volumes.join(path), read_only);
+        assert!(is_relabelled("kubernetes.io~local-volume/disk-1", false));
+        assert!(!is_relabelled("kubernetes.io~local-volume/disk-1", true), "the kubelet leaves its labels as they are");
+        assert!(!is_relabelled("kubernetes.io~host-path/disk-1", false));
+        assert!(!is_relabelled("kubernetes.io~csi/pv-1/mount", false));
+        assert!(super::is_relabelled(true, &volumes.join("kubernetes.io~empty-dir/huge"), false));
+    }
 }

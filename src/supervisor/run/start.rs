@@ -216,6 +216,7 @@ impl PreparedSupervisor {
             mount_points: Arc::clone(&mount_points),
             flex_volumes,
             driver_calls: report.driver_calls(),
+            ownership: report.ownership(),
             trace,
             keep_old_generations,
             sub_path,

@@ -7,6 +7,7 @@ use std::path::PathBuf;
 use podfs_fuse::region::OpenCount;
 use serde::{Deserialize, Serialize};
 
+use crate::host::fs_group::OwnershipNotice;
 use crate::supervisor::volume::Expansion;
 
 /// A pod on this node.
@@ -135,6 +136,9 @@ pub struct VolumeStatus {
     /// The outcome of the volume's last growth on the node, until the status of its claim reports that size.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub expansion: Option<ExpansionStatus>,
+    /// A report about the group of the volume's files.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ownership: Option<OwnershipNotice>,
     /// How many servers have been replaced since a server began to serve the volume.
     pub restarts: u64,
     /// The last error, even if the volume has recovered since.
@@ -341,6 +345,7 @@ mod tests {
             read_only: false,
             supplemental_group: None,
             expansion: None,
+            ownership: None,
             restarts: 0,
             last_error: None,
         }

@@ -23,6 +23,7 @@ use tracing::{info, warn};
 use super::progress::{LogOutput, StandardErrorLines, VolumeProgress};
 use super::store::{StatusStore, StoredStatus, VolumeReport};
 use crate::driver::CallObserver;
+use crate::host::fs_group::OwnershipObserver;
 use crate::manifest::Tokens;
 use crate::manifest::pod::PodIdentity;
 use crate::source::Contacts;
@@ -179,6 +180,15 @@ impl Report {
         let store = self.store();
         CallObserver::new(move |awaited| {
             store.stored().driver_called(awaited);
+            store.note_change();
+        })
+    }
+
+    /// Records each report about the group of a volume's files.
+    pub(in crate::supervisor) fn ownership(&self) -> OwnershipObserver {
+        let store = self.store();
+        OwnershipObserver::new(move |report| {
+            store.stored().ownership(report);
             store.note_change();
         })
     }

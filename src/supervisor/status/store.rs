@@ -21,6 +21,7 @@ use super::pod_status::{
     AuditStatus, ExpansionStatus, ObjectStatus, PodState, PodStatus, ProcessStatus, VolumeState, VolumeStatus,
 };
 use crate::driver::AwaitedAnswer;
+use crate::host::fs_group::{OwnershipNotice, OwnershipReport};
 use crate::manifest::Tokens;
 use crate::manifest::pod::PodIdentity;
 use crate::source::{Contact, Contacts, Unreachable};
@@ -75,6 +76,8 @@ pub(in crate::supervisor) struct VolumeReport {
     pub(in crate::supervisor) group: Option<u32>,
     pub(in crate::supervisor) is_read_only: bool,
     expansion: Option<Expansion>,
+    /// The last report about the group of the volume's files.
+    ownership: Option<OwnershipNotice>,
     pub(in crate::supervisor) state: VolumeLife,
     /// Whether a refresh of the volume has ended. True from the start for a volume with a source on the node.
     pub(in crate::supervisor) tried: bool,
@@ -200,6 +203,7 @@ impl StoredStatus {
             group: mounted.group(),
             is_read_only: mounted.is_read_only(),
             expansion: mounted.expansion().cloned(),
+            ownership: before.as_ref().and_then(|before| before.ownership.clone()),
             tried,
             since: match tried {
                 true => same.map_or_else(Instant::now, |before| before.since),
@@ -216,6 +220,13 @@ impl StoredStatus {
             state,
         };
         self.volumes.insert(place, report);
+    }
+
+    /// Records the last report about the group of a volume's files, or that the files have the group.
+    pub(in crate::supervisor) fn ownership(&mut self, of: OwnershipReport) {
+        if let Some(report) = self.volumes.values_mut().find(|report| report.name == of.volume) {
+            report.ownership = of.notice;
+        }
     }
 
     /// Records the answer of its driver that a volume waits for, or that it has the answer.
@@ -313,6 +324,7 @@ impl VolumeReport {
             group: None,
             is_read_only: false,
             expansion: None,
+            ownership: None,
             state: VolumeLife::before_first_refresh(volume),
             tried: false,
             since: Instant::now(),
@@ -367,6 +379,7 @@ impl VolumeReport {
             read_only: self.is_read_only,
             supplemental_group: self.group,
             expansion: self.expansion.clone().map(ExpansionStatus::of),
+            ownership: self.ownership.clone(),
             restarts: counters.restarts_of(&self.name),
             last_error: self.last_error.clone(),
         }

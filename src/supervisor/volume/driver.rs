@@ -16,6 +16,7 @@ use tracing::{info, warn};
 
 use super::device::DeviceVolume;
 use super::growth::ExpansionState;
+use super::label::label;
 use super::passthrough::{MountPlan, PlannedContent, access};
 use super::{RefreshFailure, VolumeContext};
 use crate::binding::BoundVolume;
@@ -62,8 +63,9 @@ pub(super) fn mount_flex(
         read_only,
         drivers: &drivers,
         observer: &setting.driver_calls,
+        ownership: &setting.ownership,
     };
-    plan(spec, path, mount.set_up(&home)?, access(read_only))
+    plan(spec, path, mount.set_up(&home)?, access(read_only), label(pod, &setting.site))
 }
 
 /// Makes a CSI driver mount a volume, and plans the mount at `path`. The volume is the PersistentVolume `bound`, or a
@@ -81,7 +83,8 @@ pub(super) fn mount_csi(
     let (drivers, home) = home(setting, Csi::DIRECTORY, name(spec, bound))?;
     let source = call.mount(setting, spec, bound, pod, &drivers).set_up(&home)?;
     let republication = Republication { is_wanted: call.driver.requires_republish };
-    Ok((plan(spec, path, source, access(read_only))?, republication))
+    let label = label(pod, &setting.site);
+    Ok((plan(spec, path, source, access(read_only), label)?, republication))
 }
 
 /// Whether the CSI driver of a mounted volume has `requiresRepublish`.
@@ -242,6 +245,7 @@ impl<'a> CsiCall<'a> {
             claimed: bound.and_then(|bound| bound.claimed),
             root: &drivers.root,
             observer: &setting.driver_calls,
+            ownership: &setting.ownership,
         }
     }
 }
@@ -325,6 +329,7 @@ fn plan(
     path: PathBuf,
     source: HostSource,
     access: ContainerAccess,
+    selinux_context: Option<String>,
 ) -> Result<MountPlan, RefreshFailure> {
     let served_by = spec.preferences.served_by.unwrap_or(ServedBy::Fuse);
     let source = match served_by {
@@ -335,7 +340,7 @@ fn plan(
         }
     };
     let content = PlannedContent::Source { source, served_by, limit: None, remote: None };
-    Ok(MountPlan { path, content, access, selinux_context: None, turn: None })
+    Ok(MountPlan { path, content, access, selinux_context, turn: None })
 }
 
 /// The Secret that a volume names.

@@ -9,6 +9,7 @@
 //! | `growth` | volumes whose PersistentVolume has grown |
 //! | `adopted` | a volume that an earlier supervisor has mounted |
 //! | `driver` | volumes that a driver of another vendor mounts |
+//! | `label` | the SELinux label of a volume that podfs shows through FUSE |
 //! | `hidden` | volumes that another process has unmounted, or over which it has mounted something |
 //! | `left` | errors about parts of a volume that podfs could not remove |
 //! | `state` | the states of a volume |
@@ -22,6 +23,7 @@ mod device;
 pub(in crate::supervisor) mod driver;
 mod growth;
 mod hidden;
+mod label;
 pub(in crate::supervisor) mod left;
 mod local;
 mod mounter;
@@ -50,6 +52,7 @@ use super::run_dir::mount_points::{MountPoints, MountPointsError};
 use super::run_dir::site::Site;
 use crate::driver::CallObserver;
 use crate::host::empty_dir;
+use crate::host::fs_group::OwnershipObserver;
 use crate::manifest::PodView;
 use crate::manifest::pod::PodIdentity;
 use crate::source::Condition;
@@ -62,9 +65,6 @@ pub use state::{ShownContent, VolumeLife};
 
 /// The pauses before podfs retries a refresh that failed; each is twice as long as the pause before.
 const RETRY: DoublingPause = DoublingPause::new(Duration::from_millis(100), Duration::from_secs(30));
-
-/// The file that shows that SELinux is in use.
-pub(in crate::supervisor) const SELINUX: &str = "/sys/fs/selinux/enforce";
 
 /// The data and settings that all volumes of a supervisor have in common. Cheap to clone.
 #[derive(Clone)]
@@ -79,6 +79,8 @@ pub struct VolumeContext {
     pub flex_volumes: PathBuf,
     /// Learns of the calls that make drivers mount volumes.
     pub driver_calls: CallObserver,
+    /// Learns of the reports about the group of the volumes' files.
+    pub ownership: OwnershipObserver,
     /// Whether the server reports every FUSE request on standard output.
     pub trace: bool,
     /// How long a projection keeps a generation after the switch to the next one.
@@ -123,11 +125,6 @@ impl VolumeContext {
         // it.
         VolumeIdentity::new(volume.name.as_str(), serde_json::to_value(record).unwrap_or_default())
     }
-}
-
-/// The SELinux label of volumes whose files all belong to the pod; `None` where SELinux is not in use.
-fn selinux_context(pod: &PodView) -> Option<String> {
-    pod.facts.selinux_label.clone().filter(|_| Path::new(SELINUX).exists())
 }
 
 /// The outcome of a refresh.

@@ -17,8 +17,9 @@ use podfs_fuse::protocol::Reporting;
 use serde_json::json;
 use tracing::warn;
 
+use super::label::label;
 use super::mounter::Mounter;
-use super::{PodEnd, RefreshFailure, ShownContent, VolumeContext, selinux_context};
+use super::{PodEnd, RefreshFailure, ShownContent, VolumeContext};
 use crate::manifest::PodView;
 use crate::manifest::pod::PodIdentity;
 use crate::payload::{AssembledPayload, Ownership, Payload, PayloadError};
@@ -173,7 +174,7 @@ impl ProjectedVolume {
     ) -> Result<ShownContent, RefreshError> {
         let assembled = Payload::assemble(&self.source, pod)?;
         warn_once(&mut self.warned, spec.name.as_str(), &assembled);
-        self.label = selinux_context(pod);
+        self.label = label(pod, &self.setting.site);
         let payload = &assembled.payload;
         let directories = DirectoryAttributes { mode: payload.directory_mode, gid: payload.gid };
         let layout = ImageLayout::new(entries(payload), directories)?;
@@ -214,7 +215,7 @@ impl ProjectedVolume {
     ) -> Result<MountedProjection, RefreshError> {
         let nested = spec.nested.iter().map(|path| path.as_str().to_owned()).collect();
         let root = Root { mode, gid: directories.gid, directories: nested };
-        let options = MountOptions { selinux_context: selinux_context(pod), shape: MountPointType::Directory };
+        let options = MountOptions { selinux_context: self.label.clone(), shape: MountPointType::Directory };
         let VolumeContext { server, trace, .. } = &self.setting;
         let identity = VolumeContext::identity(spec, &pod.identity, &self.path, None, ContainerAccess::ReadOnly);
         let audit = spec.preferences.audit.then(|| subject(&pod.identity));

@@ -167,6 +167,15 @@ fn options_that_contradict_each_other_are_refused_and_both_are_named() {
 }
 
 #[test]
+fn nf_08_without_a_version_podfs_uses_nfs_3_with_its_own_client() {
+    for options in ["", "nolock", "hard,timeo=50,proto=tcp"] {
+        let options = parse(options);
+        assert_eq!(options.choose_backend(None, true), Ok(Backend::User), "podfs's own client has NFS 3 alone");
+        assert_eq!(options.choose_backend(None, true), parse("nfsvers=3").choose_backend(None, true));
+    }
+}
+
+#[test]
 fn the_options_choose_the_nfs_client() {
     let choose = |options: &str, wish, has| parse(options).choose_backend(wish, has);
     let (kernel, user) = (Some(Backend::Kernel), Some(Backend::User));

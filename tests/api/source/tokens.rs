@@ -212,6 +212,17 @@ fn tk_07_another_service_account_gets_tokens_of_its_own() {
 }
 
 #[test]
+fn tk_07_an_account_that_was_created_again_has_its_own_token_when_the_next_is_due() {
+    let rig = rig(ACCESS, Some(6));
+    let running = rig.run();
+    let account = |file: &PathBuf| claims_of(file)["kubernetes.io"]["serviceaccount"]["uid"].clone();
+    let (file, first) = (token(&running), account(&token(&running)));
+    rig.server.delete("ServiceAccount", "default", "default");
+    rig.server.put(&service_account("default"));
+    eventually("there is a token of the new account", || account(&file) != first);
+}
+
+#[test]
 fn pr_01_a_token_and_the_other_kinds_of_sources_are_in_one_volume_and_switch_together() {
     let volumes = "[{name: access, projected: {sources: [{serviceAccountToken: {path: token}}, \
         {configMap: {name: app}}, {secret: {name: tls}}, {clusterTrustBundle: {path: ca, name: roots}}, \

@@ -56,6 +56,68 @@ fn a_pod_has_the_volumes_that_the_kubelet_wants_and_goes_with_the_last() {
     );
 }
 
+/// The pod `p-u` of a manifest file, as podfs reads it on the node `n1.Example`.
+fn static_pod() -> NodePod {
+    let mut pod = sample::pod("derived", &["{name: app, configMap: {name: app}}"], &["app"]);
+    let parsed = Arc::make_mut(&mut pod.pod);
+    parsed.identity.name = "p-u".to_owned();
+    parsed.facts.node_name = Some("n1.Example".to_owned());
+    Arc::make_mut(&mut pod.manifest)["metadata"]["name"] = json!("p-u");
+    NodePod { origin: PodOrigin::File("/etc/kubernetes/manifests/p-u.yaml".into()), ..pod }
+}
+
+/// The name of the pod in the change, in its manifest and parsed, and how many volumes the pod has.
+fn name_and_volumes(event: Option<FeedEvent>) -> (String, usize) {
+    let Some(FeedEvent::Put(pod)) = event else { panic!("{event:?}") };
+    assert_eq!(pod.manifest["metadata"]["name"], json!(pod.pod.identity.name));
+    (pod.pod.identity.name.clone(), pod.pod.volumes.len())
+}
+
+#[test]
+fn da_01_a_static_pod_has_the_name_that_the_kubelet_gives_it() {
+    let at_kubelet = || {
+        let mut publication = publication("d", true);
+        publication.pod.name = "p-u-n1.example".to_owned();
+        KubeletChange::Published(Box::new(publication))
+    };
+    let known = ("p-u-n1.example".to_owned(), 1);
+    let mut pods = KubeletPods::default();
+    assert_eq!(
+        name_and_volumes(pods.change(at_kubelet())),
+        ("p-u-n1.example".to_owned(), 0),
+        "no file describes it yet"
+    );
+    assert_eq!(name_and_volumes(pods.change_source(FeedEvent::Put(static_pod())).pop()), known);
+    let mut pods = KubeletPods::default();
+    assert!(pods.change_source(FeedEvent::Put(static_pod())).is_empty());
+    assert_eq!(name_and_volumes(pods.change(at_kubelet())), known, "the file was there first");
+    let mut pods = KubeletPods::default();
+    pods.change_source(FeedEvent::Put(static_pod()));
+    let other = KubeletChange::Published(Box::new(publication("d", true)));
+    assert_eq!(name_and_volumes(pods.change(other)), ("p-u".to_owned(), 0), "it is a pod of the API server");
+}
+
+#[test]
+fn da_01_a_static_pod_that_is_chosen_for_the_runtime_has_the_name_of_its_node() {
+    let mut pods = KubeletPods::default();
+    pods.choose(Chosen::new(Choice::All, []), &[]);
+    let known = ("p-u-n1.example".to_owned(), 1);
+    assert_eq!(name_and_volumes(pods.change_source(FeedEvent::Put(static_pod())).pop()), known);
+    let mut of_unknown_node = static_pod();
+    Arc::make_mut(&mut of_unknown_node.pod).facts.node_name = None;
+    let written = ("p-u".to_owned(), 1);
+    assert_eq!(name_and_volumes(pods.change_source(FeedEvent::Put(of_unknown_node)).pop()), written);
+    let mut pods = KubeletPods::default();
+    let earlier = NodePod { origin: PodOrigin::Runtime, ..static_pod() };
+    let uid = earlier.pod.identity.uid.clone();
+    pods.choose(Chosen::new(Choice::All, [uid]), &[earlier]);
+    assert_eq!(
+        name_and_volumes(pods.change_source(FeedEvent::Put(static_pod())).pop()),
+        written,
+        "it runs with this name"
+    );
+}
+
 #[test]
 fn annotations_are_those_of_the_volumes_that_the_kubelet_wants() {
     let mut pods = KubeletPods::default();

@@ -11,11 +11,13 @@ use super::{
 };
 use crate::binding::{self, BoundSource, BoundVolume};
 use crate::host::device::BlockDevice;
+use crate::host::fs_group::{self, OwnershipObserver};
 use crate::host::neighbours::{self, NeighbourLock};
-use crate::host::{HostError, HostSource, fs_group};
+use crate::host::{HostError, HostSource};
 use crate::manifest::PodView;
 use crate::supervisor::volume::driver::{self, Republication, expand_csi};
 use crate::supervisor::volume::growth::{Expansion, ExpansionState};
+use crate::supervisor::volume::label::label;
 use crate::supervisor::volume::local;
 use crate::volume::{Claim, Volume};
 
@@ -88,6 +90,7 @@ impl PassthroughSource for ClaimSource {
         }
         let mut access = access(bound.read_only);
         let mut warnings = bound.warnings.clone();
+        let mut selinux_context = None;
         let source = match &bound.source {
             BoundSource::HostPath(source) => {
                 let OpenedPath { source, device } = host_path::open(setting, spec, source, &path)?;
@@ -114,8 +117,9 @@ impl PassthroughSource for ClaimSource {
                     access = ContainerAccess::ReadOnly;
                 }
                 if let (Some(group), ContainerAccess::ReadWrite) = (pod.facts.fs_group, access) {
-                    give_to_group(&source, group, shared, &bound, pod)?;
+                    give_to_group(&source, group, shared, spec, &bound, pod, &setting.ownership)?;
                 }
+                selinux_context = label(pod, &setting.site);
                 source
             }
         };
@@ -123,7 +127,7 @@ impl PassthroughSource for ClaimSource {
             warn!("volume {name:?}: {warning}");
         }
         self.warned = warnings;
-        Ok(MountPlan { turn, ..MountPlan::of_host(spec, path, source, access)? })
+        Ok(MountPlan { turn, selinux_context, ..MountPlan::of_host(spec, path, source, access)? })
     }
 
     fn complete(&mut self, volume: &PassthroughParts, spec: &Volume, pod: &PodView) -> Result<(), RefreshFailure> {
@@ -187,17 +191,17 @@ fn give_to_group(
     source: &HostSource,
     group: u32,
     shared: bool,
+    spec: &Volume,
     bound: &BoundVolume,
     pod: &PodView,
+    observer: &OwnershipObserver,
 ) -> Result<(), HostError> {
-    let name = &bound.name;
+    let volume = spec.name.as_str();
     if !shared {
-        return fs_group::give_to_group(source, group, pod.facts.fs_group_policy, name);
+        return fs_group::give_to_group(source, group, pod.facts.fs_group_policy, volume, observer);
     }
     if let Some(other) = fs_group::group_of(source).filter(|other| *other != group) {
-        warn!(
-            "The requested fsGroup is {group}, but the volume {name} has GID {other}. The volume may not be shareable."
-        );
+        observer.is_shared(volume, &bound.name, group, other);
     }
     Ok(())
 }

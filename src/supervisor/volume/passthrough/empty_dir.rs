@@ -6,7 +6,7 @@ use super::{ContainerAccess, MountPlan, PassthroughParts, PassthroughSource, Pla
 use crate::host::empty_dir::{self, EmptyDirBacking, EmptyDirContent, EmptyDirPlan};
 use crate::manifest::PodView;
 use crate::supervisor::run_dir::site::Site;
-use crate::supervisor::volume::selinux_context;
+use crate::supervisor::volume::label::label;
 use crate::volume::{EmptyDir, ServedBy, Volume, VolumeSource};
 
 /// An emptyDir volume.
@@ -37,7 +37,7 @@ impl PassthroughSource for EmptyDirSource {
             // A program cannot map huge pages of a file through FUSE.
             EmptyDirBacking::HugePages { .. } => (ServedBy::Bind, None),
         };
-        let selinux_context = selinux_context(pod);
+        let selinux_context = label(pod, &volume.setting.site);
         let content = PlannedContent::Source { source: opened?, served_by, limit, remote: None };
         Ok(MountPlan { path, content, access: ContainerAccess::ReadWrite, selinux_context, turn: None })
     }

@@ -100,11 +100,14 @@ fn a_pod_with_csi_volumes_too_keeps_all_its_volumes_when_another_daemon_starts_w
     };
     let runtime = Runtime::at(&socket);
     let mut daemon = start();
-    let volume = kubelet.volume("web", "inline", &[("kind", "configMap"), ("name", "app")]);
+    let mut volume = kubelet.volume("web", "inline", &[("kind", "configMap"), ("name", "app")]);
+    // It is a static pod of node n1.
+    let name = "web-n1".to_owned();
+    volume.request.volume_context.insert("csi.storage.k8s.io/pod.name".to_owned(), name.clone());
     kubelet.published(&volume);
     let pod = PodSandbox {
         id: "sandbox".to_owned(),
-        name: "web".to_owned(),
+        name,
         uid: "uid-web".to_owned(),
         namespace: "default".to_owned(),
         labels: [("podfs.io/volumes".to_owned(), "true".to_owned())].into(),
@@ -123,7 +126,7 @@ fn a_pod_with_csi_volumes_too_keeps_all_its_volumes_when_another_daemon_starts_w
     node.put("db.yaml", &super::replaced::WEB.replace("web", "db"));
     let _daemon = start();
     let mut plugin = runtime.begin(vec![pod.clone()], vec![one]);
-    let is_there = |volume: &str| node.volume("db", volume).is_some_and(|volume| volume["mount"] == "mounted");
+    let is_there = |volume: &str| node.volume("db-n1", volume).is_some_and(|volume| volume["mount"] == "mounted");
     eventually("the next daemon works", || is_there("config"));
     node.put("app.yaml", &config_map("app", &[("a.conf", "second"), ("b", "other")]));
     wait_content(&config.join("a.conf"), "second");
