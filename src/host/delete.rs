@@ -7,7 +7,7 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::PathBuf;
 
-use rustix::fs::{AtFlags, unlinkat};
+use rustix::fs::{AtFlags, Dir, unlinkat};
 use rustix::io::Errno;
 
 use super::walk::{EntryPlace, MountPointPolicy, Visitor, WalkEntry, enter, walk};
@@ -56,7 +56,7 @@ impl fmt::Display for UndeletedEntries {
 pub fn delete(parent: BorrowedFd<'_>, name: &CStr) -> io::Result<UndeletedEntries> {
     let mut deletion = DeletionWalk::default();
     match enter(parent, name, MountPointPolicy::Stop) {
-        Ok(root) => walk(root, MountPointPolicy::Stop, &mut deletion)?,
+        Ok(root) => deletion.repeat(root, &|| true)?,
         Err(Errno::NOENT) => return Ok(deletion.undeleted),
         Err(Errno::XDEV) => {
             deletion.undeleted.add(PathBuf::from(name.to_string_lossy().as_ref()), Errno::XDEV);
@@ -81,21 +81,49 @@ pub fn delete(parent: BorrowedFd<'_>, name: &CStr) -> io::Result<UndeletedEntrie
 /// # Errors
 /// As [`delete`]; `Interrupted` if `go_on` ended the deletion.
 pub fn empty(directory: OwnedFd, go_on: &dyn Fn() -> bool) -> io::Result<UndeletedEntries> {
-    let mut deletion = StoppableDeletion { deletion: DeletionWalk::default(), go_on };
-    walk(directory, MountPointPolicy::Stop, &mut deletion)?;
-    Ok(deletion.deletion.undeleted)
+    let mut deletion = DeletionWalk::default();
+    deletion.repeat(directory, go_on)?;
+    Ok(deletion.undeleted)
 }
 
 /// The walk that deletes a tree.
 #[derive(Default)]
 struct DeletionWalk {
     undeleted: UndeletedEntries,
+    /// The number of entries that this walk has removed.
+    removed: usize,
 }
 
 /// The walk that deletes a tree, and can end early.
 struct StoppableDeletion<'a> {
-    deletion: DeletionWalk,
+    deletion: &'a mut DeletionWalk,
     go_on: &'a dyn Fn() -> bool,
+}
+
+impl DeletionWalk {
+    /// Walks until everything is removed, or nothing more can be. A walk that removes names may miss others, at most every second one.
+    fn repeat(&mut self, root: OwnedFd, go_on: &dyn Fn() -> bool) -> io::Result<()> {
+        // Not for ever: another process may make files meanwhile.
+        const WALKS: usize = 32;
+        for _ in 0..WALKS {
+            *self = Self::default();
+            walk(root.try_clone()?, MountPointPolicy::Stop, &mut StoppableDeletion { deletion: self, go_on })?;
+            let is_complete = self.undeleted.is_empty() && is_empty(&root)?;
+            if is_complete || self.removed == 0 {
+                break;
+            }
+        }
+        Ok(())
+    }
+}
+
+fn is_empty(directory: &OwnedFd) -> Result<bool, Errno> {
+    for entry in Dir::read_from(directory)? {
+        if !matches!(entry?.file_name().to_bytes(), b"." | b"..") {
+            return Ok(false);
+        }
+    }
+    Ok(true)
 }
 
 impl Visitor for StoppableDeletion<'_> {
@@ -112,7 +140,8 @@ impl Visitor for DeletionWalk {
     fn visit(&mut self, found: &WalkEntry<'_>, place: &EntryPlace<'_>) -> io::Result<()> {
         let flags = if found.is_directory { AtFlags::REMOVEDIR } else { AtFlags::empty() };
         match unlinkat(found.parent, found.name, flags) {
-            Ok(()) | Err(Errno::NOENT) => {}
+            Ok(()) => self.removed += 1,
+            Err(Errno::NOENT) => {}
             // The entries in this directory that podfs could not delete are counted already.
             Err(Errno::NOTEMPTY | Errno::EXIST) if !self.undeleted.is_empty() => {}
             Err(errno) => self.undeleted.add(place.path(), errno),
@@ -159,6 +188,26 @@ mod tests {
         symlink(&outside, &tree).expect("a link");
         assert!(delete_in(base.path()).is_empty());
         assert!(!tree.is_symlink() && outside.join("keep").exists());
+    }
+
+    #[test]
+    fn a_directory_with_more_names_than_the_walk_keeps_is_deleted() {
+        for base in [tempfile::tempdir(), tempfile::tempdir_in("/dev/shm")] {
+            let base = base.expect("a directory");
+            let tree = base.path().join("tree");
+            for directory in 0..3 {
+                let inner = tree.join(format!("{directory:0100}"));
+                fs::create_dir_all(&inner).expect("directories");
+                let first = inner.join("first");
+                File::create(&first).expect("a file");
+                (0..9000).for_each(|number| fs::hard_link(&first, inner.join(number.to_string())).expect("a name"));
+                for number in 0..9000 {
+                    fs::create_dir(tree.join(format!("{directory}-{number}"))).expect("a directory");
+                }
+            }
+            assert!(delete_in(base.path()).is_empty());
+            assert!(!tree.exists());
+        }
     }
 
     #[test]

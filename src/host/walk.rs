@@ -3,13 +3,17 @@
 //! The walk has one directory open at a time. It goes up by `..`, and checks that it reaches the directory from which it came. So
 //! neither the stack nor the number of descriptors grows with the depth, and a process that moves directories cannot lead the walk
 //! out of the tree.
+//!
+//! The walk has only some thousand names in memory, however many the tree has. It remembers its position in a directory, and goes on
+//! reading there. Some file systems count positions anew when names are removed (tmpfs before Linux 6.6, overlayfs), so that a visitor
+//! that removes names has to walk once more ([`delete`](super::delete)).
 
+use std::collections::VecDeque;
 use std::ffi::{CStr, CString, OsStr};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
-use std::vec;
 
 use rustix::fs::{Dir, FileType, Mode, OFlags, ResolveFlags, fstat, openat, openat2};
 use rustix::io::Errno;
@@ -68,9 +72,25 @@ struct Level {
     name: CString,
     /// The device and inode numbers of the directory.
     identity: (u64, u64),
-    /// The entries that the walk has not visited yet.
-    entries: vec::IntoIter<(CString, FileType)>,
+    /// Entries that the walk has read and not visited.
+    entries: VecDeque<NameInLevel>,
+    /// The position behind the last visited entry; `None` before the first.
+    position: Option<i64>,
+    /// Whether there may be entries behind those in `entries`.
+    has_more: bool,
 }
+
+struct NameInLevel {
+    name: CString,
+    kind: FileType,
+    /// The position of the next entry.
+    next: i64,
+}
+
+/// Most entries that the walk reads of a directory at once.
+const BATCH: usize = 4096;
+/// The number of entries in memory above which the walk drops those of the directories above, and reads them again later.
+const MOST: usize = 4 * BATCH;
 
 /// Visits everything below `root`, but not `root` itself.
 ///
@@ -78,9 +98,14 @@ struct Level {
 /// When the root cannot be read, or a process has moved a directory of the walk meanwhile; and the errors of the visitor.
 pub fn walk(root: OwnedFd, crossing: MountPointPolicy, visitor: &mut impl Visitor) -> io::Result<()> {
     let mut current = root;
-    let mut stack = vec![Level::read(&current, CString::default())?];
+    let mut stack = vec![Level::new(&current, CString::default())?];
+    // The number of entries in memory.
+    let mut held = 0;
     while let Some(level) = stack.last_mut() {
-        let Some((name, kind)) = level.entries.next() else {
+        if level.entries.is_empty() {
+            held += level.read(&current)?;
+        }
+        let Some(NameInLevel { name, kind, next }) = level.entries.pop_front() else {
             let Some(finished) = stack.pop() else { break };
             let Some(above) = stack.last() else { break };
             let parent = openat(&current, c"..", DIRECTORY, Mode::empty())?;
@@ -92,14 +117,22 @@ pub fn walk(root: OwnedFd, crossing: MountPointPolicy, visitor: &mut impl Visito
             visitor.visit(&found, &EntryPlace { stack: &stack, name: &finished.name })?;
             continue;
         };
+        level.position = Some(next);
+        held -= 1;
         if matches!(kind, FileType::Directory | FileType::Unknown) {
             let entered = enter(&current, &name, crossing).and_then(|child| {
-                let level = Level::read(&child, name.clone())?;
-                Ok((child, level))
+                let mut level = Level::new(&child, name.clone())?;
+                let read = level.read(&child)?;
+                Ok((child, level, read))
             });
             match entered {
-                Ok((child, level)) => {
+                Ok((child, level, read)) => {
                     current = child;
+                    if held > MOST {
+                        stack.iter_mut().for_each(Level::drop_entries);
+                        held = 0;
+                    }
+                    held += read;
                     stack.push(level);
                     continue;
                 }
@@ -135,16 +168,37 @@ pub fn enter(parent: impl AsFd, name: &CStr, crossing: MountPointPolicy) -> Resu
 }
 
 impl Level {
-    /// Reads the entries of a directory.
-    fn read(directory: &OwnedFd, name: CString) -> Result<Level, Errno> {
-        let mut entries = Vec::new();
-        for entry in Dir::read_from(directory)? {
-            let entry = entry?;
+    fn new(directory: &OwnedFd, name: CString) -> Result<Level, Errno> {
+        let identity = identity(directory)?;
+        Ok(Level { name, identity, entries: VecDeque::new(), position: None, has_more: true })
+    }
+
+    /// Reads entries from the position on, if there may be some. Returns their number.
+    fn read(&mut self, directory: &OwnedFd) -> Result<usize, Errno> {
+        if !self.has_more {
+            return Ok(0);
+        }
+        let mut stream = Dir::read_from(directory)?;
+        if let Some(position) = self.position {
+            stream.seek(position)?;
+        }
+        while self.entries.len() < BATCH {
+            let Some(entry) = stream.next().transpose()? else {
+                self.has_more = false;
+                break;
+            };
             if !matches!(entry.file_name().to_bytes(), b"." | b"..") {
-                entries.push((entry.file_name().to_owned(), entry.file_type()));
+                let (name, kind, next) = (entry.file_name().to_owned(), entry.file_type(), entry.offset());
+                self.entries.push_back(NameInLevel { name, kind, next });
             }
         }
-        Ok(Level { name, identity: identity(directory)?, entries: entries.into_iter() })
+        Ok(self.entries.len())
+    }
+
+    /// Forgets the entries that are read and not visited.
+    fn drop_entries(&mut self) {
+        self.has_more |= !self.entries.is_empty();
+        self.entries = VecDeque::new();
     }
 }
 
