@@ -29,12 +29,18 @@ pub fn mount_tmpfs(at: &Path, bytes: u64) -> Result<(), HostError> {
 /// # Errors
 /// When the kernel refuses.
 pub fn make_tmpfs(bytes: u64) -> Result<OwnedFd, Errno> {
-    let settings = [("size", bytes.to_string()), ("mode", "1777".to_owned())];
+    let settings =
+        [("size", bytes.to_string()), ("nr_inodes", most_inodes(bytes).to_string()), ("mode", "1777".to_owned())];
     match create("tmpfs", &settings, &["noswap"]) {
         // Kernels before 6.4, and user namespaces, do not know the flag.
         Err(Errno::INVAL) => create("tmpfs", &settings, &[]),
         created => created,
     }
+}
+
+/// Most inodes of a tmpfs of `bytes` bytes. Empty files take no bytes of it, but memory of the kernel.
+fn most_inodes(bytes: u64) -> u64 {
+    (bytes / 4096).max(1024)
 }
 
 /// Changes the size of the tmpfs that `root` is open on, unless it has that size already. `at` is its mount point, for
@@ -51,6 +57,9 @@ pub fn resize_tmpfs(root: impl AsFd, bytes: u64, at: &Path) -> Result<(), HostEr
     }
     let changed = fspick(root, c"", FsPickFlags::FSPICK_CLOEXEC | FsPickFlags::FSPICK_EMPTY_PATH).and_then(|context| {
         fsconfig_set_string(context.as_fd(), "size", bytes.to_string())?;
+        if most_inodes(bytes) > found.f_files {
+            fsconfig_set_string(context.as_fd(), "nr_inodes", most_inodes(bytes).to_string())?;
+        }
         fsconfig_reconfigure(context.as_fd())
     });
     changed.map_err(|errno| match errno {
@@ -113,4 +122,20 @@ fn create(file_system: &str, settings: &[(&str, String)], flags: &[&str]) -> Res
 /// Attaches the mount at a path.
 fn attach(mounted: Result<OwnedFd, Errno>, at: &Path) -> Result<(), Errno> {
     move_mount(mounted?, c"", CWD, at, MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ed_03_the_inodes_of_a_tmpfs_are_limited_by_its_size() {
+        let made = make_tmpfs(1 << 20).expect("a tmpfs");
+        let inodes = || fstatvfs(&made).expect("figures").f_files;
+        assert_eq!(inodes(), 1024);
+        resize_tmpfs(&made, 64 << 20, Path::new("here")).expect("larger");
+        assert_eq!(inodes(), 16384);
+        resize_tmpfs(&made, 1 << 20, Path::new("here")).expect("smaller");
+        assert_eq!(inodes(), 16384, "the files that are there may need them");
+    }
 }
