@@ -3,6 +3,9 @@
 //! The lock in the run directory is not enough: two daemons with two run directories can have the same root directory. Each would
 //! take the pods of the other for pods that the node no longer has, and delete the emptyDir content that the other keeps over a
 //! shutdown of the node.
+//!
+//! The lock is on the directory `pods` in the root directory, which only root may open. Any process that may open a directory can
+//! lock it (`flock(2)`), and the root directory itself may be open to all users.
 
 use std::fs::{DirBuilder, File};
 use std::io;
@@ -37,9 +40,15 @@ pub enum RootLockError {
     },
 }
 
-/// The lock on the root directory (`flock(2)`). Dropping this releases it.
+/// The directory that is locked, in the root directory: that of the pods, as with the kubelet.
+const LOCKED: &str = "pods";
+
+/// The lock on the root directory (`flock(2)`). Dropping this releases it, and removes the locked directory if this process has made it
+/// and it is empty.
 #[derive(Debug)]
 pub struct RootLock {
+    /// The locked directory, if this process has made it.
+    made: Option<PathBuf>,
     /// `None` on a file system without locks. podfs works without the lock.
     _lock: Option<Flock<File>>,
 }
@@ -52,8 +61,24 @@ impl RootLock {
     pub fn take(root_directory: &Path) -> Result<RootLock, RootLockError> {
         let failed = |cause| RootLockError::Directory { path: root_directory.to_owned(), cause };
         DirBuilder::new().recursive(true).mode(0o755).create(root_directory).map_err(failed)?;
-        let directory = File::open(root_directory).map_err(failed)?;
-        let lock = lock_directory(directory, Instant::now() + DYING);
-        Ok(RootLock { _lock: lock.map_err(|AlreadyLocked| RootLockError::Taken(root_directory.to_owned()))? })
+        let locked = root_directory.join(LOCKED);
+        let made = match DirBuilder::new().mode(0o750).create(&locked) {
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => None,
+            made => made.map(|()| Some(locked.clone())).map_err(failed)?,
+        };
+        let mut taken = RootLock { made, _lock: None };
+        let lock = File::open(&locked).map(|directory| lock_directory(directory, Instant::now() + DYING));
+        match lock.map_err(failed)? {
+            Ok(lock) => taken._lock = lock,
+            Err(AlreadyLocked) => return Err(RootLockError::Taken(root_directory.to_owned())),
+        }
+        Ok(taken)
+    }
+}
+
+impl Drop for RootLock {
+    fn drop(&mut self) {
+        // It has pods, if this fails.
+        let _ = self.made.take().map(std::fs::remove_dir);
     }
 }
