@@ -296,7 +296,10 @@ pub(crate) fn grown(volume: &str) -> String {
 
 /// The name of an event: the name of its object, cut if necessary, and a number.
 fn nth_name(object: &str, number: u64) -> String {
-    let start = object[..object.len().min(236)].trim_end_matches(['.', '-']);
+    // With the number, 253 bytes.
+    const LONGEST: usize = 236;
+    let end = (0..=object.len().min(LONGEST)).rev().find(|end| object.is_char_boundary(*end));
+    let start = object[..end.unwrap_or(0)].trim_end_matches(['.', '-']);
     format!("{start}.{number:016x}")
 }
 
@@ -351,6 +354,11 @@ mod tests {
         let object = failing("a").about_claim(&claim, "n1", 1);
         let expected = format!("{}.0000000000000001", "a".repeat(234));
         assert_eq!(object["metadata"]["name"].as_str(), Some(expected.as_str()));
+    }
+
+    #[test]
+    fn a_long_name_of_an_event_is_cut_at_a_character() {
+        assert_eq!(nth_name(&format!("a{}", "ä".repeat(200)), 1), format!("a{}.0000000000000001", "ä".repeat(117)));
     }
 
     #[test]

@@ -30,6 +30,8 @@ use crate::volume::{CredentialKey, TokenKey};
 
 /// The age at which podfs replaces a token, however long it is valid.
 const LONGEST_USE: Duration = Duration::from_secs(24 * 60 * 60);
+/// The longest life of a token in seconds, ten years, that podfs calculates with.
+const LONGEST_LIFE: u64 = 10 * 365 * 24 * 60 * 60;
 /// podfs replaces a token when no more than this part of its life is left.
 const REST: f64 = 0.2;
 /// podfs does so up to this much earlier, so that not all pods ask at once.
@@ -297,7 +299,8 @@ impl IssuedToken {
             status.ok_or_else(|| invalid_answer("the answer of the server has no token"))?;
         let expires = SystemTime::from(expiration_timestamp.0);
         let by_clock = expires.duration_since(now).unwrap_or_default();
-        let whole = answer.spec.expiration_seconds.map_or(by_clock, Duration::from_secs);
+        let whole =
+            answer.spec.expiration_seconds.map_or(by_clock, |seconds| Duration::from_secs(seconds.min(LONGEST_LIFE)));
         if whole.is_zero() {
             return Err(invalid_answer("the server issued a token that has expired already"));
         }
@@ -454,6 +457,15 @@ mod tests {
         assert_eq!(due(HOUR, 5 * MINUTE), MINUTE);
         assert_eq!(due(HOUR, 10), 5);
         assert_eq!(due(10 * HOUR, 10 * HOUR), 8 * HOUR);
+    }
+
+    #[test]
+    fn tk_05_a_token_for_ever_is_replaced_after_a_day() {
+        for until in ["2030-03-17T18:46:40Z", "1970-01-01T00:00:00Z", "9999-01-01T00:00:00Z"] {
+            let answer = json!({"spec": {"expirationSeconds": u64::MAX}, "status": {"token": "t", "expirationTimestamp": until}});
+            let issued = IssuedToken::parse(answer, SystemTime::UNIX_EPOCH + Duration::from_secs(1_900_000_000));
+            assert!(issued.expect("a token").life.due <= LONGEST_USE, "{until}");
+        }
     }
 
     #[test]
