@@ -20,9 +20,11 @@ use std::sync::atomic::AtomicU64;
 
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
-use super::memory::Block;
+use super::memory::{Block, KeptBytes};
 
 const MAGIC: u64 = u64::from_le_bytes(*b"podfs\0\0\x01");
+/// The first bytes of an image whose content the owner has zeroed.
+const ZEROED: u64 = u64::from_le_bytes(*b"podfs\0\0\0");
 
 /// Longest name of the kernel (`NAME_MAX`), in bytes.
 const NAME_MAX: usize = 255;
@@ -301,7 +303,7 @@ impl Image {
     fn read(mut block: Block) -> io::Result<Self> {
         let (header, _) = ImageHeader::read_from_prefix(block.bytes()).map_err(|_| not_an_image())?;
         let nodes = usize::try_from(header.nodes).ok().filter(|nodes| *nodes > 0 && u32::try_from(*nodes).is_ok());
-        let nodes = nodes.filter(|_| header.magic == MAGIC).ok_or_else(not_an_image)?;
+        let nodes = nodes.filter(|_| matches!(header.magic, MAGIC | ZEROED)).ok_or_else(not_an_image)?;
         block.count(nodes).map_err(|_| not_an_image())?;
         let layout = || {
             let index_end = nodes.checked_mul(size_of::<RawNode>())?.checked_add(size_of::<ImageHeader>())?;
@@ -312,6 +314,7 @@ impl Image {
             whole.then_some((index_end..names_end, names_end..end))
         };
         let (names, content) = layout().ok_or_else(not_an_image)?;
+        block.keep(KeptBytes { length: content.start, mark: ZEROED });
         Ok(Self { block, names, content, nodes })
     }
 
@@ -334,6 +337,11 @@ impl Image {
             }
         });
         if whole { Ok(()) } else { Err(not_an_image()) }
+    }
+
+    /// Whether the owner has zeroed the content, because no process uses it any more.
+    pub(crate) fn is_zeroed(&self) -> bool {
+        self.block.bytes().first_chunk() == Some(&ZEROED.to_ne_bytes())
     }
 
     /// Number of directories and files, the generation's own directory included.

@@ -26,6 +26,17 @@ pub(crate) struct Block {
     /// The number of bytes of counters at its end.
     counted: usize,
     owned: AtomicBool,
+    /// The bytes that are kept when the block is zeroed.
+    kept: KeptBytes,
+}
+
+/// The bytes of a zeroed block that are not zero. They have no secret, and show that the block was zeroed.
+#[derive(Clone, Copy, Default)]
+pub(crate) struct KeptBytes {
+    /// The number of bytes at the start that are not zeroed.
+    pub(crate) length: usize,
+    /// The new value of the first word of these bytes, if there are some.
+    pub(crate) mark: u64,
 }
 
 const COUNTER: usize = size_of::<AtomicU64>();
@@ -57,7 +68,7 @@ impl Block {
         let mapping = MmapOptions::new().len(length).populate().map_raw(&file)?;
         // Without CAP_IPC_LOCK, the limit may be too small. The process reports that at its start, when it locks its other memory.
         let _ = mapping.lock();
-        Ok(Self { file, mapping, counted: 0, owned: AtomicBool::new(true) })
+        Ok(Self { file, mapping, counted: 0, owned: AtomicBool::new(true), kept: KeptBytes::default() })
     }
 
     /// Makes the last bytes this number of counters.
@@ -86,6 +97,11 @@ impl Block {
         unsafe { slice::from_raw_parts(first.cast(), self.counted / COUNTER) }
     }
 
+    /// When the block is zeroed, `kept` stay.
+    pub(crate) fn keep(&mut self, kept: KeptBytes) {
+        self.kept = kept;
+    }
+
     /// Makes this process the owner, which zeroes the block.
     pub(crate) fn own(&self) {
         self.owned.store(true, Ordering::Relaxed);
@@ -108,7 +124,12 @@ impl Drop for Block {
         if *self.owned.get_mut() {
             // SAFETY: `&mut self` proves that this process has no slice of the mapping, and the other process does not use the
             // block.
-            wipe(unsafe { slice::from_raw_parts_mut(self.mapping.as_mut_ptr(), self.mapping.len()) });
+            let bytes = unsafe { slice::from_raw_parts_mut(self.mapping.as_mut_ptr(), self.mapping.len()) };
+            let (kept, secret) = bytes.split_at_mut(self.kept.length.min(bytes.len()));
+            if let Some(first) = kept.first_chunk_mut() {
+                *first = self.kept.mark.to_ne_bytes();
+            }
+            wipe(secret);
         }
     }
 }

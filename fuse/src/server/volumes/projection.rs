@@ -35,14 +35,15 @@ impl ServedProjection {
     }
 
     fn run(&self, session: Session, volume: &ServedParts, shared: &ServerResources) -> io::Result<()> {
-        self.tree.lock().own_images();
         let (region, trace) = (Arc::clone(&volume.region), Arc::clone(&volume.trace));
         let audit = self.reporting.audit.clone();
         let audit = audit.map(|subject| Audit::new(subject, Arc::clone(&region), Arc::clone(&shared.output)));
         let undo = Undo::new(session.notifier());
         let filesystem = ProjectionFilesystem::new(self.tree.clone(), region, undo, trace, audit);
         // One thread: a projection's requests are short, and to wake a second CPU takes longer than the answer.
-        session.run(Arc::new(filesystem), 1)
+        self.tree.lock().own_images();
+        // If it fails, another server may continue with the images.
+        session.run(Arc::new(filesystem), 1).inspect_err(|_| self.tree.lock().disown_images())
     }
 }
 
@@ -63,7 +64,9 @@ impl ServedKind for ServedProjection {
     }
 
     fn load(&mut self, volume: &ServedParts) -> io::Result<()> {
-        self.tree.lock().catch_up(volume.region.applied()).map_err(|_| inconsistent_state())
+        let mut tree = self.tree.lock();
+        tree.catch_up(volume.region.applied()).map_err(|_| inconsistent_state())?;
+        if tree.has_lost_content() { Err(inconsistent_state()) } else { Ok(()) }
     }
 
     fn resume(&mut self, volume: &ServedParts, shared: &mut ServerResources) -> io::Result<()> {

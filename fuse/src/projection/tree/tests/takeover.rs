@@ -194,3 +194,29 @@ fn an_inconsistent_saved_tree_is_refused() {
     let applied = pair.served.applied();
     assert!(pair.replica.catch_up(applied).is_err(), "the two are more than one step apart");
 }
+
+#[test]
+fn a_successor_continues_with_a_generation_that_the_server_has_removed_and_zeroed() {
+    let zero = |image: &Image| {
+        let of_the_server = adopt(image);
+        of_the_server.own();
+        drop(of_the_server);
+    };
+    let mut pair = Pair::new();
+    for payload in [&[("a", "old")], &[("a", "new")]] {
+        for step in pair.announce(payload) {
+            pair.ask(&step).expect("announced");
+            if let ProjectionStep::RemoveDirectory { .. } = &step {
+                // The kernel forgets the generation before the supervisor has the answer, and then the server is killed.
+                zero(&pair.images[0]);
+                pair.succeed();
+                assert!(!pair.served.has_lost_content(), "it has no name any more");
+            }
+            pair.replica.confirm(&step).expect("announced");
+        }
+    }
+    assert!(pair.images[0].is_zeroed() && !pair.images[1].is_zeroed());
+    zero(&pair.images[1]);
+    pair.succeed();
+    assert!(pair.served.has_lost_content(), "it is shown");
+}
