@@ -21,6 +21,7 @@
 //! | [`region`] | the state of a volume that a successor needs |
 //! | [`session`] | the FUSE protocol, and its threads |
 //! | [`server`] | the process that answers FUSE requests, and the keeper of its descriptors |
+//! | `shortage` | errors that pass by themselves |
 //! | [`trace`] | one line for each request |
 //! | `utc` | dates and times in UTC |
 //!
@@ -47,6 +48,7 @@ pub mod protocol;
 pub mod region;
 pub mod server;
 pub mod session;
+mod shortage;
 pub mod trace;
 mod utc;
 

@@ -49,6 +49,7 @@ use crate::protocol::{Greeting, ServerReply, ServerRequest, VolumeNumber};
 use crate::region::VolumeKind;
 use crate::server::fd_keeper::dismiss;
 use crate::server::fd_keeper::successor::{self, StartedSuccessor};
+use crate::shortage::is_shortage;
 
 /// The outcome of a takeover.
 #[derive(Debug, Default)]
@@ -173,7 +174,7 @@ impl ServerClient {
         for (volume, held) in &volumes {
             match resume(&connection, *volume, held) {
                 Ok(()) => {}
-                Err(error) if connection.is_broken(&error) => return Err(error),
+                Err(error) if connection.is_broken(&error) || is_shortage(&error) => return Err(error),
                 Err(error) => succession.given_up.extend(self.give_up(*volume, error.to_string())),
             }
         }

@@ -13,19 +13,22 @@ use std::time::Duration;
 use nix::sys::socket::{Backlog, SockFlag, accept4, getsockopt, listen, setsockopt, sockopt};
 use nix::sys::time::{TimeVal, TimeValLike};
 use rustix::event::{PollFd, PollFlags, poll};
-use rustix::net::{RecvFlags, recv};
+use rustix::net::{RecvFlags, Shutdown, recv, shutdown};
 use rustix::process::{Resource, getrlimit};
 
 use super::fd_keeper::{self, FAR_END, FIRST_FREE, Handover, KeeperHandle, LISTENER};
-use super::volumes::{LiveParts, NfsExport, Passthrough, ServedProjection, ServedVolumes, VolumeDescriptors};
+use super::volumes::{
+    LiveParts, NfsExport, Passthrough, ServedProjection, ServedVolumes, VolumeDescriptors, end_without_resources,
+};
 use crate::live::tree::LiveUpdate;
 use crate::log::standard_error::standard_error;
 use crate::memory_lock;
 use crate::mount::enclosed::SourceWithMounts;
 use crate::passthrough;
 use crate::projection::Image;
-use crate::protocol::{Greeting, ServerReply, ServerRequest, check, receive, send};
+use crate::protocol::{Greeting, ServerReply, ServerRequest, VolumeNumber, check, receive, send};
 use crate::region::Region;
+use crate::shortage::is_shortage;
 
 /// The socket to the supervisor: standard input.
 const CONTROL: RawFd = 0;
@@ -58,6 +61,7 @@ pub fn serve(program: &str, pod: &str) -> io::Result<()> {
     };
     loop {
         process.follow();
+        process.serve_alone();
         if !process.listens || process.volumes.is_empty() {
             return Ok(());
         }
@@ -96,13 +100,26 @@ struct RunningServer {
 }
 
 impl RunningServer {
+    /// Serves volumes that the supervisor has handed over, if it has ended before it could let this server start: the server before is
+    /// dead.
+    fn serve_alone(&mut self) {
+        if self.listens {
+            for (VolumeNumber(number), reason) in self.volumes.start() {
+                tracing::error!("this server cannot serve volume {number} of the server before: {reason}");
+            }
+        }
+    }
+
     /// Answers the supervisor's requests until the connection ends, or a message is invalid.
     fn follow(&mut self) {
         loop {
             let message = match receive(&control()) {
                 Ok(Some(message)) => message,
                 Ok(None) => return,
-                Err(error) => return tracing::warn!("the control socket fails: {error}"),
+                Err(error) => {
+                    tracing::warn!("the control socket fails: {error}");
+                    return hang_up();
+                }
             };
             if let (ServerRequest::End, _) = message {
                 self.listens = false;
@@ -122,7 +139,7 @@ impl RunningServer {
                 fd_keeper::close_far_end();
             }
             if sent.is_err() {
-                return;
+                return hang_up();
             }
             if begins_volume {
                 drop((reply, borrowed));
@@ -165,7 +182,7 @@ impl RunningServer {
             }
             ServerRequest::Resume(description) => {
                 let held = descriptors.held()?;
-                volumes.load(description, held, descriptors.0.collect())?;
+                volumes.load(description, held, descriptors.0.collect()).inspect_err(end_without_resources)?;
                 ServerReply::Done
             }
             ServerRequest::Start => match volumes.start() {
@@ -265,7 +282,7 @@ impl RunningServer {
 fn accept() -> io::Result<Option<OwnedFd>> {
     let accepted = match accept4(LISTENER, SockFlag::SOCK_CLOEXEC) {
         Err(nix::errno::Errno::EINTR | nix::errno::Errno::ECONNABORTED) => return Ok(None),
-        Err(errno) if is_shortage(errno) => {
+        Err(errno) if is_shortage(&errno.into()) => {
             tracing::warn!("cannot accept the connection of a supervisor: {errno}; podfs tries again");
             thread::sleep(SHORTAGE_PAUSE);
             return Ok(None);
@@ -277,10 +294,10 @@ fn accept() -> io::Result<Option<OwnedFd>> {
     Ok(getsockopt(&connection, sockopt::PeerCredentials).is_ok_and(|peer| peer.uid() == 0).then_some(connection))
 }
 
-/// Whether the call may succeed later, when this process or the node has more descriptors or memory.
-fn is_shortage(errno: nix::errno::Errno) -> bool {
-    use nix::errno::Errno::{EMFILE, ENFILE, ENOBUFS, ENOMEM};
-    matches!(errno, EMFILE | ENFILE | ENOBUFS | ENOMEM)
+/// Closes the connection to the supervisor, which may wait for an answer. The supervisor then starts another server.
+fn hang_up() {
+    // An error means that the supervisor has ended.
+    let _ = shutdown(control(), Shutdown::Both);
 }
 
 /// Whether the other process has sent a byte. A readable connection without a byte is closed.

@@ -23,7 +23,7 @@ const PODFS: Layers = &[
 ];
 
 const PODFS_FUSE: Layers = &[
-    &["caller", "child", "label", "memory_lock", "mount", "printable", "region", "utc"],
+    &["caller", "child", "label", "memory_lock", "mount", "printable", "region", "shortage", "utc"],
     &["log", "session"],
     &["audit", "trace"],
     &["nfs", "projection"],

@@ -32,6 +32,7 @@ use crate::nfs::thread::NfsThread;
 use crate::projection::Image;
 use crate::protocol::{ServerReply, VolumeBody, VolumeDescription, VolumeNumber};
 use crate::region::{Region, VolumeKind};
+use crate::shortage::is_shortage;
 use crate::trace::Trace;
 
 /// The behaviour of a kind of volume in the server.
@@ -198,7 +199,10 @@ impl ServedVolumes {
         for (number, mut volume) in std::mem::take(&mut self.loaded) {
             match volume.kind.resume(&volume.common, &mut self.shared) {
                 Ok(()) => drop(self.volumes.insert(number, volume)),
-                Err(error) => failed.push((number, error.to_string())),
+                Err(error) => {
+                    end_without_resources(&error);
+                    failed.push((number, error.to_string()));
+                }
             }
         }
         failed
@@ -245,6 +249,15 @@ impl ServedVolumes {
             io::Error::other(format!("volume {} is of kind {kind:?}, which has no such request", number.0))
         };
         Ok((&volume.common, volume.kind::<K>().ok_or_else(other_kind)?))
+    }
+}
+
+/// Ends this process if it lacks a resource at this moment: the supervisor then tries again with another server. The images of the
+/// volumes keep their content.
+pub(super) fn end_without_resources(error: &io::Error) {
+    if is_shortage(error) {
+        tracing::error!("this server cannot take over now: {error}; it ends, and the supervisor starts another one");
+        std::process::abort();
     }
 }
 
