@@ -19,10 +19,9 @@ use tracing::{info, warn};
 
 use crate::manifest::pod::PodIdentity;
 use crate::supervisor::log_format::LogFormat;
-use crate::supervisor::run_dir::claim::SERVER;
 use crate::supervisor::run_dir::mount_points::MountPoints;
+use crate::supervisor::run_dir::server_socket;
 use crate::supervisor::run_dir::site::Site;
-use crate::supervisor::run_dir::socket;
 use crate::supervisor::server::program::ServerProgram;
 use crate::supervisor::server::{PodServer, kill_server};
 use crate::supervisor::volume::adopted::{KeptVolume, VolumeRecord};
@@ -125,9 +124,7 @@ pub(in crate::supervisor) fn find(
     log_format: LogFormat,
     refused: impl FnOnce(&str),
 ) -> Option<(PodServer, Adoption)> {
-    let control = socket::stream().ok()?;
-    socket::connect_to(&control, directory, SERVER).ok()?;
-    let control = UnixStream::from(control);
+    let control = UnixStream::from(server_socket::connect(directory).ok()?);
     let pid = getsockopt(&control, sockopt::PeerCredentials).ok()?.pid();
     match adopt(control, pid, program, pod, profile, log_format) {
         Ok((server, adoption)) => {

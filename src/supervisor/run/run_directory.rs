@@ -24,7 +24,7 @@ use super::Supervisor;
 use crate::supervisor::control::Control;
 use crate::supervisor::run_dir::claim::{CONTROL, SERVER};
 use crate::supervisor::run_dir::mount_points::{MountPoints, RestoreError};
-use crate::supervisor::run_dir::socket;
+use crate::supervisor::run_dir::server_socket;
 
 /// The time between two looks of a supervisor without a daemon.
 const PERIOD: Duration = Duration::from_secs(5);
@@ -129,16 +129,13 @@ impl Supervisor {
         let server = self.server.client();
         spawn_blocking(move || {
             let path = directory.join(SERVER);
-            match socket::make(&directory, SERVER).and_then(|socket| server.listen(socket)) {
+            match server_socket::renew(&directory, |socket| server.listen(socket)) {
                 Ok(()) => info!("the server can be found at {} again", path.display()),
-                Err(error) => {
-                    // The next look finds that the socket is missing, and tries again.
-                    let _ = std::fs::remove_file(&path);
-                    warn!(
-                        "podfs cannot listen at {}, where the next podfs of the pod looks for the server: {error}",
-                        path.display()
-                    );
-                }
+                // The next look finds that the socket is missing, and tries again.
+                Err(error) => warn!(
+                    "podfs cannot listen at {}, where the next podfs of the pod looks for the server: {error}",
+                    path.display()
+                ),
             }
         });
     }

@@ -36,8 +36,8 @@ use crate::supervisor::long_step::report_if_long;
 use crate::supervisor::run_dir::cgroup::{self, Cgroup};
 use crate::supervisor::run_dir::claim::{self, PodLeftovers, PodLock};
 use crate::supervisor::run_dir::mount_points::{MountPoints, MountPointsError};
+use crate::supervisor::run_dir::server_socket;
 use crate::supervisor::run_dir::site::Site;
-use crate::supervisor::run_dir::socket;
 use crate::supervisor::server::program::ServerProgram;
 use crate::supervisor::server::{PodServer, oom};
 use crate::supervisor::status::metrics;
@@ -204,7 +204,7 @@ impl PreparedSupervisor {
                 .map_err(SupervisorError::Start)?,
         };
         if let Some(directory) = &directory {
-            let listening = socket::make(directory, claim::SERVER).and_then(|socket| server.listen(socket));
+            let listening = server_socket::renew(directory, |socket| server.listen(socket));
             listening.map_err(|cause| SupervisorError::Socket { path: directory.join(claim::SERVER), cause })?;
         }
         let mut kept = ManuallyDrop::into_inner(kept);

@@ -19,7 +19,7 @@ use tracing::warn;
 
 use super::bounds::{Bounds, OUTSIDE, path_exists};
 use super::record::{PodLockRecord, RecordWriter};
-use super::socket;
+use super::server_socket;
 use super::trust::{self, Untrusted};
 use super::volumes_lock::{VolumesLock, VolumesTaken};
 use crate::manifest::pod::PodIdentity;
@@ -31,6 +31,8 @@ pub const LOCK: &str = "lock";
 pub const CONTROL: &str = "control.sock";
 /// The socket on which the next supervisor finds the server, in the pod's run directory.
 pub const SERVER: &str = "server.sock";
+/// A socket that becomes [`SERVER`] when the server listens on it, in the pod's run directory.
+pub const NEXT_SERVER: &str = "server.new";
 /// The pod's counters for the next supervisor, in the pod's run directory.
 pub const COUNTS: &str = "counts.json";
 /// The file for new counters, in the pod's run directory. podfs renames it to [`COUNTS`] when it is written.
@@ -342,7 +344,7 @@ impl PodLock {
 
 /// Whether a server listens in this run directory.
 fn has_server(directory: &Path) -> bool {
-    socket::stream().is_ok_and(|stream| socket::connect_to(&stream, directory, SERVER).is_ok())
+    server_socket::connect(directory).is_ok()
 }
 
 /// Reports recorded paths that lie elsewhere, in one line however many they are.
@@ -366,6 +368,7 @@ impl Drop for PodLock {
             return;
         }
         let _ = std::fs::remove_file(self.directory().join(SERVER));
+        let _ = std::fs::remove_file(self.directory().join(NEXT_SERVER));
         let _ = std::fs::remove_file(self.directory().join(CONTROL));
         let _ = std::fs::remove_file(self.directory().join(COUNTS));
         let _ = std::fs::remove_file(self.directory().join(NEXT_COUNTS));

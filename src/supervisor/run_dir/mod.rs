@@ -9,6 +9,7 @@
 //! | [`bounds`] | which recorded paths podfs unmounts and removes |
 //! | [`trust`] | that no other user can change the run directory |
 //! | `socket` | sockets in the run directory, however long its path is |
+//! | `server_socket` | the socket on which the next supervisor finds the server |
 //! | [`site`] | the paths of volumes |
 //! | [`mount_points`] | directories and mount points: made, recorded, removed |
 //! | `container_files` | the pod's `/etc/hosts`, and files for termination messages |
@@ -21,6 +22,7 @@ pub(in crate::supervisor) mod container_files;
 pub mod directory_lock;
 pub mod mount_points;
 pub mod record;
+pub(in crate::supervisor) mod server_socket;
 pub mod site;
 pub(crate) mod socket;
 pub mod trust;
