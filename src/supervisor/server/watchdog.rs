@@ -26,7 +26,7 @@ use tokio::task::{JoinHandle, spawn_blocking};
 use tracing::warn;
 
 use super::alarm::Alarm;
-use super::call::{Call, call};
+use super::call::{Call, CpuTime, call};
 use super::{fusectl, unkillable};
 
 /// The time between two looks at an idle server. It is long, because each look wakes an idle machine.
@@ -108,6 +108,8 @@ struct StuckVolume {
     since: Instant,
     /// Since when each look has found the volume's requests in the server's own code.
     in_server_since: Option<Instant>,
+    /// The CPU time that the threads that work on the requests had used at the last look.
+    cpu_times: HashMap<i32, CpuTime>,
     /// Whether the supervisor has reported that the volume's source does not answer.
     is_reported: bool,
 }
@@ -149,7 +151,8 @@ impl Watchdog {
             }
             let before = self.stuck.remove(&volume).filter(|before| before.activity == activity);
             let mut stuck = before.unwrap_or_else(|| StuckVolume::new(activity, now));
-            match stuck.take_look(place(pid, &stuck.activity), now) {
+            let place = stuck.place(pid);
+            match stuck.take_look(place, now) {
                 StuckVolumeAction::Wait => {}
                 StuckVolumeAction::SourceIsSilent => report_silent_source(&volume),
                 StuckVolumeAction::Ask => must_ask = true,
@@ -200,7 +203,29 @@ impl Watchdog {
 
 impl StuckVolume {
     fn new(activity: VolumeActivity, now: Instant) -> Self {
-        Self { activity, since: now, in_server_since: None, is_reported: false }
+        Self { activity, since: now, in_server_since: None, cpu_times: HashMap::new(), is_reported: false }
+    }
+
+    /// Where the volume's requests are, according to the system calls of the threads that work on them.
+    fn place(&mut self, pid: i32) -> WaitPlace {
+        let threads: Vec<_> = self.activity.busy.iter().map(|(thread, _)| *thread).collect();
+        let now = threads.iter().filter_map(|thread| Some((*thread, CpuTime::of(pid, *thread)?))).collect();
+        let before = std::mem::replace(&mut self.cpu_times, now);
+        // `/proc` does not show the call of a thread that works in the kernel, for example to look for data in a sparse file.
+        let is_in_kernel = |thread: i32| {
+            let times = before.get(&thread).zip(self.cpu_times.get(&thread));
+            times.is_some_and(|(before, now)| now.is_in_kernel_since(*before))
+        };
+        let calls: Vec<_> = threads.iter().map(|thread| (call(pid, *thread), is_in_kernel(*thread))).collect();
+        let is_in_server = calls.iter().any(|(call, in_kernel)| *call == Some(Call::Running) && !in_kernel);
+        let calls: Vec<_> = calls.iter().filter_map(|(call, _)| *call).collect();
+        match calls.as_slice() {
+            _ if threads.is_empty() => WaitPlace::Nowhere,
+            _ if is_in_server => WaitPlace::Server,
+            // If one thread is in a call on the source, a thread that waits for it waits for the source, too.
+            calls if !calls.is_empty() && calls.iter().all(is_wait) => WaitPlace::Server,
+            _ => WaitPlace::Source,
+        }
     }
 
     /// Records where a look found the volume's requests, and decides what to do. A thread that was in a system call on the
@@ -235,18 +260,6 @@ enum WaitPlace {
     Source,
     /// No thread of the server has read them.
     Nowhere,
-}
-
-/// Where the requests of a stuck volume are, according to the system calls of the threads that work on them.
-fn place(pid: i32, activity: &VolumeActivity) -> WaitPlace {
-    let calls: Vec<_> = activity.busy.iter().map(|(thread, _)| call(pid, *thread)).collect();
-    match calls.as_slice() {
-        [] => WaitPlace::Nowhere,
-        calls if calls.contains(&Some(Call::Running)) => WaitPlace::Server,
-        // If one thread is in a call on the source, a thread that waits for it waits for the source, too.
-        calls if calls.iter().flatten().next().is_some() && calls.iter().flatten().all(is_wait) => WaitPlace::Server,
-        _ => WaitPlace::Source,
-    }
 }
 
 /// Whether a thread in this call waits for another thread.
