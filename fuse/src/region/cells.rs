@@ -150,6 +150,11 @@ impl<T: CellContent> OwnedCell<T> {
         CellRef::new(region, fill).map(Self)
     }
 
+    /// The region of the cell.
+    pub(crate) fn region(&self) -> &Arc<Region> {
+        &self.0.region
+    }
+
     /// Owns a cell that already contains a `T`. No other value may own the cell.
     pub(crate) fn of(region: &Arc<Region>, id: CellId) -> Self {
         Self(CellRef::of(region, id))

@@ -56,6 +56,7 @@ pub(crate) mod waits;
 use std::fmt;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::atomic::AtomicUsize;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 
 use cell_id::{CELL, MOST};
@@ -124,6 +125,8 @@ pub struct Region {
     kind: VolumeKind,
     memory: Memory,
     free: FreeCells,
+    /// The number of recorded locks, as this process has counted them.
+    lock_records: AtomicUsize,
 }
 
 impl Region {
@@ -133,7 +136,7 @@ impl Region {
     /// When there is no memory.
     pub fn create(kind: VolumeKind) -> io::Result<Region> {
         let memory = Memory::create(header::SIZE, reserved(kind))?;
-        let region = Region { kind, memory, free: FreeCells::of_new() };
+        let region = Region { kind, memory, free: FreeCells::of_new(), lock_records: AtomicUsize::new(0) };
         let header = region.header();
         header.layout.store(LAYOUT, Relaxed);
         header.cell_size.store(CELL as u32, Relaxed);
@@ -156,7 +159,7 @@ impl Region {
         }
         let kind = parse(Memory::map(file.try_clone()?, header::SIZE, header::SIZE)?.header())?;
         let memory = Memory::map(file, length, reserved(kind))?;
-        Ok(Region { kind, memory, free: FreeCells::of_adopted() })
+        Ok(Region { kind, memory, free: FreeCells::of_adopted(), lock_records: AtomicUsize::new(0) })
     }
 
     /// The kind of the volume.
@@ -223,6 +226,10 @@ impl Region {
 
     pub(crate) fn waits(&self) -> &Waits {
         &self.header().waits
+    }
+
+    pub(crate) fn lock_records(&self) -> &AtomicUsize {
+        &self.lock_records
     }
 
     pub(crate) fn cells(&self) -> Cells<'_> {

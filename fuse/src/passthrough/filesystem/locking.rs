@@ -78,7 +78,13 @@ impl PassthroughFilesystem {
             record(lock_request)?;
             return lock_request.try_on(&description).map(|()| Answer::Done);
         }
-        match lock_request.try_on(&description).and_then(|()| record(lock_request)) {
+        let taken = lock_request.try_on(&description).and_then(|()| {
+            // The record of what the caller had locked in this range is erased already.
+            record(lock_request).inspect_err(|_| {
+                let _unlocked = lock_request.undone().try_on(&description);
+            })
+        });
+        match taken {
             Ok(()) => Ok(Answer::Done),
             Err(Errno::AGAIN | Errno::ACCESS) if wait => {
                 let started = self.waits.start(lock_request, description, record, exchange.defer());

@@ -9,6 +9,7 @@
 //!
 //! So the records of a request that was answered are right, whenever the server dies.
 
+use std::ops::Deref;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::{Relaxed, Release};
@@ -25,7 +26,35 @@ use crate::session::{LockOwner, NodeId};
 
 /// The locks of one owner on one file.
 #[derive(Debug, Default)]
-pub struct FileLocks(Vec<OwnedCell<HeldCell>>);
+pub struct FileLocks(Vec<LockRecord>);
+
+/// Most locks that a volume records. Each takes memory of the node that no limit of the container counts.
+pub const MOST: usize = 1 << 16;
+
+/// A recorded lock.
+#[derive(Debug)]
+struct LockRecord(OwnedCell<HeldCell>);
+
+impl LockRecord {
+    fn of(cell: OwnedCell<HeldCell>) -> Self {
+        cell.region().lock_records().fetch_add(1, Relaxed);
+        Self(cell)
+    }
+}
+
+impl Deref for LockRecord {
+    type Target = HeldCell;
+
+    fn deref(&self) -> &HeldCell {
+        &self.0
+    }
+}
+
+impl Drop for LockRecord {
+    fn drop(&mut self) {
+        self.0.region().lock_records().fetch_sub(1, Relaxed);
+    }
+}
 
 /// The owner and the file of a set of locks.
 #[derive(Clone, Copy)]
@@ -41,7 +70,7 @@ pub struct Holder<'a> {
 impl FileLocks {
     /// A lock that a dead server has recorded.
     pub fn inherit(&mut self, record: OwnedCell<HeldCell>) {
-        self.0.push(record);
+        self.0.push(LockRecord::of(record));
     }
 
     /// Whether the owner holds no lock on the file.
@@ -71,7 +100,7 @@ impl FileLocks {
     /// Records a granted lock, or an unlock.
     ///
     /// # Errors
-    /// When there is no memory.
+    /// When there is no memory, and `ENOLCK` when the volume has [`MOST`] locks.
     pub fn record(&mut self, holder: Holder<'_>, lock_request: LockRequest) -> Result<(), Errno> {
         match lock_request {
             LockRequest::Whole(operation) => self.record_whole(holder, operation),
@@ -93,7 +122,7 @@ impl FileLocks {
         };
         match self.0.iter().find(|record| record.form.load(Relaxed) & WHOLE != 0) {
             Some(record) => record.form.store(form, Release),
-            None => self.0.push(holder.record(form, 0, 0)?),
+            None => self.0.push(holder.record_if_room(form, 0, 0)?),
         }
         Ok(())
     }
@@ -133,14 +162,19 @@ impl FileLocks {
         });
         match before {
             Some(record) => record.end.store(range.end, Release),
-            None => self.0.push(holder.record(range.typ, range.start, range.end)?),
+            None => self.0.push(holder.record_if_room(range.typ, range.start, range.end)?),
         }
         Ok(())
     }
 }
 
 impl Holder<'_> {
-    fn record(self, form: u32, start: u64, end: u64) -> Result<OwnedCell<HeldCell>, Errno> {
+    fn record_if_room(self, form: u32, start: u64, end: u64) -> Result<LockRecord, Errno> {
+        let has_room = self.region.lock_records().load(Relaxed) < MOST;
+        if has_room { self.record(form, start, end) } else { Err(Errno::NOLCK) }
+    }
+
+    fn record(self, form: u32, start: u64, end: u64) -> Result<LockRecord, Errno> {
         let record = OwnedCell::new(self.region, |cell: &HeldCell| {
             cell.form.store(form, Relaxed);
             cell.node.store(self.node.0, Relaxed);
@@ -148,7 +182,7 @@ impl Holder<'_> {
             cell.start.store(start, Relaxed);
             cell.end.store(end, Relaxed);
         });
-        record.map_err(no_memory)
+        record.map(LockRecord::of).map_err(no_memory)
     }
 }
 
@@ -218,5 +252,20 @@ mod tests {
         }
         locked.record(holder, LockRequest::Whole(FlockOperation::Unlock)).expect("recorded");
         assert!(locked.is_empty());
+    }
+
+    #[test]
+    fn a_volume_records_no_more_locks_than_the_limit() {
+        let region = Arc::new(Region::create(VolumeKind::Passthrough).expect("a region"));
+        let holder = Holder { region: &region, node: NodeId(2), owner: LockOwner(3) };
+        let range = |typ, start, end| LockRequest::Range(FileLock { start, end, typ, pid: 0 });
+        let mut locked = FileLocks::default();
+        region.lock_records().store(MOST - 1, Relaxed);
+        locked.record(holder, range(WRITE, 0, 99)).expect("the last one");
+        assert_eq!(locked.record(holder, range(WRITE, 200, 200)), Err(Errno::NOLCK));
+        locked.record(holder, range(NONE, 50, 50)).expect("an unlock never fails");
+        locked.record(holder, range(NONE, 0, 999)).expect("unlocked");
+        assert_eq!(region.lock_records().load(Relaxed), MOST - 1);
+        locked.record(holder, range(WRITE, 200, 200)).expect("there is room again");
     }
 }
