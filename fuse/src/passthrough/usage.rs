@@ -25,8 +25,8 @@
 use std::collections::HashSet;
 use std::ffi::{OsStr, OsString};
 use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::{Relaxed, Release};
-use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::time::Instant;
 
@@ -54,8 +54,6 @@ pub struct QuotaUsage {
     account: Mutex<()>,
     /// Notifies that the last open file of a removed file is closed, and its space is free.
     closed: Condvar,
-    /// Bytes of the root directory that are free of charge.
-    root_free: AtomicU64,
     /// Whether a request has removed names since the last scan of the root.
     names_removed: AtomicBool,
 }
@@ -86,7 +84,6 @@ impl QuotaUsage {
             region,
             account: Mutex::new(()),
             closed: Condvar::new(),
-            root_free: AtomicU64::new(BLOCK),
             names_removed: AtomicBool::new(true),
         }
     }
@@ -97,6 +94,11 @@ impl QuotaUsage {
             0 => self.first_limit,
             limit => limit,
         }
+    }
+
+    /// Bytes of the root directory that are free of charge.
+    fn root_free(&self) -> u64 {
+        self.region.header().root_free.load(Relaxed).max(BLOCK)
     }
 
     /// Locks the account until the returned guard is dropped.
@@ -171,7 +173,7 @@ impl QuotaLock<'_> {
     pub fn check_room_for_name(&self, parent: &Node, directory: BorrowedFd<'_>, blocks: u64) -> Result<(), Errno> {
         let root_is_full = || {
             let grown = attributes_of(directory).map_or(0, |found| bytes_taken(&found).saturating_sub(BLOCK));
-            parent.id == NodeId::ROOT && grown >= self.usage.limit() && grown >= self.usage.root_free.load(Relaxed)
+            parent.id == NodeId::ROOT && grown >= self.usage.limit() && grown >= self.usage.root_free()
         };
         if self.room() >= (1 + blocks) * BLOCK && !root_is_full() { Ok(()) } else { Err(Errno::NOSPC) }
     }
@@ -200,11 +202,11 @@ impl QuotaLock<'_> {
             return false;
         }
         let Ok(size) = attributes_of(directory).map(|found| bytes_taken(&found)) else { return false };
-        let before = self.usage.root_free.load(Relaxed);
-        if size <= before || !names_take_at_most(directory, size / 4).unwrap_or(false) {
+        if size <= self.usage.root_free() || !names_take_at_most(directory, size / 4).unwrap_or(false) {
             return false;
         }
-        self.usage.root_free.store(size.min(self.usage.limit().saturating_add(8 * BLOCK)), Relaxed);
+        let free = size.min(self.usage.limit().saturating_add(8 * BLOCK));
+        self.usage.region.header().root_free.store(free, Release);
         self.settle(root, directory);
         true
     }
@@ -220,7 +222,7 @@ impl QuotaLock<'_> {
 
     /// Bytes of the root that are not charged. A root that is a file is charged with all its bytes.
     fn free_of(&self, root: &Node) -> u64 {
-        if root.kind == FileType::Directory { self.usage.root_free.load(Relaxed) } else { 0 }
+        if root.kind == FileType::Directory { self.usage.root_free() } else { 0 }
     }
 
     /// Removes the charge of `node`, which takes no space any more.

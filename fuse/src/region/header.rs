@@ -44,7 +44,9 @@ shared! {
         silence: Silence,
         /// The most bytes that a passthrough volume may take; 0 as long as the limit of its mount applies.
         limit: AtomicU64,
-        spare: [AtomicU64; 26],
+        /// Bytes of the root directory of a passthrough volume with a limit that are free of charge; 0 for its first block.
+        root_free: AtomicU64,
+        spare: [AtomicU64; 25],
         slots: InFlightSlots,
         waits: Waits,
         counts: Counts,

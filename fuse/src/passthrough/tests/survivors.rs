@@ -3,6 +3,7 @@
 use std::fs::{self, OpenOptions};
 use std::io::{Read, Seek, SeekFrom, Write};
 use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt};
+use std::sync::atomic::Ordering::Relaxed;
 
 use rustix::fs::OFlags;
 
@@ -267,6 +268,22 @@ fn a_removed_directory_stays_for_processes_inside_it() {
     assert_eq!(inside.metadata().expect("attributes").nlink(), 0);
     let within = format!("/proc/self/fd/{}/name", inside.as_raw_fd());
     assert_eq!(File::create(within).expect_err("no files any more").raw_os_error(), Some(libc::ENOENT));
+}
+
+#[test]
+fn blocks_of_the_root_that_are_free_of_charge_stay_so() {
+    let rig = Rig::limited(1 << 20);
+    let used = || rig.region.header().counters.used.load(Relaxed);
+    let create = |number: usize| drop(File::create(rig.at(&format!("{number:0200}"))).expect("room"));
+    (0..200).for_each(create);
+    assert!(used() > 0, "the root has grown");
+    // As after a request that found no room, when most names of the root were gone.
+    rig.region.header().root_free.store(1 << 19, Relaxed);
+    create(200);
+    assert_eq!(used(), 0);
+    rig.kill_and_succeed();
+    create(201);
+    assert_eq!(used(), 0);
 }
 
 #[test]
