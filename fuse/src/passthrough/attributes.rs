@@ -143,20 +143,32 @@ pub fn attributes_of_name(directory: BorrowedFd<'_>, name: &CStr) -> Result<Stat
     statx(directory, name, flags, StatxFlags::BASIC_STATS | StatxFlags::BTIME | StatxFlags::MNT_ID)
 }
 
-/// Checks that nothing is mounted at `name`. Returns the mark of the file that `name` leads to, if there is one.
+/// The file that a name leads to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NamedFile {
+    /// There is no such name.
+    Absent,
+    /// The file has this mark.
+    Marked(FileMark),
+    /// The source did not answer with attributes.
+    Unknown,
+}
+
+/// Checks that nothing is mounted at `name`. Returns the file that `name` leads to.
 ///
 /// The kernel refuses to remove or rename a mount point only if the mount is in the caller's mount namespace. The server has a
 /// namespace of its own, so without this check, its calls would unmount or move mounts of the node.
 ///
 /// # Errors
 /// `EBUSY` if `name` is a mount point.
-pub fn check_not_mounted(directory: impl AsFd, name: &OsStr) -> Result<Option<FileMark>, Errno> {
+pub fn check_not_mounted(directory: impl AsFd, name: &OsStr) -> Result<NamedFile, Errno> {
     let flags = AtFlags::SYMLINK_NOFOLLOW | AtFlags::NO_AUTOMOUNT | AtFlags::STATX_DONT_SYNC;
     match statx(directory, name, flags, StatxFlags::BTIME) {
         Ok(found) if found.stx_attributes.contains(StatxAttributes::MOUNT_ROOT) => Err(Errno::BUSY),
-        Ok(found) => Ok(Some(mark(&found))),
+        Ok(found) => Ok(NamedFile::Marked(mark(&found))),
         // The error is that of the call that follows.
-        Err(_) => Ok(None),
+        Err(Errno::NOENT) => Ok(NamedFile::Absent),
+        Err(_) => Ok(NamedFile::Unknown),
     }
 }
 

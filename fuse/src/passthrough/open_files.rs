@@ -214,6 +214,11 @@ impl OpenFiles {
         self.unanswered.get(&unique).copied()
     }
 
+    /// Whether a dead server opened the file, and the kernel may not have got the answer.
+    pub fn is_unanswered(&self, handle: HandleId) -> bool {
+        self.unanswered.values().any(|opened| *opened == handle)
+    }
+
     /// Takes the next number and fills a cell for it. The caller holds the lock on the table.
     fn record(
         &self,

@@ -39,6 +39,8 @@ pub struct OpenNode {
     pub files: Vec<Arc<OpenFile>>,
     /// The backing file, if the kernel reads and writes the file by itself.
     pub backing: Option<BackingId>,
+    /// The kernel has refused a backing file, and an open file was answered without one.
+    pub is_refused: bool,
     /// The locks taken through the open files.
     pub locks: NodeLocks,
 }

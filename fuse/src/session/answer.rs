@@ -71,11 +71,10 @@ impl Exchange<'_> {
         }
     }
 
-    /// As [`begin`](Self::begin), for a request that removes or renames `file`; `None` if there is no such file.
-    pub fn begin_with(&self, note: u64, file: Option<FileMark>) {
-        match file {
-            Some(file) if self.earlier.is_none() => self.slot.begin_with(note, file),
-            _ => self.begin(note),
+    /// As [`begin`](Self::begin), for a request that removes or renames `file`.
+    pub fn begin_with(&self, note: u64, file: FileMark) {
+        if self.earlier.is_none() {
+            self.slot.begin_with(note, file);
         }
     }
 

@@ -111,7 +111,7 @@ impl PassthroughFilesystem {
         // Volumes without special files are spared a system call for each file.
         let has_special = self.nodes.has_special_files();
         let held = has_special.then(|| self.hold_before_removal(&directory, parent, name)).flatten();
-        exchange.begin_with(removal.as_ref().map_or(0, LastNameRemoval::note), found);
+        outcome::begin_removal(exchange, removal.as_ref().map_or(0, LastNameRemoval::note), found);
         let unlinked = unlinkat(&*directory, name, AtFlags::empty());
         outcome::success_if_done(unlinked, Errno::NOENT, exchange, |_| true)
             .inspect_err(|_| held.iter().for_each(|node| node.let_go()))?;
@@ -133,7 +133,7 @@ impl PassthroughFilesystem {
         let removal = self.last_name_removal(&directory, parent, name);
         // The directory may be the working directory of a process, which still gets its attributes, also from a successor.
         let held = self.hold_before_removal(&directory, parent, name);
-        exchange.begin_with(removal.as_ref().map_or(0, LastNameRemoval::note), found);
+        outcome::begin_removal(exchange, removal.as_ref().map_or(0, LastNameRemoval::note), found);
         let removed = match self.options.remote {
             Some(_) => silly::remove_directory(&*directory, name, sleep),
             None => unlinkat(&*directory, name, AtFlags::REMOVEDIR),
@@ -214,7 +214,7 @@ impl PassthroughFilesystem {
                 return Ok(Answer::Done);
             }
         } else {
-            exchange.begin_with(removal.as_ref().map_or(0, LastNameRemoval::note), found);
+            outcome::begin_removal(exchange, removal.as_ref().map_or(0, LastNameRemoval::note), found);
         }
         let renamed = renameat_with(&*from, name, &*to, new_name, flags);
         let is_moved = |_| outcome::number_of(&from, name).is_none() && outcome::number_of(&to, new_name).is_some();
@@ -290,7 +290,7 @@ impl PassthroughFilesystem {
         let path = proc_path(file.as_fd());
         let name = attribute_name(name)?;
         let flags = XattrFlags::from_bits(arguments.flags).ok_or(Errno::INVAL)?;
-        if flags.contains(XattrFlags::CREATE) {
+        if flags.contains(XattrFlags::CREATE) && getxattr_query(&path, &name).is_err() {
             exchange.begin(0);
         }
         // The lock keeps other requests from taking the room until this one is charged.
@@ -320,8 +320,11 @@ impl PassthroughFilesystem {
         exchange: &Exchange<'_>,
     ) -> Result<Answer, Errno> {
         let file = self.descriptor(node)?;
-        exchange.begin(0);
-        let removed = removexattr(proc_path(file.as_fd()), attribute_name(name)?);
+        let (path, name) = (proc_path(file.as_fd()), attribute_name(name)?);
+        if getxattr_query(&path, &name) != Err(Errno::NODATA) {
+            exchange.begin(0);
+        }
+        let removed = removexattr(&path, &name);
         outcome::success_if_done(removed, Errno::NODATA, exchange, |_| true)?;
         self.settle(node, file.as_fd());
         Ok(Answer::Done)

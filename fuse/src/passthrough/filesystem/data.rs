@@ -70,16 +70,21 @@ impl PassthroughFilesystem {
         let flags = self.open_flags(arguments.flags) | (given & (OFlags::EXCL | OFlags::TRUNC));
         let mode = Mode::from_raw_mode(arguments.mode & 0o7777);
         self.check_room(exchange, |account| account.check_room_for_name(parent, directory.as_fd(), 0))?;
-        let make = || openat(&*directory, name, flags | OFlags::CREATE, mode);
+        // With `O_EXCL`, the server never opens a special file that got the name meanwhile.
+        let make = || openat(&*directory, name, flags | OFlags::CREATE | OFlags::EXCL, mode);
         exchange.begin(0);
-        let made = acting_for(caller, arguments.umask, make).or_else(|errno| {
-            let begun = exchange.earlier().ok_or(errno)?;
-            outcome::made_by(self.maker(caller), &directory, name, begun).ok_or(errno)?;
-            // The process that makes a file may open it in ways that its mode forbids.
-            openat(&*directory, name, flags.difference(OFlags::EXCL), Mode::empty())
-        });
-        // A symbolic link got the name meanwhile. After `ESTALE` the kernel looks the name up again.
-        let file = made.map_err(|errno| if errno == Errno::LOOP { Errno::STALE } else { errno })?;
+        let file = acting_for(caller, arguments.umask, make).or_else(|errno| {
+            let is_made = |begun| outcome::made_by(self.maker(caller), &directory, name, begun).is_some();
+            let opened = flags.difference(OFlags::EXCL);
+            match errno {
+                // The process that makes a file may open it in ways that its mode forbids.
+                Errno::EXIST if exchange.earlier().is_some_and(is_made) => open_regular(&directory, name, opened),
+                Errno::EXIST if !given.contains(OFlags::EXCL) => {
+                    acting_for(caller, arguments.umask, || open_made_meanwhile(&directory, name, opened))
+                }
+                errno => Err(errno),
+            }
+        })?;
         self.settle(parent, directory.as_fd());
         self.created(parent, file, taken, arguments.flags, exchange).map(|(_, answer)| answer)
     }
@@ -172,11 +177,16 @@ impl PassthroughFilesystem {
         if !known {
             shared.files.push(Arc::clone(open));
         }
-        // The first open file decides the data path for all that are opened while the node is open.
-        if self.data_path == DataPath::Kernel && shared.backing.is_none() && shared.files.len() == 1 {
+        // The first answer decides the data path for all files that are opened while the node is open. A dead server may have opened
+        // files without an answer.
+        let is_first = |shared: &OpenNode| {
+            shared.files.iter().all(|other| other.handle == fh || self.files.is_unanswered(other.handle))
+        };
+        if self.data_path == DataPath::Kernel && shared.backing.is_none() && !shared.is_refused && is_first(shared) {
             let backing =
                 |file: Arc<OwnedFd>| BackingId::open_for(&self.device, file.as_fd(), &open.node, &self.region);
             shared.backing = open.file().ok().and_then(backing);
+            shared.is_refused = shared.backing.is_none();
         }
         let access = flags & OFlags::RWMODE.bits();
         // From now on the kernel must not use cached attributes. It drops them under the lock, before any other open is answered.
@@ -360,4 +370,32 @@ fn append(file: BorrowedFd<'_>, data: &[u8], exchange: &Exchange<'_>) -> Result<
     let end = attributes_of(file)?.stx_size;
     exchange.begin_anew(end);
     pwrite(file, data, end)
+}
+
+/// Opens the file that another process has made at `name` meanwhile, for a caller that wants it made or opened.
+///
+/// # Errors
+/// `ESTALE` if it may be opened only after checks that the kernel makes (`fs.protected_regular`), and those of [`open_regular`].
+fn open_made_meanwhile(directory: &OwnedFd, name: &OsStr, flags: OFlags) -> Result<OwnedFd, Errno> {
+    const STICKY: u16 = 0o1000;
+    if attributes_of(directory.as_fd())?.stx_mode & STICKY != 0 {
+        Err(Errno::STALE)
+    } else {
+        open_regular(directory, name, flags)
+    }
+}
+
+/// Opens the regular file `name`. To open a device has effects of its own, so the server looks at the type first.
+///
+/// # Errors
+/// `ESTALE` if the name leads to no regular file any more: the kernel then looks it up again.
+fn open_regular(directory: &OwnedFd, name: &OsStr, flags: OFlags) -> Result<OwnedFd, Errno> {
+    let path = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let found = openat(directory, name, path, Mode::empty());
+    let found = found.map_err(|errno| if errno == Errno::NOENT { Errno::STALE } else { errno })?;
+    if kind(&attributes_of(found.as_fd())?) == FileType::RegularFile {
+        reopen(found.as_fd(), flags)
+    } else {
+        Err(Errno::STALE)
+    }
 }

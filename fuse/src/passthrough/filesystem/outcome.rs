@@ -7,12 +7,15 @@
 //! | CREATE | there is an open file of this request, or as above | it is created |
 //! | TMPFILE, OPEN, OPENDIR | there is an open file of this request | it is opened; what was open is closed |
 //! | LINK | the name leads to the same file | it is made; `EEXIST` |
-//! | UNLINK, RMDIR | there is no such name, or it leads to another file than before | it is removed |
+//! | UNLINK, RMDIR | there was such a name and there is none now, or it leads to another file than before | it is removed |
 //! | RENAME | the old name is gone and the new one is there, or the old name leads to another file than before | it is renamed |
 //! | RENAME that exchanges, or leaves a whiteout | the old name leads to another file than before | it is renamed |
-//! | SETXATTR that creates | the attribute has the value | it is set; `EEXIST` |
-//! | REMOVEXATTR | there is no such attribute | it is removed |
+//! | SETXATTR that creates | there was no such attribute, and it has the value now | it is set; `EEXIST` |
+//! | REMOVEXATTR | there was such an attribute, and there is none now | it is removed |
 //! | WRITE at the end | the data begins where the file ended before | it is written |
+//!
+//! A request that can only fail is not begun: the name or attribute to remove is not there, or the attribute to create is. The successor
+//! executes it again, and it fails again.
 //!
 //! Why the successor takes no other file for the one that the dead server made: the kernel locks a directory from before it sends
 //! the request until it has the answer, so no process changes the name in between through this mount. If a process makes the same
@@ -21,7 +24,7 @@
 //! user, and has its own clock.
 //!
 //! A process that uses the source may give the name to another file after the dead server has removed or renamed the first one. The
-//! successor tells the two files apart by inode number and birth time ([`FileMark`]). It takes the second file for the first one,
+//! successor tells the two files apart by inode number and birth time ([`FileMark`](crate::region::FileMark)). It takes the second file for the first one,
 //! and removes or renames it, if
 //!
 //! - it is the first file: the process has moved it back, or has linked it again by another name;
@@ -38,9 +41,9 @@ use std::os::fd::{AsFd, BorrowedFd};
 use rustix::fs::{AtFlags, OFlags, Statx, StatxFlags, getxattr, statx};
 use rustix::io::{Errno, pread};
 
-use super::super::attributes::attributes_of;
+use super::super::attributes::{NamedFile, attributes_of};
 use super::super::descriptor::reopen;
-use crate::region::{BegunRequest, FileMark};
+use crate::region::BegunRequest;
 use crate::session::{Caller, Exchange};
 
 /// The number of seconds that the clock of an NFS server may be behind that of this node.
@@ -82,9 +85,9 @@ pub fn made_by(maker: Maker, directory: impl AsFd, name: &OsStr, begun: BegunReq
     let found = status_of_name(directory.as_fd(), name)?;
     let has_birth = found.stx_mask & StatxFlags::BTIME.bits() != 0;
     let made = if has_birth { found.stx_btime } else { found.stx_ctime };
-    // A source whose times are whole seconds cuts off the fraction.
-    let nanoseconds = if made.tv_nsec == 0 { 999_999_999 } else { i64::from(made.tv_nsec) };
-    let is_since = |seconds| (made.tv_sec, nanoseconds) >= (seconds, begun.at.tv_nsec);
+    let in_nanoseconds = |seconds: i64, nanoseconds: i64| i128::from(seconds) * 1_000_000_000 + i128::from(nanoseconds);
+    let latest = in_nanoseconds(made.tv_sec, i64::from(made.tv_nsec) + resolution(made.tv_nsec) - 1);
+    let is_since = |seconds| latest >= in_nanoseconds(seconds, begun.at.tv_nsec);
     let is_same = match maker {
         Maker::Kernel(caller) => is_since(begun.at.tv_sec) && is_owned_by(caller, directory.as_fd(), &found)?,
         Maker::NfsServer => is_since(begun.at.tv_sec - CLOCK_DIFFERENCE),
@@ -93,18 +96,37 @@ pub fn made_by(maker: Maker, directory: impl AsFd, name: &OsStr, begun: BegunReq
 }
 
 fn is_owned_by(caller: Caller, directory: BorrowedFd<'_>, found: &Statx) -> Option<bool> {
-    const SETGID: u16 = 0o2000;
     let home = attributes_of(directory).ok()?;
-    // New files in a setgid directory have its group.
-    let has_group = found.stx_gid == caller.gid || (home.stx_mode & SETGID != 0 && found.stx_gid == home.stx_gid);
+    // New files in a setgid directory have its group, and all new files of a file system that is mounted with `grpid`.
+    let has_group = found.stx_gid == caller.gid || found.stx_gid == home.stx_gid;
     Some(has_group && found.stx_uid == caller.uid)
+}
+
+/// The resolution in nanoseconds of the times of a file system that has this fraction of a second: the file system cuts off the rest.
+/// That of FAT is two seconds or 10 ms, that of NTFS, CIFS and UDF 100 ns or 1 us.
+fn resolution(nanoseconds: u32) -> i64 {
+    match nanoseconds {
+        0 => 2_000_000_000,
+        fraction => {
+            [10_000_000, 1_000_000, 1_000, 100].into_iter().find(|unit| fraction % unit == 0).map_or(1, i64::from)
+        }
+    }
+}
+
+/// Begins a request that removes or renames the file `found`. Does not begin it if there is no such file.
+pub fn begin_removal(exchange: &Exchange<'_>, note: u64, found: NamedFile) {
+    match found {
+        NamedFile::Marked(file) => exchange.begin_with(note, file),
+        NamedFile::Unknown => exchange.begin(note),
+        NamedFile::Absent => {}
+    }
 }
 
 /// Whether a dead server has begun to remove or rename another file than `found`, to which its name leads now. If that server did
 /// not execute the request, another process has taken the name from the file, and nothing is left to do either.
-pub fn is_another_file(exchange: &Exchange<'_>, found: Option<FileMark>) -> bool {
+pub fn is_another_file(exchange: &Exchange<'_>, found: NamedFile) -> bool {
     let begun = exchange.earlier().and_then(|begun| begun.file);
-    begun.zip(found).is_some_and(|(begun, found)| !begun.is_same(found))
+    matches!((begun, found), (Some(begun), NamedFile::Marked(found)) if !begun.is_same(found))
 }
 
 /// Whether `name` leads to the file that `file` is open on.

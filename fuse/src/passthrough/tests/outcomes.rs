@@ -2,17 +2,22 @@
 
 use std::ffi::OsStr;
 use std::fs;
-use std::os::unix::fs::MetadataExt;
+use std::mem::ManuallyDrop;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::sync::atomic::Ordering::Relaxed;
 use std::thread::{self, JoinHandle};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::fs::{CWD, FileType, Mode, OFlags, mknodat};
 use rustix::io::{read, write};
 use rustix::time::{ClockId, clock_gettime};
 use zerocopy::IntoBytes;
 
-use super::super::attributes::check_not_mounted;
+use super::super::attributes::{NamedFile, check_not_mounted};
+use super::super::state::{OpenCell, with_flags};
 use super::*;
 use crate::caller::credentials::ActAs;
+use crate::region::cells::OwnedCell;
 use crate::region::{FileMark, SLOTS};
 use crate::session::abi::OutHeader;
 use crate::session::{FuseOperation, Request};
@@ -276,7 +281,10 @@ fn a_file_is_renamed_once() {
 /// The mark of a file of the source.
 fn mark(rig: &Rig, name: &str) -> FileMark {
     let directory = File::open(&rig.source).expect("a directory");
-    check_not_mounted(&directory, OsStr::new(name)).expect("not mounted").expect("a file")
+    match check_not_mounted(&directory, OsStr::new(name)) {
+        Ok(NamedFile::Marked(mark)) => mark,
+        found => panic!("{found:?}"),
+    }
 }
 
 #[test]
@@ -366,6 +374,66 @@ fn a_server_records_the_file_before_it_removes_or_renames_it() {
     fs::create_dir(rig.at("directory")).expect("a directory");
     fs::remove_file(rig.at("new")).expect("removed");
     assert!(recorded().contains(&file));
+}
+
+#[test]
+fn a_removal_that_can_only_fail_is_not_begun() {
+    let rig = Rig::unlimited();
+    put(&rig, "old", "text");
+    fs::remove_file(rig.source.join("old")).expect("removed by another process");
+    let failed = fs::remove_file(rig.at("old")).expect_err("it is gone");
+    assert_eq!(failed.kind(), io::ErrorKind::NotFound);
+    // A successor that found the request begun would take it for executed.
+    assert!((0..SLOTS).all(|slot| rig.region.in_flight().slot(slot).begun().is_none()));
+}
+
+#[test]
+fn a_pipe_that_gets_the_name_of_a_new_file_is_opened_by_the_kernel() {
+    let rig = Rig::unlimited();
+    let (path, reader) = (rig.at("new"), rig.at("new"));
+    let caught = Caught::catch(&rig, "CREATE", move || File::options().append(true).create(true).open(path));
+    mknodat(CWD, rig.source.join("new"), FileType::Fifo, Mode::RWXU, 0).expect("a pipe");
+    let reader = thread::spawn(move || File::options().read(true).custom_flags(libc::O_NONBLOCK).open(reader));
+    let _writer = caught.end(&rig).expect("opened for writing");
+    reader.join().expect("no panic").expect("opened for reading");
+}
+
+#[test]
+fn files_whose_opens_are_in_flight_at_a_kill_can_be_mapped() {
+    let rig = Rig::new(PassthroughOptions::default());
+    put(&rig, "file", "text");
+    rig.kill();
+    let device = rig.device();
+    let open = |path: PathBuf| File::options().read(true).write(true).open(path);
+    let callers = [rig.at("file"), rig.at("file")].map(|path| thread::spawn(move || open(path)));
+    // It knows which cells the dead server has used.
+    let region =
+        Arc::new(Region::adopt(rig.region.as_fd().try_clone_to_owned().expect("a descriptor")).expect("a region"));
+    region.take_over();
+    let used: Vec<_> = region.cells().tagged().map(|(cell, _)| cell).collect();
+    region.cells().keep_only(&used);
+    let mut input = vec![0_u64; 300_000];
+    for handle in 1..=2 {
+        let length = read(&device, input.as_mut_bytes()).expect("a request");
+        let request = Request::parse(&input.as_bytes()[..length]).expect("a request");
+        assert_eq!(request.name(), "OPEN");
+        rig.region.in_flight().slot(handle as usize).take(request.number());
+        let opened = OwnedCell::new(&region, |cell: &OpenCell| {
+            cell.flags.store(with_flags(OFlags::RDWR), Relaxed);
+            cell.handle.store(handle, Relaxed);
+            cell.node.store(request.node.0, Relaxed);
+            cell.unique.store(request.number(), Relaxed);
+        });
+        // The dead server has left it.
+        let _left = ManuallyDrop::new(opened.expect("a cell"));
+        rig.region.header().counters.last_handle.store(handle, Relaxed);
+    }
+    rig.succeed();
+    for caller in callers {
+        let file = caller.join().expect("no panic").expect("opened");
+        // SAFETY: the mapping is not used.
+        unsafe { memmap2::MmapMut::map_mut(&file) }.expect("mapped");
+    }
 }
 
 fn rename_with(flags: rustix::fs::RenameFlags) {
