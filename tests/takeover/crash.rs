@@ -3,6 +3,7 @@
 use std::fs;
 use std::os::unix::fs::MetadataExt;
 
+use crate::common::limit::limit_server;
 use crate::common::outcome::finish;
 use crate::common::*;
 use nix::errno::Errno;
@@ -83,6 +84,37 @@ fn podfs_replaces_a_killed_server_and_continues() {
     assert_eq!(crate::common::generation(&volume), generation);
     fixture.write("objects/app.json", &config_map("app", &[("a", "2")]));
     wait_content(&volume.join("a"), "2");
+    assert_eq!(running.stop().code(), Some(0));
+    fixture.assert_nothing_left();
+}
+
+#[test]
+fn a_successor_that_lacks_threads_is_followed_by_another_one() {
+    let fixture = fixture();
+    let mut running = fixture.run();
+    let volume = running.volume("config");
+    let inode = fs::metadata(volume.join("a")).expect("a file").ino();
+    // The keeper starts the successor, which has the same limit: no room for the thread of the volume.
+    let keeper = running.keepers()[0];
+    limit_server(keeper, "--nproc=3:");
+    kill(running.server(), Signal::SIGKILL).expect("the server exists");
+    running.wait_log("this server cannot take over now");
+    assert_eq!(fs::metadata(volume.join("a")).expect("a file").ino(), inode);
+    fixture.write("objects/app.json", &config_map("app", &[("a", "2")]));
+    wait_content(&volume.join("a"), "2");
+    assert_eq!(running.stop().code(), Some(0));
+    fixture.assert_nothing_left();
+}
+
+#[test]
+fn a_server_that_cannot_receive_a_descriptor_is_replaced() {
+    let fixture = fixture();
+    let mut running = fixture.run();
+    let volume = running.volume("config");
+    limit_server(running.server(), "--nofile=64:");
+    fixture.write("objects/app.json", &config_map("app", &[("a", "2")]));
+    wait_content(&volume.join("a"), "2");
+    running.wait_log("it has closed the connection to its supervisor");
     assert_eq!(running.stop().code(), Some(0));
     fixture.assert_nothing_left();
 }

@@ -99,6 +99,11 @@ impl ServerConnection {
         })
     }
 
+    /// Whether the connection has failed, so that the server gets no more requests.
+    pub(super) fn has_failed(&self) -> bool {
+        self.broken.load(Ordering::Relaxed)
+    }
+
     /// Whether the error of a request means that there is no server any more.
     pub(super) fn is_broken(&self, error: &io::Error) -> bool {
         error.kind() != io::ErrorKind::Other && self.broken.load(Ordering::Relaxed)

@@ -343,6 +343,11 @@ impl ServerClient {
         self.volumes().values().map(activity).collect()
     }
 
+    /// Whether the connection to the present server has failed. The server may still serve its volumes, and gets no more requests.
+    pub fn is_disconnected(&self) -> bool {
+        matches!(&*self.link(), ServerLink::Up(connection) if connection.has_failed())
+    }
+
     /// Whether the server answers a request within `limit`. While another request waits for its answer, returns `true`.
     pub fn is_responsive(&self, limit: Duration) -> bool {
         // The lock on the link is free while the server answers: a server that is found dead meanwhile has to be replaced at once.

@@ -104,7 +104,8 @@ impl RunningServer {
     /// dead.
     fn serve_alone(&mut self) {
         if self.listens {
-            for (VolumeNumber(number), reason) in self.volumes.start() {
+            // No supervisor would start another server.
+            for (VolumeNumber(number), reason) in self.volumes.start(|_| {}) {
                 tracing::error!("this server cannot serve volume {number} of the server before: {reason}");
             }
         }
@@ -185,7 +186,7 @@ impl RunningServer {
                 volumes.load(description, held, descriptors.0.collect()).inspect_err(end_without_resources)?;
                 ServerReply::Done
             }
-            ServerRequest::Start => match volumes.start() {
+            ServerRequest::Start => match volumes.start(end_without_resources) {
                 failed if failed.is_empty() => ServerReply::Done,
                 failed => ServerReply::Started { failed },
             },

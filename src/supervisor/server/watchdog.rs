@@ -139,6 +139,9 @@ impl Watchdog {
             true => return None,
             false => self.stopped = None,
         }
+        if client.is_disconnected() {
+            return Some("it has closed the connection to its supervisor".to_owned());
+        }
         let activities = client.activities();
         let is_blind = activities.iter().any(|activity| waiting(activity).is_none());
         let mut must_ask = false;
@@ -292,14 +295,14 @@ fn state(pid: i32) -> Option<u8> {
 }
 
 /// Whether the server waits for requests, and no request waits for the server. A killed or stopped server is not at rest: its
-/// main thread has ended, is stopped, or is in a system call that no signal ends.
+/// main thread has ended, is stopped, or is in a system call that no signal ends. Nor is one whose connection has failed.
 fn is_at_rest(pid: i32, client: &ServerClient) -> bool {
     let is_idle = |activity: &VolumeActivity| {
         activity.busy.is_empty()
             && activity.silent_since.is_none()
             && waiting(activity).is_some_and(|waiting| waiting <= activity.waits)
     };
-    matches!(state(pid), Some(b'S' | b'R')) && client.activities().iter().all(is_idle)
+    matches!(state(pid), Some(b'S' | b'R')) && !client.is_disconnected() && client.activities().iter().all(is_idle)
 }
 
 /// How many requests of the volume wait in the kernel or in the server; `None` if fusectl cannot be read.

@@ -226,9 +226,8 @@ impl<T> Clone for TreeReplica<T> {
 
 /// The images of a server. Only the server zeroes them.
 fn images(descriptors: Vec<OwnedFd>) -> io::Result<Vec<Image>> {
-    let images = descriptors.into_iter().map(Image::adopt).collect::<io::Result<Vec<_>>>()?;
-    images.iter().for_each(Image::disown);
-    Ok(images)
+    // At once: an error about one of them drops the others.
+    descriptors.into_iter().map(|file| Image::adopt(file).inspect(Image::disown)).collect()
 }
 
 fn impossible_volume() -> io::Error {

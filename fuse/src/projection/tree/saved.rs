@@ -119,12 +119,6 @@ impl ProjectionTree {
         self.staged.iter().for_each(|staged| staged.image.own());
     }
 
-    /// Takes back [`Self::own_images`].
-    pub fn disown_images(&self) {
-        self.generations.values().for_each(|generation| generation.image().disown());
-        self.staged.iter().for_each(|staged| staged.image.disown());
-    }
-
     /// Whether a generation with a name has lost its content. The server of a tree zeroes a generation when it has applied the step that
     /// removes the name, which may be before the supervisor has its answer.
     pub fn has_lost_content(&self) -> bool {

@@ -8,6 +8,7 @@ use std::time::SystemTime;
 use super::{ServedKind, ServedParts, ServedVolumes, ServerResources, copies, images, inconsistent_state};
 use crate::live::filesystem::{LiveFilesystem, SharedLiveTree, wanted};
 use crate::live::tree::{LiveTree, LiveUpdate, SavedLiveTree};
+use crate::projection::Image;
 use crate::projection::undo::Undo;
 use crate::protocol::{ServerReply, VolumeBody, VolumeNumber};
 use crate::region::VolumeKind;
@@ -29,7 +30,11 @@ impl LiveParts {
     }
 
     pub(super) fn restore(of: VolumeNumber, tree: SavedLiveTree, descriptors: Vec<OwnedFd>) -> io::Result<Self> {
-        let tree = LiveTree::restore(tree, images(descriptors)?).ok_or_else(inconsistent_state)?;
+        let images = images(descriptors)?;
+        if images.iter().any(Image::is_zeroed) {
+            return Err(inconsistent_state());
+        }
+        let tree = LiveTree::restore(tree, images).ok_or_else(inconsistent_state)?;
         Ok(Self { of, tree: SharedLiveTree::new(tree), is_traced: false, notifier: None })
     }
 

@@ -193,14 +193,15 @@ impl ServedVolumes {
         Ok(())
     }
 
-    /// Serves the loaded volumes. Returns those that it cannot serve, with the reasons: no volume depends on another one.
-    pub(super) fn start(&mut self) -> Vec<(VolumeNumber, String)> {
+    /// Serves the loaded volumes. Calls `failed_by` with each error. Returns the volumes that it cannot serve, with the reasons: no
+    /// volume depends on another one.
+    pub(super) fn start(&mut self, failed_by: impl Fn(&io::Error)) -> Vec<(VolumeNumber, String)> {
         let mut failed = Vec::new();
         for (number, mut volume) in std::mem::take(&mut self.loaded) {
             match volume.kind.resume(&volume.common, &mut self.shared) {
                 Ok(()) => drop(self.volumes.insert(number, volume)),
                 Err(error) => {
-                    end_without_resources(&error);
+                    failed_by(&error);
                     failed.push((number, error.to_string()));
                 }
             }
@@ -269,9 +270,8 @@ fn start_trace(wanted: bool) -> io::Result<Arc<Trace>> {
 
 /// The images of a dead server. This process does not zero them before it serves, because another successor may need them.
 fn images(descriptors: Vec<OwnedFd>) -> io::Result<Vec<Image>> {
-    let images = descriptors.into_iter().map(Image::adopt).collect::<io::Result<Vec<_>>>()?;
-    images.iter().for_each(Image::disown);
-    Ok(images)
+    // At once: an error about one of them drops the others.
+    descriptors.into_iter().map(|file| Image::adopt(file).inspect(Image::disown)).collect()
 }
 
 /// Copies of the images' descriptors, for another process.
@@ -331,7 +331,7 @@ mod tests {
             let common = ServedParts::of(Value::Null, held, &kind).expect("a volume");
             volumes.loaded.insert(VolumeNumber(number), ServedVolume { common, kind: Box::new(kind) });
         }
-        assert_eq!(volumes.start(), [(VolumeNumber(1), "no rings".to_owned())]);
+        assert_eq!(volumes.start(|_| {}), [(VolumeNumber(1), "no rings".to_owned())]);
         assert_eq!(volumes.numbers(true), [VolumeNumber(0), VolumeNumber(2)]);
     }
 }
