@@ -206,8 +206,9 @@ impl QuotaLock<'_> {
             return false;
         }
         let free = size.min(self.usage.limit().saturating_add(8 * BLOCK));
+        // In this order: a successor that finds the old number charges the root anew, and then finds these blocks again.
+        self.charge(root, size.saturating_sub(free));
         self.usage.region.header().root_free.store(free, Release);
-        self.settle(root, directory);
         true
     }
 

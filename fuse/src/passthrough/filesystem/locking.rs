@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering;
 
 use rustix::io::Errno;
 
-use super::super::locks::{Holder, LockRequest, conflict, for_locking};
+use super::super::locks::{Holder, LockRequest, check_room, conflict, for_locking};
 use super::super::node::Node;
 use super::super::open_node::OpenNode;
 use super::PassthroughFilesystem;
@@ -53,6 +53,9 @@ impl PassthroughFilesystem {
         exchange: &Exchange<'_>,
     ) -> Result<Answer, Errno> {
         let lock_request = LockRequest::parse(arguments)?;
+        if !lock_request.is_unlock() {
+            check_room(&self.region)?;
+        }
         let (region, locked, owner) = (Arc::clone(&self.region), Arc::clone(node), arguments.owner);
         let record = move |lock_request| {
             let holder = Holder { region: &region, node: locked.id, owner };
@@ -78,13 +81,7 @@ impl PassthroughFilesystem {
             record(lock_request)?;
             return lock_request.try_on(&description).map(|()| Answer::Done);
         }
-        let taken = lock_request.try_on(&description).and_then(|()| {
-            // The record of what the caller had locked in this range is erased already.
-            record(lock_request).inspect_err(|_| {
-                let _unlocked = lock_request.undone().try_on(&description);
-            })
-        });
-        match taken {
+        match lock_request.try_on(&description).and_then(|()| record(lock_request)) {
             Ok(()) => Ok(Answer::Done),
             Err(Errno::AGAIN | Errno::ACCESS) if wait => {
                 let started = self.waits.start(lock_request, description, record, exchange.defer());

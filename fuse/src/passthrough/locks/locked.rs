@@ -29,7 +29,15 @@ use crate::session::{LockOwner, NodeId};
 pub struct FileLocks(Vec<LockRecord>);
 
 /// Most locks that a volume records. Each takes memory of the node that no limit of the container counts.
-pub const MOST: usize = 1 << 16;
+const MOST: usize = 1 << 16;
+
+/// Checks, before a lock is taken, that the volume may record it.
+///
+/// # Errors
+/// `ENOLCK` when the volume has [`MOST`] locks.
+pub fn check_room(region: &Region) -> Result<(), Errno> {
+    if region.lock_records().load(Relaxed) < MOST { Ok(()) } else { Err(Errno::NOLCK) }
+}
 
 /// A recorded lock.
 #[derive(Debug)]
@@ -100,7 +108,7 @@ impl FileLocks {
     /// Records a granted lock, or an unlock.
     ///
     /// # Errors
-    /// When there is no memory, and `ENOLCK` when the volume has [`MOST`] locks.
+    /// When there is no memory.
     pub fn record(&mut self, holder: Holder<'_>, lock_request: LockRequest) -> Result<(), Errno> {
         match lock_request {
             LockRequest::Whole(operation) => self.record_whole(holder, operation),
@@ -122,7 +130,7 @@ impl FileLocks {
         };
         match self.0.iter().find(|record| record.form.load(Relaxed) & WHOLE != 0) {
             Some(record) => record.form.store(form, Release),
-            None => self.0.push(holder.record_if_room(form, 0, 0)?),
+            None => self.0.push(holder.record(form, 0, 0)?),
         }
         Ok(())
     }
@@ -162,18 +170,13 @@ impl FileLocks {
         });
         match before {
             Some(record) => record.end.store(range.end, Release),
-            None => self.0.push(holder.record_if_room(range.typ, range.start, range.end)?),
+            None => self.0.push(holder.record(range.typ, range.start, range.end)?),
         }
         Ok(())
     }
 }
 
 impl Holder<'_> {
-    fn record_if_room(self, form: u32, start: u64, end: u64) -> Result<LockRecord, Errno> {
-        let has_room = self.region.lock_records().load(Relaxed) < MOST;
-        if has_room { self.record(form, start, end) } else { Err(Errno::NOLCK) }
-    }
-
     fn record(self, form: u32, start: u64, end: u64) -> Result<LockRecord, Errno> {
         let record = OwnedCell::new(self.region, |cell: &HeldCell| {
             cell.form.store(form, Relaxed);
@@ -261,11 +264,12 @@ mod tests {
         let range = |typ, start, end| LockRequest::Range(FileLock { start, end, typ, pid: 0 });
         let mut locked = FileLocks::default();
         region.lock_records().store(MOST - 1, Relaxed);
+        check_room(&region).expect("room for one");
         locked.record(holder, range(WRITE, 0, 99)).expect("the last one");
-        assert_eq!(locked.record(holder, range(WRITE, 200, 200)), Err(Errno::NOLCK));
+        assert_eq!(check_room(&region), Err(Errno::NOLCK));
         locked.record(holder, range(NONE, 50, 50)).expect("an unlock never fails");
         locked.record(holder, range(NONE, 0, 999)).expect("unlocked");
         assert_eq!(region.lock_records().load(Relaxed), MOST - 1);
-        locked.record(holder, range(WRITE, 200, 200)).expect("there is room again");
+        check_room(&region).expect("there is room again");
     }
 }
