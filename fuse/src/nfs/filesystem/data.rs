@@ -231,6 +231,7 @@ impl NfsFilesystem {
         let (has_data, is_dirty) = (|node| self.writeback().has_data(node), |node| self.writeback().is_dirty(node));
         if let Some(open) = self.state.close(handle, has_data, is_dirty) {
             let (filesystem, node) = (Rc::clone(self), Rc::clone(&open.node));
+            self.writeback().close(FileKey { node: node.id, open: handle });
             if is_dirty(node.id) {
                 spawn_local(async move { filesystem.tidy_up(&node).await });
             } else if node.is_silly() && !node.is_open() {

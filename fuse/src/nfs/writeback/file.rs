@@ -390,6 +390,14 @@ impl FileRecords {
         self.failure.as_mut().and_then(|failure| failure.record.take())
     }
 
+    /// An open file is closed for good. The error does not concern it any more, unless data of it is still to be sent.
+    pub fn close(&mut self, open: HandleId) {
+        let has_data = self.unsent.iter().chain(&self.taken).any(|record| record.key.open == open);
+        if let Some(failure) = self.failure.as_mut().filter(|_| !has_data) {
+            failure.opens.retain(|other| *other != open);
+        }
+    }
+
     /// Whether a write has failed, and the error [concerns](WriteFailure::concerns) this open file. Then each write through it waits
     /// for its own outcome.
     pub fn has_failure(&self, open: HandleId) -> bool {

@@ -228,6 +228,13 @@ impl<S: Store> Writeback<S> {
         self.inner.state.borrow().files.values().map(FileRecords::bytes).sum()
     }
 
+    /// An open file is closed for good.
+    pub fn close(&self, file: FileKey) {
+        if let Some(known) = self.inner.state.borrow_mut().files.get_mut(&file.node) {
+            known.close(file.open);
+        }
+    }
+
     /// Drops the error of a file that no process has open any more. podfs still sends data of the file that it has accepted.
     pub fn forget_failure(&self, node: NodeId) {
         // No process can get the error.
