@@ -34,7 +34,7 @@ pub struct KubeletPods {
     publications: BTreeMap<PathBuf, Publication>,
     /// The pods that are chosen, if podfs is a plugin of a container runtime.
     chosen: Option<Chosen>,
-    /// The names of the pods that an earlier daemon served for the runtime. Their supervisors refuse other names.
+    /// The names of the pods that an earlier daemon served for the kubelet or the runtime. Their supervisors refuse other names.
     earlier_names: BTreeMap<PodUid, String>,
     /// The chosen pods that the manager has.
     reported: BTreeSet<PodUid>,
@@ -62,6 +62,11 @@ impl KubeletPods {
         FeedEvent::Pods(PodSource::Kubelet, uids.iter().filter_map(|uid| self.pod(uid)).collect())
     }
 
+    /// Keeps the names of pods that an earlier daemon served.
+    pub fn keep_names(&mut self, names: BTreeMap<PodUid, String>) {
+        self.earlier_names.extend(names);
+    }
+
     /// Starts with the pods that an earlier daemon served for the runtime. Their checkpoints also have the volumes of
     /// publications, which do not belong to the descriptions of the pods.
     pub fn choose(&mut self, chosen: Chosen, earlier: &[NodePod]) -> FeedEvent {
@@ -73,7 +78,6 @@ impl KubeletPods {
                 self.publications_of(&uid).map(|publication| publication.name.as_str()).collect();
             let manifest = Arc::new(without_named_volumes(Value::clone(&pod.manifest), &published));
             self.described.insert(uid.clone(), NodePod { manifest, ..pod.clone() });
-            self.earlier_names.insert(uid.clone(), pod.pod.identity.name.clone());
             self.reported.insert(uid.clone());
             if self.is_served(&uid) {
                 pods.extend(self.pod(&uid));
@@ -100,10 +104,8 @@ impl KubeletPods {
             }
             FeedEvent::Put(pod) => self.describe(pod).into_iter().collect(),
             FeedEvent::Gone(_, uid) => {
-                self.note_source(&uid, false);
-                let event = if self.is_chosen(&uid) { self.change_of(&uid) } else { None };
-                self.forget_gone(&uid);
-                event.into_iter().collect()
+                let uids: BTreeSet<PodUid> = self.descriptions_by_file(&uid).chain([uid.clone()]).collect();
+                uids.iter().filter_map(|uid| self.lose(uid)).collect()
             }
             other @ (FeedEvent::Failure(..) | FeedEvent::Containers(..)) => vec![other],
         }
@@ -154,9 +156,38 @@ impl KubeletPods {
 
     fn describe(&mut self, pod: NodePod) -> Option<FeedEvent> {
         let uid = self.uid_for(&pod);
+        if is_static(&pod) {
+            self.forget_other_descriptions(&uid, &pod.pod.identity.uid);
+        }
         self.described.insert(uid.clone(), pod);
         self.note_source(&uid, true);
         self.change_of(&uid)
+    }
+
+    /// Forgets what podfs has read in the manifest file of a static pod before, when the kubelet had another pod of this file.
+    fn forget_other_descriptions(&mut self, uid: &PodUid, of_file: &PodUid) {
+        let others: Vec<PodUid> = self.descriptions_by_file(of_file).filter(|other| other != uid).collect();
+        for other in others {
+            if !self.is_served(&other) {
+                self.described.remove(&other);
+                self.gone.remove(&other);
+            }
+        }
+    }
+
+    /// The uids under which podfs has the description of a static pod whose manifest file has this uid, or from which podfs makes it.
+    fn descriptions_by_file(&self, of_file: &PodUid) -> impl Iterator<Item = PodUid> {
+        let described =
+            self.described.iter().filter(move |(_, pod)| is_static(pod) && pod.pod.identity.uid == *of_file);
+        described.map(|(uid, _)| uid.clone())
+    }
+
+    /// Takes that no source has the pod any more. Returns the change for the manager, if there is one.
+    fn lose(&mut self, uid: &PodUid) -> Option<FeedEvent> {
+        self.note_source(uid, false);
+        let event = if self.is_chosen(uid) { self.change_of(uid) } else { None };
+        self.forget_gone(uid);
+        event
     }
 
     /// Notes whether a source has the pod.

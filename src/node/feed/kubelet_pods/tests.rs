@@ -98,6 +98,42 @@ fn da_01_a_static_pod_has_the_name_that_the_kubelet_gives_it() {
 }
 
 #[test]
+fn da_01_the_next_pod_of_a_manifest_file_has_the_fields_that_the_file_has_now() {
+    let publication = |uid: &str| {
+        let mut publication = publication("d", true);
+        publication.pod.name = "p-u-n1.example".to_owned();
+        publication.pod.uid = uid.to_owned();
+        publication.target = PathBuf::from(format!("/{uid}/d"));
+        publication
+    };
+    let labelled = |label: &str| {
+        let mut pod = static_pod();
+        Arc::make_mut(&mut pod.manifest)["metadata"]["labels"] = json!({"version": label});
+        FeedEvent::Put(pod)
+    };
+    let label_of = |event: Option<FeedEvent>| {
+        let Some(FeedEvent::Put(pod)) = event else { panic!("{event:?}") };
+        pod.manifest["metadata"]["labels"]["version"].as_str().map(str::to_owned)
+    };
+    // The map of descriptions is in the order of uids: each of the two may come first.
+    for (first, second) in [("a", "z"), ("z", "a")] {
+        let mut pods = KubeletPods::default();
+        pods.change_source(labelled("1"));
+        let published = pods.change(KubeletChange::Published(Box::new(publication(first))));
+        assert_eq!(label_of(published).as_deref(), Some("1"));
+        assert_eq!(label_of(pods.change_source(labelled("2")).pop()).as_deref(), Some("2"));
+        pods.change(KubeletChange::Unpublished(publication(first).target));
+        let published = pods.change(KubeletChange::Published(Box::new(publication(second))));
+        assert_eq!(label_of(published).as_deref(), Some("2"));
+        let FeedEvent::Put(file) = labelled("2") else { return };
+        pods.change_source(FeedEvent::Gone(PodSource::Files, file.pod.identity.uid.clone()));
+        pods.change(KubeletChange::Unpublished(publication(second).target));
+        let published = pods.change(KubeletChange::Published(Box::new(publication("next"))));
+        assert_eq!(label_of(published), None, "no file describes it any more");
+    }
+}
+
+#[test]
 fn da_01_a_static_pod_that_is_chosen_for_the_runtime_has_the_name_of_its_node() {
     let mut pods = KubeletPods::default();
     pods.choose(Chosen::new(Choice::All, []), &[]);
@@ -110,6 +146,7 @@ fn da_01_a_static_pod_that_is_chosen_for_the_runtime_has_the_name_of_its_node() 
     let mut pods = KubeletPods::default();
     let earlier = NodePod { origin: PodOrigin::Runtime, ..static_pod() };
     let uid = earlier.pod.identity.uid.clone();
+    pods.keep_names([(uid.clone(), earlier.pod.identity.name.clone())].into());
     pods.choose(Chosen::new(Choice::All, [uid]), &[earlier]);
     assert_eq!(
         name_and_volumes(pods.change_source(FeedEvent::Put(static_pod())).pop()),
