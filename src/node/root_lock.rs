@@ -4,17 +4,18 @@
 //! take the pods of the other for pods that the node no longer has, and delete the emptyDir content that the other keeps over a
 //! shutdown of the node.
 //!
-//! The lock is on the directory `pods` in the root directory, which only root may open. Any process that may open a directory can
-//! lock it (`flock(2)`), and the root directory itself may be open to all users.
+//! The lock is on a file that only root may open. Any process that may open a file or directory can lock it (`flock(2)`), and the root
+//! directory itself may be open to all users.
 
-use std::fs::{DirBuilder, File};
+use std::fs::{DirBuilder, File, OpenOptions};
 use std::io;
-use std::os::unix::fs::DirBuilderExt;
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use nix::fcntl::Flock;
 
+use crate::supervisor::run_dir::claim::is_still_at;
 use crate::supervisor::run_dir::directory_lock::{AlreadyLocked, lock_directory};
 
 /// How long a daemon that ends, or a child of a killed one, may hold the lock.
@@ -40,45 +41,45 @@ pub enum RootLockError {
     },
 }
 
-/// The directory that is locked, in the root directory: that of the pods, as with the kubelet.
-const LOCKED: &str = "pods";
+/// The locked file, in the root directory.
+const LOCK: &str = ".podfs-node.lock";
 
-/// The lock on the root directory (`flock(2)`). Dropping this releases it, and removes the locked directory if this process has made it
-/// and it is empty.
+/// The lock on the root directory (`flock(2)`). Dropping this removes the file and releases the lock.
 #[derive(Debug)]
 pub struct RootLock {
-    /// The locked directory, if this process has made it.
-    made: Option<PathBuf>,
+    path: PathBuf,
     /// `None` on a file system without locks. podfs works without the lock.
-    _lock: Option<Flock<File>>,
+    lock: Option<Flock<File>>,
 }
 
 impl RootLock {
-    /// Takes the lock. Makes the directory if it does not exist.
+    /// Takes the lock. Makes the root directory if it does not exist.
     ///
     /// # Errors
-    /// When another daemon holds the lock, and when the directory cannot be made or opened.
+    /// When another daemon holds the lock, and when the directory or the file cannot be made or opened.
     pub fn take(root_directory: &Path) -> Result<RootLock, RootLockError> {
         let failed = |cause| RootLockError::Directory { path: root_directory.to_owned(), cause };
         DirBuilder::new().recursive(true).mode(0o755).create(root_directory).map_err(failed)?;
-        let locked = root_directory.join(LOCKED);
-        let made = match DirBuilder::new().mode(0o750).create(&locked) {
-            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => None,
-            made => made.map(|()| Some(locked.clone())).map_err(failed)?,
-        };
-        let mut taken = RootLock { made, _lock: None };
-        let lock = File::open(&locked).map(|directory| lock_directory(directory, Instant::now() + DYING));
-        match lock.map_err(failed)? {
-            Ok(lock) => taken._lock = lock,
-            Err(AlreadyLocked) => return Err(RootLockError::Taken(root_directory.to_owned())),
+        let (path, until) = (root_directory.join(LOCK), Instant::now() + DYING);
+        loop {
+            let mut options = OpenOptions::new();
+            options.write(true).create(true).truncate(false).mode(0o600).custom_flags(libc::O_NOFOLLOW);
+            let file = options.open(&path).map_err(failed)?;
+            let locked = lock_directory(file, until);
+            let lock = locked.map_err(|AlreadyLocked| RootLockError::Taken(root_directory.to_owned()))?;
+            // A daemon that has ended meanwhile has removed this file. Then podfs tries again.
+            if lock.as_ref().is_none_or(|lock| is_still_at(lock, &path)) {
+                return Ok(RootLock { path, lock });
+            }
         }
-        Ok(taken)
     }
 }
 
 impl Drop for RootLock {
     fn drop(&mut self) {
-        // It has pods, if this fails.
-        let _ = self.made.take().map(std::fs::remove_dir);
+        // While the file is locked: a daemon that waits for the lock notices that the file is removed.
+        if self.lock.is_some() {
+            let _ = std::fs::remove_file(&self.path);
+        }
     }
 }

@@ -403,7 +403,7 @@ fn read_or_keep(file: &mut File, directory: &Path) -> io::Result<PodLockRecord> 
 }
 
 /// Whether `path` leads to the open file `file`.
-pub(super) fn is_still_at(file: &File, path: &Path) -> bool {
+pub fn is_still_at(file: &File, path: &Path) -> bool {
     match (file.metadata(), std::fs::metadata(path)) {
         (Ok(held), Ok(found)) => (held.dev(), held.ino()) == (found.dev(), found.ino()),
         _ => false,
