@@ -20,6 +20,7 @@
 use std::collections::BTreeSet;
 use std::fmt;
 use std::io::{self, ErrorKind};
+use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 
 use podfs_fuse::mount::table::{FS_TYPE, MountTableEntry, mounts};
@@ -31,13 +32,14 @@ use super::probe::{ServerState, server_state};
 use crate::driver::{self, DriverHome};
 use crate::host::{HostError, block, empty_dir, local};
 use crate::manifest::pod::PodUid;
-use crate::supervisor::control::{connect, peer};
+use crate::supervisor::control::peer;
 use crate::supervisor::run_dir::bounds::{Bounds, OUTSIDE, path_exists};
 use crate::supervisor::run_dir::cgroup;
 use crate::supervisor::run_dir::claim::{
-    self, CONTROL, COUNTS, DISKS, LOCK, NEXT_COUNTS, PodLock, PodLockError, SERVER, UNREADABLE,
+    self, CONTROL, COUNTS, DISKS, LOCK, NEXT_COUNTS, NEXT_SERVER, PodLock, PodLockError, SERVER, UNREADABLE,
 };
 use crate::supervisor::run_dir::record::PodLockRecord;
+use crate::supervisor::run_dir::server_socket;
 use crate::supervisor::run_dir::trust;
 use crate::supervisor::run_dir::volumes_lock::VolumesLock;
 use crate::supervisor::server::kill_server;
@@ -249,7 +251,7 @@ impl<'a> Cleanup<'a> {
                 return false;
             }
         };
-        if let Ok(server) = connect(directory, SERVER) {
+        if let Ok(server) = server_socket::connect(directory).map(UnixStream::from) {
             if !self.scope.is_retirement() && !self.is_unmounted(directory, &record) {
                 self.kept.extend(record.mounts);
                 claim.leave_record();
@@ -427,8 +429,10 @@ impl<'a> Cleanup<'a> {
         if !run.iter().any(|made| made == directory) {
             run.push(directory.to_owned());
         }
-        let mut gone: Vec<_> =
-            [LOCK, CONTROL, COUNTS, NEXT_COUNTS, DISKS, SERVER].iter().map(|name| directory.join(name)).collect();
+        let mut gone: Vec<_> = [LOCK, CONTROL, COUNTS, NEXT_COUNTS, DISKS, SERVER, NEXT_SERVER]
+            .iter()
+            .map(|name| directory.join(name))
+            .collect();
         if self.dry_run {
             claim.leave_record();
         } else {

@@ -4,6 +4,7 @@
 //! `podfs node`. If no thread can be started here, the supervisor counts as one that does not answer.
 
 use std::io::{self, ErrorKind};
+use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -14,8 +15,9 @@ use std::time::{Duration, Instant};
 use super::process_delay::ProcessDelay;
 use crate::metrics::PodReading;
 use crate::supervisor::control::{self, AskError, ControlAnswer, ControlQuestion};
-use crate::supervisor::run_dir::claim::{self, SERVER};
+use crate::supervisor::run_dir::claim;
 use crate::supervisor::run_dir::record::PodLockRecord;
+use crate::supervisor::run_dir::server_socket;
 use crate::supervisor::run_dir::trust;
 use crate::supervisor::status::{PodState, PodStatus, ProcessStatus, ServerStatus, kept_restarts};
 
@@ -178,7 +180,7 @@ fn not_listening(directory: &Path, record: &PodLockRecord) -> PodStatus {
         let why = pid.and_then(ProcessDelay::of).map_or(or_that, ProcessDelay::sentence);
         return not_answering(directory, pid, format!("its supervisor does not listen: {why}"));
     }
-    match control::connect(directory, SERVER) {
+    match server_socket::connect(directory).map(UnixStream::from) {
         Ok(stream) => {
             let reason = "the volumes are served but not refreshed; podfs run of the pod takes them over";
             let process = control::peer(&stream).map(|pid| ProcessStatus { pid, version: None });

@@ -14,6 +14,7 @@
 
 use std::future::pending;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use tokio::task::spawn_blocking;
@@ -126,6 +127,11 @@ impl Supervisor {
 
     /// Makes the server listen at a new socket. A blocking thread asks the server, which may answer late.
     fn let_server_listen(&self, directory: PathBuf) {
+        // An earlier renewal may still wait for the server. Two at once would remove each other's socket.
+        static RENEWS: AtomicBool = AtomicBool::new(false);
+        if RENEWS.swap(true, Ordering::Relaxed) {
+            return;
+        }
         let server = self.server.client();
         spawn_blocking(move || {
             let path = directory.join(SERVER);
@@ -137,6 +143,7 @@ impl Supervisor {
                     path.display()
                 ),
             }
+            RENEWS.store(false, Ordering::Relaxed);
         });
     }
 }

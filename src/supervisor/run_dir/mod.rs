@@ -22,7 +22,7 @@ pub(in crate::supervisor) mod container_files;
 pub mod directory_lock;
 pub mod mount_points;
 pub mod record;
-pub(in crate::supervisor) mod server_socket;
+pub(crate) mod server_socket;
 pub mod site;
 pub(crate) mod socket;
 pub mod trust;

@@ -16,8 +16,13 @@ use super::socket;
 /// # Errors
 /// When the socket cannot be made or renamed, and those of `listen`. The socket before stays.
 pub fn renew(directory: &Path, listen: impl FnOnce(OwnedFd) -> io::Result<()>) -> io::Result<()> {
+    let rename = || fs::rename(directory.join(NEXT_SERVER), directory.join(SERVER));
+    if connect_to(directory, SERVER).is_err() && connect_to(directory, NEXT_SERVER).is_ok() {
+        // A supervisor was killed before it had renamed the socket.
+        rename()?;
+    }
     listen(socket::make(directory, NEXT_SERVER)?)?;
-    fs::rename(directory.join(NEXT_SERVER), directory.join(SERVER))
+    rename()
 }
 
 /// A connection to the server that listens in the pod's run directory.
@@ -25,11 +30,12 @@ pub fn renew(directory: &Path, listen: impl FnOnce(OwnedFd) -> io::Result<()>) -
 /// # Errors
 /// When no server listens.
 pub fn connect(directory: &Path) -> io::Result<OwnedFd> {
-    let connect_to = |name| {
-        let socket = socket::stream()?;
-        socket::connect_to(&socket, directory, name).map(|()| socket)
-    };
-    connect_to(SERVER).or_else(|error| connect_to(NEXT_SERVER).map_err(|_| error))
+    connect_to(directory, SERVER).or_else(|error| connect_to(directory, NEXT_SERVER).map_err(|_| error))
+}
+
+fn connect_to(directory: &Path, name: &str) -> io::Result<OwnedFd> {
+    let socket = socket::stream()?;
+    socket::connect_to(&socket, directory, name).map(|()| socket)
 }
 
 #[cfg(test)]
@@ -56,8 +62,12 @@ mod tests {
             assert_eq!(renew_until(is_killed).is_err(), is_killed);
             connect(run.path()).expect("found");
         }
-        // Killed before the server listens.
-        socket::make(run.path(), NEXT_SERVER).expect("a socket");
-        connect(run.path()).expect("found");
+        // Killed before the server listens, in each state of the names.
+        for is_killed in [false, true] {
+            assert_eq!(renew_until(is_killed).is_err(), is_killed);
+            let killed = renew(run.path(), |_| Err(io::ErrorKind::Interrupted.into()));
+            assert!(killed.is_err());
+            connect(run.path()).expect("found");
+        }
     }
 }
