@@ -66,6 +66,9 @@ pub struct DriverRecord {
     pub attached: bool,
     /// Whether podfs has called the driver to mount the volume at the home.
     pub published: bool,
+    /// Whether it has done so read-only; none in the record of an earlier version.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub published_read_only: Option<bool>,
 }
 
 /// The record of a driver's volume is damaged, or cannot be read.

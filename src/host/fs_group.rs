@@ -68,6 +68,11 @@ impl OwnershipObserver {
         self.report(volume, Some(OwnershipNotice::AlreadyMountedVolume(sentence)));
     }
 
+    /// Reports that the files of the volume have the right group, as far as podfs looks.
+    pub fn agrees(&self, volume: &str) {
+        self.report(volume, None);
+    }
+
     fn report(&self, volume: &str, notice: Option<OwnershipNotice>) {
         self.0(OwnershipReport { volume: volume.to_owned(), notice });
     }
@@ -89,6 +94,7 @@ pub fn give_to_group(
     let root = fstat(source).map_err(|errno| failed(errno.into()))?;
     if source.kind() == FileKind::Directory {
         if !needs_walk(policy, RootAttributes::of(&root), group, ContainerAccess::ReadWrite) {
+            observer.agrees(volume);
             return Ok(());
         }
         let directory = reopen(source.as_fd()).map_err(|errno| failed(errno.into()))?;

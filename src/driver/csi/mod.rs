@@ -23,7 +23,7 @@ mod usage;
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use tracing::info;
+use tracing::{info, warn};
 
 use super::home::make_directory;
 use super::{AwaitedCall, CallObserver, DriverError, DriverHome, DriverRecord, LeaveError, NodeMount};
@@ -116,6 +116,7 @@ impl CsiMount<'_> {
         let mut record = DriverRecord {
             node_mount: node_mount.as_ref().map(|mount| mount.directory().to_owned()),
             published: earlier.published,
+            published_read_only: earlier.published_read_only,
             capacity: earlier.capacity.or(self.claimed).or(self.capacity),
             expanded: earlier.expanded,
             ..self.record()
@@ -125,7 +126,7 @@ impl CsiMount<'_> {
             node_mount.enter(home, |path| self.stage(&client, can, node_mount, path))?;
         }
         let was_published = record.published;
-        record.published = true;
+        (record.published, record.published_read_only) = (true, Some(self.read_only));
         write(&record)?;
         let request = self.publish_request(home, can, node_mount.as_ref())?;
         let awaited = self.begins("NodePublishVolume");
@@ -168,13 +169,20 @@ impl CsiMount<'_> {
     ///
     /// # Errors
     /// The driver's or the node's error. The volume stays mounted.
-    pub fn publish_again(&self, home: &DriverHome) -> Result<(), DriverError> {
+    pub fn publish_again(mut self, home: &DriverHome) -> Result<(), DriverError> {
+        // A driver may refuse another mode for a volume that it has published. Earlier versions of podfs published PersistentVolumes
+        // read-only for the field `readOnly` of their source, too.
+        let record = home.read()?.unwrap_or_default();
+        self.read_only = record.published_read_only.unwrap_or(self.read_only || self.csi.read_only);
         let (client, can) = self.connect()?;
         let node_mount = self.node_mount(can);
         client.publish(self.publish_request(home, can, node_mount.as_ref())?)?;
         if let Some(group) = self.group(can) {
             let source = HostSource::of_driver(&home.target())?;
-            fs_group::give_to_group(&source, group, self.facts.fs_group_policy, self.volume, self.ownership)?;
+            let given =
+                fs_group::give_to_group(&source, group, self.facts.fs_group_policy, self.volume, self.ownership);
+            // Containers use the files, and may move them meanwhile. The next call comes soon.
+            given.unwrap_or_else(|error| warn!("volume {:?}: {error}", self.volume));
         }
         Ok(())
     }

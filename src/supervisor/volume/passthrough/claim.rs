@@ -200,8 +200,9 @@ fn give_to_group(
     if !shared {
         return fs_group::give_to_group(source, group, pod.facts.fs_group_policy, volume, observer);
     }
-    if let Some(other) = fs_group::group_of(source).filter(|other| *other != group) {
-        observer.is_shared(volume, &bound.name, group, other);
+    match fs_group::group_of(source).filter(|other| *other != group) {
+        Some(other) => observer.is_shared(volume, &bound.name, group, other),
+        None => observer.agrees(volume),
     }
     Ok(())
 }
