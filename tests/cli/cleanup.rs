@@ -34,6 +34,8 @@ fn everything(fixture: &Fixture) -> (Vec<String>, Vec<std::path::PathBuf>) {
             directories.extend(fs::read_dir(&directory).into_iter().flatten().flatten().map(|entry| entry.path()));
         }
     }
+    // A supervisor writes its counters from time to time, to a file that it then renames.
+    paths.retain(|path| !path.ends_with("/counts.json.new"));
     paths.sort();
     (paths, mounts)
 }
