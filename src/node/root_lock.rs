@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 use nix::fcntl::Flock;
 
 use crate::supervisor::run_dir::claim::is_still_at;
-use crate::supervisor::run_dir::directory_lock::{AlreadyLocked, lock_directory};
+use crate::supervisor::run_dir::timed_lock::{AlreadyLocked, lock_until};
 
 /// How long a daemon that ends, or a child of a killed one, may hold the lock.
 const DYING: Duration = Duration::from_secs(3);
@@ -65,7 +65,7 @@ impl RootLock {
             let mut options = OpenOptions::new();
             options.write(true).create(true).truncate(false).mode(0o600).custom_flags(libc::O_NOFOLLOW);
             let file = options.open(&path).map_err(failed)?;
-            let locked = lock_directory(file, until);
+            let locked = lock_until(file, until);
             let lock = locked.map_err(|AlreadyLocked| RootLockError::Taken(root_directory.to_owned()))?;
             // A daemon that has ended meanwhile has removed this file. Then podfs tries again.
             if lock.as_ref().is_none_or(|lock| is_still_at(lock, &path)) {

@@ -39,7 +39,7 @@ use crate::host::walk::{EntryPlace, MountPointPolicy, Visitor, WalkEntry, enter,
 use crate::manifest::pod::PodUid;
 use crate::node::spans;
 use crate::supervisor::run_dir::claim::{LOCK, SERVER};
-use crate::supervisor::run_dir::directory_lock::lock_directory;
+use crate::supervisor::run_dir::timed_lock::lock_until;
 
 /// How long a pass skips a directory that stays, unless it changes. Passes look again without a change, because an unmount
 /// does not change the directory. The pause doubles each time, because other obstacles may stay for days.
@@ -225,7 +225,7 @@ fn remove(
         Err(errno) => return stays(format!("cannot open {}: {}", path.display(), io::Error::from(errno))),
     };
     // The walk closes its own descriptor early, and the lock has to last until the end.
-    let Ok(_lock) = lock_directory(File::from(pod.try_clone()?), Instant::now()) else {
+    let Ok(_lock) = lock_until(File::from(pod.try_clone()?), Instant::now()) else {
         return stays(format!(
             "a podfs with another --run-dir serves it, or another podfs works on {}",
             path.display()

@@ -58,7 +58,7 @@ fn or_02_the_pod_of_a_podfs_with_another_run_directory_is_left_alone() {
     let scratch = node.path("a/plugins/kubernetes.io~empty-dir/scratch");
     fs::write(scratch.join("agent"), "").expect("written");
     let served = File::open(node.path("a")).expect("a directory");
-    let _lock = lock_directory(served, Instant::now()).expect("no other lock");
+    let _lock = lock_until(served, Instant::now()).expect("no other lock");
     let report = node.pass().report.expect("a report").to_string();
     assert!(report.contains("a podfs with another --run-dir serves it"), "{report}");
     assert!(scratch.join("content/file").exists());

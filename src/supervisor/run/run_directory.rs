@@ -128,8 +128,8 @@ impl Supervisor {
     /// Makes the server listen at a new socket. A blocking thread asks the server, which may answer late.
     fn let_server_listen(&self, directory: PathBuf) {
         // An earlier renewal may still wait for the server. Two at once would remove each other's socket.
-        static RENEWS: AtomicBool = AtomicBool::new(false);
-        if RENEWS.swap(true, Ordering::Relaxed) {
+        static IS_RENEWING: AtomicBool = AtomicBool::new(false);
+        if IS_RENEWING.swap(true, Ordering::Relaxed) {
             return;
         }
         let server = self.server.client();
@@ -143,7 +143,7 @@ impl Supervisor {
                     path.display()
                 ),
             }
-            RENEWS.store(false, Ordering::Relaxed);
+            IS_RENEWING.store(false, Ordering::Relaxed);
         });
     }
 }

@@ -3,7 +3,7 @@
 //! | module | owns |
 //! |---|---|
 //! | [`claim`] | the lock on a pod |
-//! | [`directory_lock`] | a lock on a directory itself |
+//! | [`timed_lock`] | a lock on an open file or directory, with a limit of the wait |
 //! | [`volumes_lock`] | the lock on the directory of the pod's volumes |
 //! | [`record`] | the record in the lock file: what its supervisor has made |
 //! | [`bounds`] | which recorded paths podfs unmounts and removes |
@@ -19,11 +19,11 @@ pub mod bounds;
 pub(crate) mod cgroup;
 pub mod claim;
 pub(in crate::supervisor) mod container_files;
-pub mod directory_lock;
 pub mod mount_points;
 pub mod record;
 pub(crate) mod server_socket;
 pub mod site;
 pub(crate) mod socket;
+pub mod timed_lock;
 pub mod trust;
 pub mod volumes_lock;

@@ -10,7 +10,7 @@ use std::time::Instant;
 use nix::fcntl::Flock;
 
 use super::claim::is_still_at;
-use super::directory_lock::{AlreadyLocked, lock_directory};
+use super::timed_lock::{AlreadyLocked, lock_until};
 
 /// A supervisor with another run directory serves the pod below this root directory.
 #[derive(Debug, thiserror::Error)]
@@ -57,7 +57,7 @@ impl VolumesLock {
         }
         // If the directory does not exist yet, podfs makes it. Another error is also that of the mount that follows.
         let Ok(directory) = File::open(&self.directory) else { return Ok(()) };
-        let lock = lock_directory(directory, until).map_err(|AlreadyLocked| VolumesTaken {
+        let lock = lock_until(directory, until).map_err(|AlreadyLocked| VolumesTaken {
             uid: self.directory.file_name().unwrap_or_default().display().to_string(),
             directory: self.directory.as_path().into(),
         })?;
