@@ -424,6 +424,11 @@ impl FileRecords {
         self.unsent.iter().any(|record| record.offset < range.end && range.start < record.range().end)
     }
 
+    /// Whether there is data that is not committed.
+    pub fn has_data(&self) -> bool {
+        !self.unsent.is_empty() || !self.taken.is_empty()
+    }
+
     /// The number of the last accepted record.
     pub fn last_sequence(&self) -> Option<u64> {
         self.unsent.iter().chain(&self.taken).map(|record| record.sequence).max()

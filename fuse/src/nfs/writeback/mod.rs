@@ -215,7 +215,7 @@ impl<S: Store> Writeback<S> {
 
     /// Whether there is data of a file that is not committed.
     pub fn has_data(&self, node: NodeId) -> bool {
-        self.inner.state.borrow().files.get(&node).is_some_and(|file| file.last_sequence().is_some())
+        self.inner.state.borrow().files.get(&node).is_some_and(FileRecords::has_data)
     }
 
     /// Whether podfs has not sent some of these bytes of a file yet, or has them in flight.
@@ -340,7 +340,7 @@ impl<S: Store> Inner<S> {
         if !self.take_room_of_errors() {
             self.commit_all();
         }
-        // A connection that ends tells nobody that it does not need the bytes of a call any more.
+        // A connection that ends does not notify this task when it drops the bytes of its calls.
         let _ = timeout(LOOK_FOR_ROOM, freed).await;
     }
 
@@ -348,7 +348,7 @@ impl<S: Store> Inner<S> {
     fn take_room_of_errors(self: &Rc<Self>) -> bool {
         let mut free = Vec::new();
         let mut state = self.state.borrow_mut();
-        if state.files.values().all(|file| file.last_sequence().is_none()) {
+        if !state.files.values().any(FileRecords::has_data) {
             free.extend(state.files.values_mut().filter_map(FileRecords::take_record_of_failure));
         }
         drop(state);
