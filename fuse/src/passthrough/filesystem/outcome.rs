@@ -14,8 +14,8 @@
 //! | REMOVEXATTR | there was such an attribute, and there is none now | it is removed |
 //! | WRITE at the end | the data begins where the file ended before | it is written |
 //!
-//! A request that can only fail is not begun: the name or attribute to remove is not there, or the attribute to create is. The successor
-//! executes it again, and it fails again.
+//! The server does not begin a request that can only fail: the name or attribute to remove is not there, or the attribute to create
+//! is. The successor executes the request again, and it fails again.
 //!
 //! Why the successor takes no other file for the one that the dead server made: the kernel locks a directory from before it sends
 //! the request until it has the answer, so no process changes the name in between through this mount. If a process makes the same
@@ -24,8 +24,8 @@
 //! user, and has its own clock.
 //!
 //! A process that uses the source may give the name to another file after the dead server has removed or renamed the first one. The
-//! successor tells the two files apart by inode number and birth time ([`FileMark`](crate::region::FileMark)). It takes the second file for the first one,
-//! and removes or renames it, if
+//! successor tells the two files apart by inode number and birth time ([`FileMark`](crate::region::FileMark)). It takes the second
+//! file for the first one, and removes or renames it, if
 //!
 //! - it is the first file: the process has moved it back, or has linked it again by another name;
 //! - the file system knows no birth times, and has used the inode number again;

@@ -2,6 +2,7 @@
 //! server. A keeper has the descriptors that a successor needs.
 
 mod garbage;
+mod opens;
 mod outcomes;
 mod spawner;
 mod storm;

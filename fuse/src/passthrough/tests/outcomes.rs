@@ -2,22 +2,18 @@
 
 use std::ffi::OsStr;
 use std::fs;
-use std::mem::ManuallyDrop;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
-use std::sync::atomic::Ordering::Relaxed;
 use std::thread::{self, JoinHandle};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::fs::{CWD, FileType, Mode, OFlags, mknodat};
+use rustix::fs::{CWD, FileType, Mode, mknodat};
 use rustix::io::{read, write};
 use rustix::time::{ClockId, clock_gettime};
 use zerocopy::IntoBytes;
 
 use super::super::attributes::{NamedFile, check_not_mounted};
-use super::super::state::{OpenCell, with_flags};
 use super::*;
 use crate::caller::credentials::ActAs;
-use crate::region::cells::OwnedCell;
 use crate::region::{FileMark, SLOTS};
 use crate::session::abi::OutHeader;
 use crate::session::{FuseOperation, Request};
@@ -25,7 +21,7 @@ use crate::session::{FuseOperation, Request};
 /// The interval at which the test checks whether a call has ended without its request.
 const LOOK_AGAIN: Timespec = Timespec { tv_sec: 0, tv_nsec: 20_000_000 };
 /// The number of attempts to make a call send its request.
-const ATTEMPTS: usize = 5;
+pub(super) const ATTEMPTS: usize = 5;
 
 /// A call that is under way, and its request, which a server has read and not answered.
 struct Caught<T> {
@@ -141,7 +137,7 @@ fn zero(_: &Rig) -> u64 {
     0
 }
 
-fn put(rig: &Rig, name: &str, text: &str) {
+pub(super) fn put(rig: &Rig, name: &str, text: &str) {
     fs::write(rig.source.join(name), text).expect("written");
     fs::metadata(rig.at(name)).expect("the kernel knows it");
 }
@@ -396,53 +392,6 @@ fn a_pipe_that_gets_the_name_of_a_new_file_is_opened_by_the_kernel() {
     let reader = thread::spawn(move || File::options().read(true).custom_flags(libc::O_NONBLOCK).open(reader));
     let _writer = caught.end(&rig).expect("opened for writing");
     reader.join().expect("no panic").expect("opened for reading");
-}
-
-#[test]
-fn files_whose_opens_are_in_flight_at_a_kill_can_be_mapped() {
-    let mapped = std::iter::repeat_with(|| map_opened_at_a_kill(&Rig::new(PassthroughOptions::default())));
-    mapped.take(ATTEMPTS).flatten().next().expect("the kernel knows the file once");
-}
-
-/// Kills the server while two files are opened, which it has made and not answered, and maps them. `None` if the kernel had forgotten
-/// what it knew of the file, so that it sent another request.
-fn map_opened_at_a_kill(rig: &Rig) -> Option<()> {
-    put(rig, "file", "text");
-    rig.kill();
-    let device = rig.device();
-    let open = |path: PathBuf| File::options().read(true).write(true).open(path);
-    let callers = [rig.at("file"), rig.at("file")].map(|path| thread::spawn(move || open(path)));
-    // It knows which cells the dead server has used.
-    let region = Region::adopt(rig.region.as_fd().try_clone_to_owned().expect("a descriptor")).expect("a region");
-    let region = Arc::new(region);
-    region.take_over();
-    let used: Vec<_> = region.cells().tagged().map(|(cell, _)| cell).collect();
-    region.cells().keep_only(&used);
-    let mut input = vec![0_u64; 300_000];
-    for handle in 1..=2 {
-        let length = read(&device, input.as_mut_bytes()).ok()?;
-        let request = Request::parse(&input.as_bytes()[..length]).expect("a request");
-        if request.name() != "OPEN" {
-            return None;
-        }
-        rig.region.in_flight().slot(handle as usize).take(request.number());
-        let opened = OwnedCell::new(&region, |cell: &OpenCell| {
-            cell.flags.store(with_flags(OFlags::RDWR), Relaxed);
-            cell.handle.store(handle, Relaxed);
-            cell.node.store(request.node.0, Relaxed);
-            cell.unique.store(request.number(), Relaxed);
-        });
-        // The dead server has left it.
-        let _left = ManuallyDrop::new(opened.expect("a cell"));
-        rig.region.header().counters.last_handle.store(handle, Relaxed);
-    }
-    rig.succeed();
-    for caller in callers {
-        let file = caller.join().expect("no panic").expect("opened");
-        // SAFETY: the mapping is not used.
-        unsafe { memmap2::MmapMut::map_mut(&file) }.expect("mapped");
-    }
-    Some(())
 }
 
 fn rename_with(flags: rustix::fs::RenameFlags) {

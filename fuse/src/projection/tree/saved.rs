@@ -119,8 +119,8 @@ impl ProjectionTree {
         self.staged.iter().for_each(|staged| staged.image.own());
     }
 
-    /// Whether a generation with a name has lost its content. The server of a tree zeroes a generation when it has applied the step that
-    /// removes the name, which may be before the supervisor has its answer.
+    /// Whether a generation with a name has lost its content. The server of a tree zeroes a generation when it has applied the step
+    /// that removes the name, which may be before the supervisor has its answer.
     pub fn has_lost_content(&self) -> bool {
         let mut named =
             self.generations.values().filter(|generation| self.entries.find(generation.name().as_str()).is_some());
