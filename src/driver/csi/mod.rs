@@ -172,7 +172,8 @@ impl CsiMount<'_> {
     pub fn publish_again(mut self, home: &DriverHome) -> Result<(), DriverError> {
         // A driver may refuse another mode for a volume that it has published. Earlier versions of podfs published PersistentVolumes
         // read-only for the field `readOnly` of their source, too.
-        let record = home.read()?.unwrap_or_default();
+        // Without a record that can be read, the volume still gets its tokens.
+        let record = home.read().ok().flatten().unwrap_or_default();
         self.read_only = record.published_read_only.unwrap_or(self.read_only || self.csi.read_only);
         let (client, can) = self.connect()?;
         let node_mount = self.node_mount(can);
