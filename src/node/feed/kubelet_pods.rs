@@ -164,7 +164,7 @@ impl KubeletPods {
         self.change_of(&uid)
     }
 
-    /// Forgets what podfs has read in the manifest file of a static pod before, when the kubelet had another pod of this file.
+    /// Forgets what podfs has read in a manifest file before, when the kubelet had another pod of this file.
     fn forget_other_descriptions(&mut self, uid: &PodUid, of_file: &PodUid) {
         let others: Vec<PodUid> = self.descriptions_by_file(of_file).filter(|other| other != uid).collect();
         for other in others {
@@ -175,14 +175,14 @@ impl KubeletPods {
         }
     }
 
-    /// The uids under which podfs has the description of a static pod whose manifest file has this uid, or from which podfs makes it.
+    /// The uids under which podfs keeps what it has read in one manifest file. `of_file` is the uid that podfs gives the file's pod.
     fn descriptions_by_file(&self, of_file: &PodUid) -> impl Iterator<Item = PodUid> {
         let described =
             self.described.iter().filter(move |(_, pod)| is_static(pod) && pod.pod.identity.uid == *of_file);
         described.map(|(uid, _)| uid.clone())
     }
 
-    /// Takes that no source has the pod any more. Returns the change for the manager, if there is one.
+    /// Records that no source has the pod any more. Returns the change for the manager, if there is one.
     fn lose(&mut self, uid: &PodUid) -> Option<FeedEvent> {
         self.note_source(uid, false);
         let event = if self.is_chosen(uid) { self.change_of(uid) } else { None };

@@ -125,8 +125,7 @@ fn da_01_the_next_pod_of_a_manifest_file_has_the_fields_that_the_file_has_now() 
         pods.change(KubeletChange::Unpublished(publication(first).target));
         let published = pods.change(KubeletChange::Published(Box::new(publication(second))));
         assert_eq!(label_of(published).as_deref(), Some("2"));
-        let FeedEvent::Put(file) = labelled("2") else { return };
-        pods.change_source(FeedEvent::Gone(PodSource::Files, file.pod.identity.uid.clone()));
+        pods.change_source(FeedEvent::Gone(PodSource::Files, static_pod().pod.identity.uid.clone()));
         pods.change(KubeletChange::Unpublished(publication(second).target));
         let published = pods.change(KubeletChange::Published(Box::new(publication("next"))));
         assert_eq!(label_of(published), None, "no file describes it any more");
