@@ -67,7 +67,8 @@ impl Machine {
         command.args(["-accel", "tcg,thread=multi", "-cpu", "qemu64,+rdrand,-cx16", "-smp", "2", "-m", "1G"]);
         command.args(["-M", "pc", "-nodefaults", "-display", "none", "-no-reboot"]);
         command.arg("-kernel").arg(&self.kernel).arg("-initrd").arg(initrd);
-        command.args(["-append", "console=ttyS0 quiet panic=-1 rdinit=/init"]);
+        // QEMU translates the code of a program again at each other address, so programs always have the same addresses.
+        command.args(["-append", "console=ttyS0 quiet panic=-1 norandmaps rdinit=/init"]);
         command.arg("-serial").arg(format!("file:{}", console.display())).args(["-serial", "stdio"]);
         if network {
             // The guest does not boot from the network, so the card needs no firmware.
