@@ -49,6 +49,9 @@ struct SharedOperations {
     known: Mutex<BTreeMap<PathBuf, Publication>>,
     /// The targets with a call that has not ended.
     busy: BusyTargets,
+    /// The targets with a call of NodeGetVolumeStats. They are apart from `busy`: the source of a volume may be silent for ever, and
+    /// podfs unmounts such a volume, too.
+    measured: BusyTargets,
 }
 
 /// The state of a volume.
@@ -67,8 +70,10 @@ impl CsiOperations {
         changes: UnboundedSender<KubeletChange>,
         readers: Option<PodReaders>,
     ) -> CsiOperations {
-        let (known, busy) = (Mutex::new(known), BusyTargets::default());
-        CsiOperations { shared: Arc::new(SharedOperations { root, records, node, changes, readers, known, busy }) }
+        let (known, busy, measured) = (Mutex::new(known), BusyTargets::default(), BusyTargets::default());
+        CsiOperations {
+            shared: Arc::new(SharedOperations { root, records, node, changes, readers, known, busy, measured }),
+        }
     }
 
     pub(super) fn root(&self) -> &KubeletRoot {
@@ -108,7 +113,7 @@ impl CsiOperations {
             return Err(Status::not_found(sentence));
         };
         publication.name_in_span();
-        let lock = self.shared.busy.lock(path, None)?;
+        let lock = self.shared.measured.lock(path, None)?;
         let (shared, target) = (Arc::clone(&self.shared), path.to_owned());
         // The blocking thread holds the lock, so a volume that hangs occupies one thread, not one for each call.
         let measured = spawn_blocking(move || {

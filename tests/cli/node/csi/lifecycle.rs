@@ -7,6 +7,7 @@ use nix::sys::signal::Signal;
 
 use super::kubelet::Kubelet;
 use crate::common::kubelet::capability;
+use crate::common::stoppable::Stoppable;
 use crate::common::{config_map, eventually, secret, unmount_below, wait_content};
 
 const WEB: &str = "\
@@ -266,4 +267,29 @@ fn calls_are_counted_by_method_and_status() {
     let line = "csi_operations_seconds_count{driver_name=\"podfs.io\",method_name=\"/csi.v1.Node/NodePublishVolume\",grpc_status_code=\"OK\"} 1";
     assert!(text.contains(line), "{text}");
     kubelet.end_pod("web", &[volume]);
+}
+
+#[test]
+fn a_volume_whose_source_does_not_answer_is_unpublished_although_its_statistics_are_awaited() {
+    let kubelet = kubelet();
+    let shared = kubelet.node.fixture.path("shared");
+    fs::create_dir(&shared).expect("a directory");
+    let silent = Stoppable::over(&shared);
+    let mut command = kubelet.command();
+    command.arg("--csi-allow").arg(&shared);
+    let _daemon = kubelet.node.start_command(command);
+    let volume = kubelet.volume("web", "host", &[("kind", "hostPath"), ("path", shared.to_str().expect("text"))]);
+    kubelet.published(&volume);
+    silent.signal(Signal::SIGSTOP);
+    let condition =
+        kubelet.stats(&volume.id, &volume.target).expect("an answer").volume_condition.expect("a condition");
+    assert!(condition.abnormal && condition.message.contains("does not answer"), "{condition:?}");
+    let again = kubelet.stats(&volume.id, &volume.target).expect_err("a thread still waits");
+    let unpublished = kubelet.unpublish(&volume);
+    silent.signal(Signal::SIGCONT);
+    assert_eq!(again.code(), tonic::Code::Aborted);
+    assert_eq!(unpublished.map_err(|status| status.to_string()), Ok(()), "{}", kubelet.node.log());
+    kubelet.end_pod("web", &[volume]);
+    drop(silent);
+    unmount_below(&shared);
 }
