@@ -105,6 +105,14 @@ pub(in crate::supervisor) enum NoProgram {
     Gone(PathBuf),
 }
 
+/// The path of the program of the same name in the directory that a container has installed last, if there is one; otherwise the
+/// path itself.
+pub(crate) fn last_installed(path: PathBuf) -> PathBuf {
+    let name = path.file_name().unwrap_or_default();
+    let installed = path.parent().and_then(Path::parent).map(|directories| directories.join(CURRENT).join(name));
+    installed.filter(|installed| installed.is_file()).unwrap_or(path)
+}
+
 /// The path to execute in an upgrade: the program of this name in the directory that a container has installed last, if
 /// there is one; otherwise the path that this program was started from.
 ///
@@ -115,8 +123,6 @@ pub(in crate::supervisor) fn program_on_disk() -> Result<PathBuf, NoProgram> {
     let path = own_path()?;
     let bytes = path.as_os_str().as_bytes();
     let path = PathBuf::from(OsStr::from_bytes(bytes.strip_suffix(DELETED).unwrap_or(bytes)));
-    let name = path.file_name().unwrap_or_default().to_owned();
-    let installed = path.parent().and_then(Path::parent).map(|directories| directories.join(CURRENT).join(&name));
-    let path = installed.filter(|installed| installed.is_file()).unwrap_or(path);
+    let path = last_installed(path);
     if path.is_file() { Ok(path) } else { Err(NoProgram::Gone(path)) }
 }

@@ -61,10 +61,14 @@ impl Programs {
                 }
             }
         }
-        let link = directory.join(format!("{NEW}{}-link", std::process::id()));
-        let _ = fs::remove_file(&link);
-        symlink(&self.name, &link)?;
-        fs::rename(&link, directory.join(CURRENT))?;
+        let current = directory.join(CURRENT);
+        // A restart of the container needs no space on a full disk.
+        if !fs::read_link(&current).is_ok_and(|target| target == Path::new(&self.name)) {
+            let link = directory.join(format!("{NEW}{}-link", std::process::id()));
+            let _ = fs::remove_file(&link);
+            symlink(&self.name, &link)?;
+            fs::rename(&link, current)?;
+        }
         Ok(copy.join("podfs"))
     }
 

@@ -20,7 +20,7 @@ use tracing::debug;
 
 use crate::manifest::pod::PodUid;
 use crate::node::on_host;
-use crate::supervisor::installed::SUPERVISOR;
+use crate::supervisor::installed::{SUPERVISOR, last_installed};
 use crate::supervisor::run_dir::cgroup;
 use crate::supervisor::server::spawn::{ProcessKind, Start};
 
@@ -144,7 +144,8 @@ impl Launcher {
         command.args(["--quiet", "--no-block", "--collect", "--service-type=notify", "--slice=podfs.slice"]);
         command.arg(format!("--unit={}", unit_name(uid)));
         command.args(self.properties(uid).iter().map(|property| format!("--property={property}")));
-        command.arg("--").arg(&self.program).args(self.program_arguments(uid, manifest));
+        // After a crash, systemd starts the version that was installed last, which may have replaced this one by an upgrade.
+        command.arg("--").arg(last_installed(self.program.clone())).args(self.program_arguments(uid, manifest));
         match complaint(command.output()) {
             // After a crash, systemd waits a second before it starts the unit again.
             Some(complaint) if complaint.contains("already loaded") || complaint.contains("already exists") => Ok(()),
@@ -155,7 +156,7 @@ impl Launcher {
 
     /// The settings of the packaged unit, for this pod.
     fn properties(&self, uid: &PodUid) -> Vec<String> {
-        let podfs = self.podfs.display().to_string();
+        let podfs = last_installed(self.podfs.clone()).display().to_string();
         let mut properties: Vec<(String, String)> = Vec::new();
         for (section, key, value) in settings(UNIT) {
             if section == "Install" || NOT_TRANSIENT.contains(&key.as_str()) || key == "Documentation" {
@@ -253,7 +254,7 @@ mod tests {
         assert!(
             matches!(&capabilities[..], [all] if all.contains("CAP_SYS_ADMIN") && all.contains("CAP_NET_BIND_SERVICE"))
         );
-        assert_eq!(properties.iter().filter(|property| property.starts_with("DeviceAllow=")).count(), 3);
+        assert_eq!(properties.iter().filter(|property| property.starts_with("DeviceAllow=")).count(), 5);
         assert!(!properties.iter().any(|property| property.contains("%i") || property.starts_with("ExecStart=")));
     }
 }
