@@ -18,6 +18,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+use podfs_fuse::{Backoff, DoublingPause};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
 use tokio::time::{Instant, sleep_until};
 use tracing::{debug, warn};
@@ -43,6 +44,8 @@ use crate::supervisor::status::{PodState, PodStatus};
 const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 /// How long a supervisor may be silent before the task reports it.
 const SILENT: Duration = Duration::from_secs(3);
+/// The pauses before the task repeats a publication that has failed.
+const PUBLISH_PAUSE: DoublingPause = DoublingPause::new(Duration::from_millis(500), Duration::from_secs(60));
 /// How long systemd may take to start a supervisor.
 const UNIT: Duration = Duration::from_secs(30);
 
@@ -65,8 +68,10 @@ pub(super) struct PodTask {
     status: Option<PodStatus>,
     /// Whether this supervisor, or one before it, may have mounted volumes of the pod.
     may_be_mounted: bool,
-    /// Whether the supervisor has refused the last change. The next operation tries again.
-    change_failed: bool,
+    /// When the task repeats a publication that has failed. The next operation repeats it at once.
+    publish_at: Option<Instant>,
+    /// The pauses between publications that fail.
+    publish_pauses: Backoff,
 }
 
 impl PodTask {
@@ -89,7 +94,8 @@ impl PodTask {
             waiting: WaitingOperations::default(),
             status: None,
             may_be_mounted: false,
-            change_failed: false,
+            publish_at: None,
+            publish_pauses: PUBLISH_PAUSE.backoff(),
         }
     }
 
@@ -116,6 +122,9 @@ impl PodTask {
                 event = self.life.next() => self.handle_event(event).await,
                 () = sleep_until(deadline.unwrap_or_else(Instant::now)), if deadline.is_some() => {
                     self.waiting.expire(self.status.as_ref());
+                }
+                () = sleep_until(self.publish_at.unwrap_or_else(Instant::now)), if self.publish_at.is_some() => {
+                    self.publish_at = None;
                 }
             }
         }
@@ -173,7 +182,8 @@ impl PodTask {
     }
 
     async fn take(&mut self, request: PodOperation) {
-        self.change_failed = false;
+        self.publish_at = None;
+        self.publish_pauses.reset();
         match request {
             PodOperation::Mount { pod, volume, limit, answer } => {
                 self.want(pod).volumes.insert(volume.clone());
@@ -247,7 +257,7 @@ impl PodTask {
                 self.stop().await
             }
             SupervisorLife::Up(RunningSupervisor { change: None, has_sent_status: true, .. })
-                if !self.is_published() && !self.change_failed =>
+                if !self.is_published() && self.publish_at.is_none() =>
             {
                 self.publish().await;
             }
@@ -316,7 +326,14 @@ impl PodTask {
         let Some(mut served) = self.wanted.clone() else { return };
         served.volumes.extend(self.written.iter().flat_map(|written| written.volumes.iter().cloned()));
         if let Err(reason) = self.write(served.clone()).await {
-            return self.fail_all(FailureKind::Transient, &reason);
+            match &self.written {
+                // The task publishes the present description when it can write again.
+                Some(written) if served.volumes.is_subset(&written.volumes) => {
+                    warn!("{reason}; podfs starts the supervisor of pod {} with the last description", self.uid);
+                    served = written.clone();
+                }
+                _ => return self.fail_all(FailureKind::Transient, &reason),
+            }
         }
         (self.published, self.is_taken) = (Some(served), true);
         let (launcher, uid, directory) = (self.shared.launcher.clone(), self.uid.clone(), self.directory.clone());

@@ -196,6 +196,11 @@ impl Daemon {
             .collect()
     }
 
+    /// Describes the pod anew, with the same volumes.
+    pub fn update(&self, pod: &NodePod) {
+        self.block_on(async { self.supervisors.update(pod) });
+    }
+
     pub fn retire(&self) -> Result<(), String> {
         self.block_on(self.supervisors.retire(&self.uid)).map_err(|error| error.to_string())
     }

@@ -130,6 +130,27 @@ fn a_volume_is_published_again_after_its_publication_was_lost() {
 }
 
 #[test]
+fn a_change_of_a_pod_is_published_again_after_its_publication_was_lost() {
+    const LIMITED: &str = "[{name: scratch, emptyDir: {sizeLimit: 1Mi}}]";
+    let node = Node::new();
+    let mut daemon = node.daemon();
+    assert_eq!(daemon.mount(&node_pod(&node.uid(), LIMITED), &["scratch"]), [Ok(())]);
+    daemon.wait_up();
+    let volume = node.volume("empty-dir", "scratch");
+    let size = || {
+        let usage = rustix::fs::statvfs(&volume).expect("it is mounted");
+        usage.f_blocks * usage.f_frsize
+    };
+    assert_eq!(size(), 1 << 20);
+    let relay = Relay::new(&node, First::IsLost);
+    daemon.update(&node_pod(&node.uid(), &LIMITED.replace("1Mi", "4Mi")));
+    eventually("the volume has the new limit", || size() == 4 << 20);
+    drop(relay);
+    assert_eq!(daemon.unmount(&["scratch"]), [Ok(())]);
+    node.assert_nothing_left();
+}
+
+#[test]
 fn rc_01_the_next_daemon_publishes_a_volume_that_is_only_in_the_checkpoint() {
     let node = Node::new();
     let daemon = serves_host(&node);

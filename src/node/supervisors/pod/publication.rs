@@ -4,18 +4,20 @@
 //!    than the publication, and show a mount that is gone meanwhile; or it may be newer, and be the last status for a long time. So
 //!    the task opens a new connection for statuses after each publication with new volumes: every status on it is newer.
 //! 2. Until that connection's first status, the task answers only mounts of volumes that the publication left as they were.
-//! 3. The supervisor may have taken a publication that failed, or not. The next operation on the pod publishes again.
+//! 3. The supervisor may have taken a publication that failed, or not. The task publishes again after a pause, or with the next
+//!    operation on the pod.
 
 use std::collections::BTreeSet;
 use std::path::Path;
 
-use tracing::{Instrument, debug};
+use tokio::time::Instant;
+use tracing::{Instrument, debug, warn};
 
-use super::super::FailureKind;
 use super::super::control::{self, StatusWatch};
 use super::super::life::{
     ConnectingSupervisor, PublicationChange, PublicationResult, RunningSupervisor, SupervisorLife,
 };
+use super::super::{FailureKind, OperationError};
 use super::PodTask;
 use crate::supervisor::control::AskError;
 
@@ -24,7 +26,7 @@ impl PodTask {
     pub(super) async fn publish(&mut self) {
         let Some(wanted) = self.wanted.clone() else { return };
         if let Err(reason) = self.write_checkpoint().await {
-            self.change_failed = true;
+            self.publish_later(&reason);
             return self.fail_all(FailureKind::Transient, &reason);
         }
         let mut published = self.published.take().unwrap_or_else(|| wanted.clone());
@@ -66,6 +68,7 @@ impl PodTask {
                 let status = self.status.iter_mut();
                 status.for_each(|status| status.volumes.retain(|volume| is_as_before(&volume.name)));
                 (self.published, self.is_taken) = (Some(wanted), true);
+                self.publish_pauses.reset();
                 self.waiting.up();
                 if let Some(watch) = watch {
                     self.follow_with(watch);
@@ -73,9 +76,19 @@ impl PodTask {
                 self.answer_mounts();
             }
             Err(reason) => {
-                self.change_failed = true;
+                self.publish_later(&reason);
                 self.waiting.fail_mounts(FailureKind::Uncertain, &reason.to_string());
             }
+        }
+    }
+
+    /// Publishes again after a pause. Logs only the first of several failures in a row.
+    fn publish_later(&mut self, reason: &OperationError) {
+        let failures = self.publish_pauses.failures();
+        let pause = self.publish_pauses.fail();
+        self.publish_at = Some(Instant::now() + pause);
+        if failures == 0 {
+            warn!("the supervisor of pod {} has not taken a change of the pod; podfs tries again: {reason}", self.uid);
         }
     }
 
