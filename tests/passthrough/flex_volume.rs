@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 
 use nix::sys::signal::Signal;
 use rustix::fs::{Mode, OFlags, openat};
+use serde_json::json;
 
 use crate::common::*;
 
@@ -407,4 +408,21 @@ fn fx_01_pv_07_a_persistent_volume_of_a_driver_is_shown_by_its_name_and_its_clai
         assert!(rig.calls()[1].contains(&option), "{:?}", rig.calls());
         rig.assert_stops_clean(running);
     }
+}
+
+#[test]
+fn a_supervisor_sleeps_while_a_volume_that_is_to_be_mounted_again_waits_for_its_driver() {
+    let rig = Rig::new(r#"{"attach": false}"#);
+    rig.put("mount.do", r#"touch "$here/waits"; while [ ! -e "$here/go" ]; do sleep 0.05; done"#);
+    let mut running = rig.start();
+    eventually("the driver waits", || rig.driver().join("waits").exists());
+    control::ask(&rig.fixture.run_files(), &json!({"remount": {"volumes": ["data"]}}));
+    let stat = format!("/proc/{}/stat", running.pid());
+    eventually("the supervisor sleeps", || {
+        let stat = fs::read_to_string(&stat).expect("it runs");
+        stat.rsplit_once(')').is_some_and(|(_, fields)| fields.trim_start().starts_with('S'))
+    });
+    rig.put("go", "");
+    running.wait_ready();
+    rig.assert_stops_clean(running);
 }

@@ -13,7 +13,6 @@
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::Duration;
 
 use podfs_fuse::mount::visible::take_away;
 use tokio::task::JoinError;
@@ -226,10 +225,7 @@ impl Supervisor {
         // The path is for `podfs mount`, which has no control socket.
         let _path = self.look_at_mounts();
         for leader in places.iter().map(|place| self.sharing.leader(*place)).collect::<BTreeSet<_>>() {
-            if let Some(volume) = self.idle.get_mut(&leader) {
-                volume.hurry();
-            }
-            self.retry_at(leader, Duration::ZERO);
+            self.refresh_now(leader);
         }
     }
 

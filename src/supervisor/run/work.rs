@@ -20,6 +20,8 @@ pub(super) struct RefreshTime {
     /// When podfs saw the oldest change since then.
     pub(super) noticed_at: Option<time::Instant>,
     pub(super) retry_at: Option<Instant>,
+    /// Whether a client has asked for a refresh while a thread had the volume. The refresh begins when that thread has ended.
+    is_requested: bool,
 }
 
 impl RefreshTime {
@@ -93,7 +95,10 @@ impl Supervisor {
 
     /// When the next retry, or the next removal of an old generation, is due.
     pub(in crate::supervisor) fn next_work(&self) -> Option<Instant> {
-        let retries = self.refresh_times.values().filter_map(|time| time.retry_at);
+        // The end of work on a volume looks at its retry, too.
+        let is_idle = |place: &usize| self.idle.contains_key(place);
+        let retries =
+            self.refresh_times.iter().filter(|(place, _)| is_idle(place)).filter_map(|(_, time)| time.retry_at);
         let removals = self.idle.values().filter_map(PodVolume::next_removal).map(Instant::from_std);
         retries.chain(removals).min()
     }
@@ -104,7 +109,7 @@ impl Supervisor {
         finished: Result<FinishedWork, JoinError>,
     ) -> Result<(), SupervisorError> {
         let finished = finished.expect("a blocking thread that panics ends the process");
-        let FinishedWork { place, volume, outcome } = finished;
+        let FinishedWork { place, mut volume, outcome } = finished;
         match outcome {
             WorkOutcome::Refreshed { attempt, mounting } => {
                 if let Err(cause) = self.record_refresh(place, &volume, attempt, mounting) {
@@ -119,6 +124,10 @@ impl Supervisor {
         if self.is_unmounting(place) {
             self.start_unmount(place, volume);
             return Ok(());
+        }
+        if std::mem::take(&mut self.refresh_times.entry(place).or_default().is_requested) {
+            volume.hurry();
+            self.retry_at(place, Duration::ZERO);
         }
         self.report_volume(place, &volume);
         self.idle.insert(place, volume);
@@ -151,6 +160,17 @@ impl Supervisor {
             RefreshOutcome::Permanent(cause) => return Err(cause),
         }
         Ok(())
+    }
+
+    /// Refreshes the volume now, or when the thread that has it has ended. The pauses between tries begin short again.
+    pub(super) fn refresh_now(&mut self, place: usize) {
+        match self.idle.get_mut(&place) {
+            Some(volume) => {
+                volume.hurry();
+                self.retry_at(place, Duration::ZERO);
+            }
+            None => self.refresh_times.entry(place).or_default().is_requested = true,
+        }
     }
 
     /// Schedules a retry of the volume.
