@@ -4,7 +4,10 @@
 //! A controller detaches a volume that the Node object does not have. So while podfs does not know the PersistentVolume behind
 //! a volume in use, as after a restart of the daemon, it keeps all volumes that the Node object already has.
 
+use std::time::Duration;
+
 use serde_json::{Value, json};
+use tokio::time::sleep;
 use tracing::warn;
 
 use super::NodeHandle;
@@ -13,12 +16,15 @@ use crate::kube::address::{Collection, Resource};
 use crate::kube::client::ApiClient;
 use crate::kube::retry::Retry;
 
+/// How often podfs reads the list of the Node object again: another client may have overwritten it, or made the object anew.
+const CHECK_INTERVAL: Duration = Duration::from_secs(10);
+
 /// Reports until the daemon ends, after each change. Until the daemon has found everything of an earlier daemon (5.3), it only adds
 /// volumes.
 pub(super) async fn report(client: ApiClient, node: String, handle: NodeHandle) {
     let mut states = handle.follow();
     let (mut retry, mut reported) = (Retry::new(client.clone()), None);
-    let before = reported_before(&client, &node, &mut retry).await;
+    let before = list_of_node(&client, &node, &mut retry).await;
     loop {
         let state = states.borrow_and_update().clone();
         let known = reported.as_ref().unwrap_or(&before);
@@ -44,14 +50,17 @@ pub(super) async fn report(client: ApiClient, node: String, handle: NodeHandle) 
                 }
             }
         }
-        if states.changed().await.is_err() {
-            return;
+        tokio::select! {
+            changed = states.changed() => if changed.is_err() { return },
+            () = sleep(CHECK_INTERVAL), if reported.is_some() => {
+                reported = Some(list_of_node(&client, &node, &mut retry).await);
+            }
         }
     }
 }
 
-/// The volumes that an earlier daemon, or a kubelet, reported last.
-async fn reported_before(client: &ApiClient, node: &str, retry: &mut Retry) -> Vec<String> {
+/// The volumes in use that the Node object has.
+async fn list_of_node(client: &ApiClient, node: &str, retry: &mut Retry) -> Vec<String> {
     let collection = Collection::only(Resource::NODE, None, node);
     loop {
         match client.get(&collection).await {

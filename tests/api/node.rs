@@ -211,6 +211,9 @@ fn volumes_that_a_controller_attaches_are_in_use_until_they_are_unmounted_and_st
     let attached = json!(["kubernetes.io/csi/attached.io^one"]);
     let daemon = node.start_command(command());
     eventually("what a controller attaches is reported", || reported(server) == attached);
+    // Another client overwrites the status, as when an operator deletes the Node object and makes it anew.
+    server.put(&format!("{{apiVersion: v1, kind: Node, metadata: {{name: {NODE}}}}}"));
+    eventually("it is reported in the new object", || reported(server) == attached);
     eventually("the size is known", || node.volume("web", "data3").is_some_and(|volume| volume["size"] == 1 << 30));
 
     // Another daemon that may not read claims does not know what the volumes are.
