@@ -13,17 +13,17 @@ use tracing::info;
 use crate::cli::exit::Failure;
 use crate::cli::log::{LogFormat, LogOptions};
 use crate::cli::metrics;
-use crate::node::csi::{AllowList, CsiError, CsiSettings};
+use crate::node::csi::{AllowList, CsiSettings};
 use crate::node::feed::{Choice, FeedSettings, PodSource};
 use crate::node::local_volumes::ClassDirectory;
-use crate::node::nri::{NriError, NriSettings};
+use crate::node::nri::NriSettings;
 use crate::node::service::DaemonError;
 use crate::node::supervisors::SupervisorSettings;
 use crate::node::{self, NodeError, NodeOptions, on_host};
 use crate::source::SettingsSource;
 use crate::supervisor::exec_state;
 use crate::supervisor::installed::supervisor_program;
-use crate::supervisor::program::machine::check_machine;
+use crate::supervisor::program::machine::{IDLE_THREAD, check_machine, keep_a_blocking_thread};
 use crate::supervisor::program::options::{
     DriverOptions, GenerationOptions, IoUring, MemoryOptions, ROOT_DIRECTORY, SubPathOptions, TransportOptions,
     directory,
@@ -331,11 +331,13 @@ fn serve(options: NodeOptions) -> Result<(), Failure> {
         .enable_io()
         .enable_time()
         .max_blocking_threads(BLOCKING_THREADS)
+        .thread_keep_alive(IDLE_THREAD)
         .build()
         .map_err(|error| Failure::general(anyhow!("cannot start: {error}")))?;
     let ended = runtime.block_on(async {
         let mut stop = StopSignals::listen().map_err(|error| Failure::general(anyhow!("cannot start: {error}")))?;
         let mut heartbeat = Heartbeat::of_unit();
+        tokio::spawn(keep_a_blocking_thread());
         let mut node = pin!(node::run(options));
         loop {
             tokio::select! {
@@ -357,9 +359,9 @@ fn serve(options: NodeOptions) -> Result<(), Failure> {
 impl From<NodeError> for Failure {
     fn from(error: NodeError) -> Failure {
         match error {
-            NodeError::Daemon(DaemonError::Untrusted(_))
-            | NodeError::Csi(CsiError::KubeletRoot(_))
-            | NodeError::Nri(NriError::KubeletRoot(_)) => Failure::input(error),
+            NodeError::Daemon(DaemonError::Untrusted(_)) => Failure::input(error),
+            // The kubelet makes its directories when it starts for the first time, which may be later than podfs. So the exit code
+            // lets systemd start podfs again (`NodeError::Csi`, `NodeError::Nri`).
             error => Failure::general(error),
         }
     }

@@ -9,7 +9,7 @@ use podfs::supervisor::status::PodState;
 use crate::installed::install;
 use crate::installed::load::Load;
 use crate::installed::machine::{Init, Machine};
-use crate::installed::pods::{self, CONFIG, UID, UNIT, assert_nothing_served, manifest, processes};
+use crate::installed::pods::{self, CONFIG, HOST, UID, UNIT, assert_nothing_served, manifest, processes};
 use crate::installed::versions::Versions;
 
 /// All files of the machine, except those in the directories that dpkg and systemd use.
@@ -186,4 +186,30 @@ fn a_removal_cleans_up_after_pods_that_are_dead() {
     assert!(output.contains(&format!("unmounted {CONFIG}")), "{output}");
     assert!(!output.contains("served"), "{output}");
     assert_nothing_left(&machine, &before);
+}
+
+#[test]
+fn a_purge_deletes_nothing_in_directories_of_the_host_that_a_volume_shows() {
+    let test = "a_purge_deletes_nothing_in_directories_of_the_host_that_a_volume_shows";
+    let Some(machine) = crate::installed::machine(test, Init::Systemd) else { return };
+    install(&machine, &Versions::get().first());
+    pods::write_manifests(&machine);
+    let pod = format!(
+        "apiVersion: v1\nkind: Pod\nmetadata: {{name: web, uid: {UID}, annotations: {{podfs.io/host-path.host: bind}}}}\n\
+         spec:\n  containers: [{{name: web, image: web}}]\n  volumes: [{{name: host, hostPath: {{path: /srv/host}}}}]\n"
+    );
+    machine.write(&manifest("pod.yaml"), pod);
+    machine.output_of(&format!("echo 1 >/srv/host/file; systemctl start {UNIT}; [ -e {HOST}/file ]"));
+    machine.output_of("dpkg --remove podfs 2>&1");
+    // No process of the pod is left, and the mount is no FUSE mount.
+    machine.output_of(&format!("systemctl kill --signal KILL {UNIT}"));
+    machine.eventually(&format!("[ $(systemctl show -P ActiveState {UNIT}) = failed ]"));
+    let output = machine.output_of("dpkg --purge podfs 2>&1");
+    assert!(output.contains("mounts of pods are left"), "{output}");
+    assert_eq!(machine.output_of(&format!("cat /srv/host/file {HOST}/file")), "1\n1");
+    // After the unmount, the purge can be repeated.
+    machine.output_of(&format!("umount {HOST}"));
+    install(&machine, &Versions::get().first());
+    machine.output_of("dpkg --purge podfs 2>&1");
+    assert_eq!(machine.output_of("cat /srv/host/file; ls -d /var/lib/podfs || true"), "1");
 }

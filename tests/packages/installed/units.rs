@@ -2,8 +2,12 @@
 
 use std::fs;
 use std::io::{Write, stderr};
+use std::os::unix::fs::MetadataExt;
+
+use nix::sys::stat::{major, minor};
 
 use crate::common::eventually;
+use crate::common::loop_device::LoopDevice;
 use crate::installed::installed;
 use crate::installed::load::Load;
 use crate::installed::machine::{Init, Machine};
@@ -218,4 +222,32 @@ fn systemd_finds_nothing_wrong_with_the_units() {
         let figure = exposure.split_whitespace().next().expect("a figure");
         assert!(readme.contains(&format!("| `{unit}` | {figure} |")), "{unit}: {exposure}");
     }
+}
+
+#[test]
+fn a_unit_formats_mounts_and_unmounts_the_disk_of_a_claim() {
+    let disk = LoopDevice::new(64);
+    let Some(machine) = installed("a_unit_formats_mounts_and_unmounts_the_disk_of_a_claim", Init::Systemd) else {
+        return;
+    };
+    let number = fs::metadata(disk.path()).expect("a device").rdev();
+    machine.output_of(&format!("mknod /dev/disk b {} {}", major(number), minor(number)));
+    pods::write_manifests(&machine);
+    let pod = format!(
+        "apiVersion: v1\nkind: Pod\nmetadata: {{name: web, uid: {UID}}}\nspec:\n  containers: [{{name: web, image: web}}]\n  \
+         volumes: [{{name: data, persistentVolumeClaim: {{claimName: data}}}}]\n"
+    );
+    machine.write(&manifest("pod.yaml"), pod);
+    machine.write(
+        &manifest("objects/disk.yaml"),
+        "{apiVersion: v1, kind: PersistentVolumeClaim, metadata: {name: data, uid: c-1}, spec: {volumeName: pv-1}, \
+         status: {phase: Bound}}\n---\n\
+         {apiVersion: v1, kind: PersistentVolume, metadata: {name: pv-1}, spec: {accessModes: [ReadWriteOnce], \
+         claimRef: {namespace: default, name: data, uid: c-1}, local: {path: /dev/disk, fsType: ext4}}}\n",
+    );
+    machine.output_of(&format!("systemctl start {UNIT}"));
+    let volume = format!("/var/lib/podfs/pods/{UID}/volumes/kubernetes.io~local-volume/pv-1");
+    machine.output_of(&format!("echo 1 >{volume}/file; blkid --match-token TYPE=ext4 /dev/disk"));
+    machine.output_of(&format!("systemctl stop {UNIT}"));
+    machine.output_of("mount /dev/disk /mnt; [ \"$(cat /mnt/file)\" = 1 ]; umount /mnt");
 }
