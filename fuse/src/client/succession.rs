@@ -58,6 +58,15 @@ pub struct TakeoverOutcome {
     pub given_up: Vec<(VolumeNumber, String)>,
 }
 
+/// What the supervisor does with a volume that a successor cannot load.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum UnloadableVolume {
+    /// It gives up the volume: no other server could load it.
+    GivenUp,
+    /// It ends the takeover, because a server of another version can load the volume.
+    EndsTakeover,
+}
+
 /// A server that has answered the greeting, and has no volumes yet.
 pub struct Successor(ServerConnection);
 
@@ -163,8 +172,14 @@ impl ServerClient {
     /// Makes a new server take over from the one that was [marked dead](Self::mark_dead).
     ///
     /// # Errors
-    /// When the new server fails. The caller has to kill it, and may try with another one.
-    pub fn succeed(&self, successor: Successor, keeper: &mut LastKeeper) -> io::Result<TakeoverOutcome> {
+    /// When the new server fails, or cannot load a volume that [ends the takeover](UnloadableVolume::EndsTakeover). The caller has
+    /// to kill the server, and may try with another one.
+    pub fn succeed(
+        &self,
+        successor: Successor,
+        keeper: &mut LastKeeper,
+        unloadable: UnloadableVolume,
+    ) -> io::Result<TakeoverOutcome> {
         let Successor(connection) = successor;
         let _joining = self.joining.lock().expect("a thread that panics ends the process");
         let volumes: Vec<(VolumeNumber, Arc<HeldVolume>)> =
@@ -175,6 +190,10 @@ impl ServerClient {
             match resume(&connection, *volume, held) {
                 Ok(()) => {}
                 Err(error) if connection.is_broken(&error) || is_shortage(&error) => return Err(error),
+                Err(error) if unloadable == UnloadableVolume::EndsTakeover => {
+                    let name = name_in(&held.about).unwrap_or("of an older record");
+                    return Err(io::Error::other(format!("it cannot load the volume {name}: {error}")));
+                }
                 Err(error) => succession.given_up.extend(self.give_up(*volume, error.to_string())),
             }
         }

@@ -86,7 +86,7 @@ fn a_volume_that_is_removed_during_a_takeover_is_removed_from_the_successor() {
         ServerReply::Done
     });
     let successor = client.greet(socket).expect("a server");
-    let outcome = client.succeed(successor, &mut keeper).expect("a successor");
+    let outcome = client.succeed(successor, &mut keeper, UnloadableVolume::GivenUp).expect("a successor");
     assert!(outcome.given_up.is_empty());
     client.end();
     server.join().expect("no panic");
@@ -102,9 +102,27 @@ fn a_volume_that_a_successor_cannot_serve_is_given_up() {
         _ => ServerReply::Done,
     });
     let successor = client.greet(socket).expect("a server");
-    let outcome = client.succeed(successor, &mut keeper).expect("a successor");
+    let outcome = client.succeed(successor, &mut keeper, UnloadableVolume::GivenUp).expect("a successor");
     assert_eq!(outcome.given_up, [(number, "no rings".to_owned())]);
     assert!(mounted.is_given_up());
+}
+
+#[test]
+fn a_volume_that_a_server_of_another_version_cannot_load_stays_for_the_server_of_the_old_version() {
+    let (client, mounted, mut keeper) = bereaved();
+    let newer = "its region has layout 9, which this version does not know";
+    let (_server, socket) = play(move |request| match request {
+        ServerRequest::Resume(_) => ServerReply::Failed(newer.to_owned()),
+        _ => ServerReply::Done,
+    });
+    let successor = client.greet(socket).expect("a server");
+    let outcome = client.succeed(successor, &mut keeper, UnloadableVolume::EndsTakeover);
+    assert!(outcome.expect_err("it cannot load the volume").to_string().ends_with(newer));
+    assert!(!mounted.is_given_up());
+    let (_server, socket) = play(|_| ServerReply::Done);
+    let successor = client.greet(socket).expect("a server");
+    let outcome = client.succeed(successor, &mut keeper, UnloadableVolume::GivenUp).expect("a successor");
+    assert!(outcome.given_up.is_empty() && !mounted.is_given_up());
 }
 
 #[test]
@@ -127,7 +145,7 @@ fn a_commit_after_a_takeover_does_not_touch_processes_with_the_numbers_of_dead_t
     server.join().expect("no panic");
     let (_server, socket) = play(|_| ServerReply::Done);
     let successor = client.greet(socket).expect("a server");
-    client.succeed(successor, &mut keeper).expect("a successor");
+    client.succeed(successor, &mut keeper, UnloadableVolume::GivenUp).expect("a successor");
     let together = client.together(answering);
     assert_eq!(sched_getaffinity(Some(other_number)).expect("its CPUs"), before);
     drop((together, end));

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use podfs_fuse::client::UnloadableVolume;
 use podfs_fuse::confinement::Profile;
 use tokio::time::timeout;
 use tracing::info;
@@ -86,7 +87,8 @@ impl PodServer {
         }
         let client = Arc::clone(&self.client);
         let attempt = tokio::task::spawn_blocking(move || {
-            let outcome = client.succeed(successor, &mut keeper);
+            // If it cannot load a volume, a server of the old version continues with all of them.
+            let outcome = client.succeed(successor, &mut keeper, UnloadableVolume::EndsTakeover);
             (outcome, keeper)
         });
         let succeeding = ServerLife::Succeeding { process: Some(new), attempt };

@@ -3,8 +3,8 @@
 use std::sync::{Arc, Mutex};
 
 use podfs_fuse::client::MountedVolume;
-use podfs_fuse::client::ServerClient;
 use podfs_fuse::client::VolumeIdentity;
+use podfs_fuse::client::{ServerClient, UnloadableVolume};
 use podfs_fuse::mount::private::{ContainerAccess, MountOptions};
 use podfs_fuse::mount::visible::{MountPoint, VisibleMount, detach};
 use podfs_fuse::nfs::options::ExportOptions;
@@ -68,7 +68,8 @@ impl Pod {
         let successor = self.server.greet(control).expect("the successor answers");
         process.kill();
         let mut keeper = self.server.mark_dead();
-        let succession = self.server.succeed(successor, &mut keeper).expect("the successor takes over");
+        let succession =
+            self.server.succeed(successor, &mut keeper, UnloadableVolume::GivenUp).expect("the successor takes over");
         assert!(succession.given_up.is_empty(), "{:?}", succession.given_up);
         *process = next;
     }
