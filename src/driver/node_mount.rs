@@ -4,7 +4,7 @@
 //! even if a supervisor is killed. The records are in the directory in which the driver stages the volume. In addition:
 //!
 //! 1. Before podfs calls the driver to mount, it writes into the file `staged` that the driver may have mounted, and after the
-//!    call, that the driver has mounted. Before it calls the driver to unmount, it writes again that the driver may have mounted:
+//!    call, that the driver has mounted. Before it calls the driver to unmount, it writes that the driver may have unmounted:
 //!    if podfs is killed during that call, the next podfs has the driver mount or unmount once more. The file names the boot of
 //!    the node, because no mount outlives a boot. podfs holds the lock of the mount while it reads or writes the file, and during
 //!    the call.
@@ -12,8 +12,9 @@
 //!    has left do not matter.
 //! 3. After a call that has failed, the home is no user. After a call that may have mounted, the home is still a user.
 
-use std::fs;
-use std::io;
+use std::fs::{self, OpenOptions};
+use std::io::{self, ErrorKind};
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
 use tracing::warn;
@@ -93,24 +94,26 @@ impl NodeMount {
         }
     }
 
-    /// Removes a pod's home from the users. For the last user, calls `unstage` first.
+    /// Removes a pod's home from the users. For the last user, calls `unstage` first if the driver may have mounted the volume, or
+    /// if `is_attached`.
     ///
     /// # Errors
     /// Those of `unstage`, after which the home is still a user.
     pub fn leave(
         &self,
         home: &DriverHome,
+        is_attached: bool,
         unstage: impl FnOnce(&Path) -> Result<(), LeaveError>,
     ) -> Result<(), LeaveError> {
-        if !self.0.exists() {
+        if !is_attached && !self.0.exists() {
             return Ok(());
         }
         let failed = |cause: io::Error| LeaveError::Leave { directory: self.0.clone(), cause };
         let mount = self.global();
         let held = mount.hold()?;
         let others = held.other_users(&home.user_name())?;
-        if others.is_empty() && self.state() != NodeMountState::Unmounted {
-            self.set_state(NodeMountState::Uncertain).map_err(failed)?;
+        if others.is_empty() && (is_attached || self.state() != NodeMountState::Unmounted) {
+            self.begin_unstage().map_err(failed)?;
             unstage(&self.path())?;
             self.set_state(NodeMountState::Unmounted).map_err(failed)?;
         }
@@ -145,6 +148,14 @@ impl NodeMount {
         }
     }
 
+    /// Writes that the driver may have unmounted.
+    fn begin_unstage(&self) -> io::Result<()> {
+        match self.state() {
+            NodeMountState::Mounted => overwrite(&self.0.join(STAGED)),
+            NodeMountState::Uncertain | NodeMountState::Unmounted => Ok(()),
+        }
+    }
+
     fn set_state(&self, state: NodeMountState) -> io::Result<()> {
         let path = self.0.join(STAGED);
         let word = match state {
@@ -157,8 +168,22 @@ impl NodeMount {
     }
 }
 
+/// Writes over the word `done` of a file, which needs no space on a full disk.
+fn overwrite(path: &Path) -> io::Result<()> {
+    match OpenOptions::new().write(true).open(path) {
+        Ok(file) => file.write_all_at(b"undo", 0),
+        Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),
+        // Nothing can be mounted again from here before podfs can write.
+        Err(error) if error.kind() == ErrorKind::ReadOnlyFilesystem => Ok(()),
+        Err(error) => Err(error),
+    }
+}
+
 #[cfg(test)]
 mod tests {
+    use std::io::Write;
+    use std::process::Command;
+
     use super::*;
     use crate::driver::DriverRecord;
     use crate::driver::home::make_directory;
@@ -190,12 +215,12 @@ mod tests {
         for home in [&b, &a] {
             mount.enter(home, |_| panic!("it is staged")).expect("entered");
         }
-        mount.leave(&a, |_| panic!("it is in use")).expect("left");
-        let busy = mount.leave(&b, |_| Err(DriverError::refused("busy").into())).expect_err("busy");
+        mount.leave(&a, false, |_| panic!("it is in use")).expect("left");
+        let busy = mount.leave(&b, false, |_| Err(DriverError::refused("busy").into())).expect_err("busy");
         assert_eq!(busy.to_string(), "busy");
-        mount.leave(&b, |_| Ok(())).expect("left");
+        mount.leave(&b, false, |_| Ok(())).expect("left");
         assert!(!mount.directory().exists());
-        mount.leave(&b, |_| panic!("nothing is staged")).expect("left already");
+        mount.leave(&b, false, |_| panic!("nothing is staged")).expect("left already");
     }
 
     #[test]
@@ -211,7 +236,7 @@ mod tests {
             undone += 1;
             Ok(())
         };
-        mount.leave(&a, unstage).expect("left");
+        mount.leave(&a, false, unstage).expect("left");
         assert_eq!(undone, 1, "timeout: it has to be undone");
     }
 
@@ -235,7 +260,7 @@ mod tests {
         for unfinished in [".staged.new", "staged.next"] {
             fs::write(mount.directory().join(unfinished), "be").expect("written");
         }
-        mount.leave(&a, |_| Ok(())).expect("left");
+        mount.leave(&a, false, |_| Ok(())).expect("left");
         assert!(!mount.directory().exists());
     }
 
@@ -251,8 +276,55 @@ mod tests {
             undone += 1;
             Ok(())
         };
-        mount.leave(&b, unstage).expect("left");
+        mount.leave(&b, false, unstage).expect("left");
         assert_eq!(undone, 1);
         assert!(!mount.directory().exists());
+    }
+
+    #[test]
+    fn a_full_disk_keeps_no_volume_from_being_unmounted() {
+        let full =
+            |path: &Path| Command::new("mount").args(["-t", "tmpfs", "-o", "size=64k", "tmpfs"]).arg(path).status();
+        if !rustix::process::geteuid().is_root() {
+            return;
+        }
+        let node = node();
+        assert!(full(node.0.path()).expect("mount").success());
+        let _unmounted = Unmounted(node.0.path().to_owned());
+        let (mount, a) = (node.mount(), node.home("a"));
+        mount.enter(&a, |_| Ok(())).expect("staged");
+        let file = fs::File::create(node.0.path().join("data")).expect("a file");
+        while (&file).write_all(&[1; 512]).is_ok() {}
+        let mut seen = None;
+        let unstage = |_: &Path| {
+            seen = Some(mount.state());
+            Ok(())
+        };
+        mount.leave(&a, false, unstage).expect("left");
+        assert_eq!(seen, Some(NodeMountState::Uncertain), "after a kill, the volume is unmounted once more");
+        assert!(!mount.directory().exists());
+    }
+
+    /// Unmounts a file system when it is dropped.
+    struct Unmounted(PathBuf);
+
+    impl Drop for Unmounted {
+        fn drop(&mut self) {
+            let _ = rustix::mount::unmount(&self.0, rustix::mount::UnmountFlags::DETACH);
+        }
+    }
+
+    #[test]
+    fn an_attached_volume_that_could_not_be_mounted_is_left_once() {
+        let node = node();
+        let (mount, a) = (node.mount(), node.home("a"));
+        mount.enter(&a, |_| Err(DriverError::refused("no such disk"))).expect_err("refused");
+        let mut calls = 0;
+        let unstage = |_: &Path| {
+            calls += 1;
+            Ok(())
+        };
+        mount.leave(&a, true, unstage).expect("left");
+        assert_eq!((calls, mount.directory().exists()), (1, false));
     }
 }

@@ -5,6 +5,7 @@
 //! uses the usual socket, `<root>/plugins/<driver>/csi.sock`.
 
 use std::fs;
+use std::io;
 use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 
@@ -23,7 +24,7 @@ pub const REGISTRY: &str = "plugins_registry";
 /// When there is none. The error names the directories.
 pub(super) fn find(root: &Path, driver: &str) -> Result<PathBuf, DriverError> {
     let registry = root.join(REGISTRY);
-    let endpoint = runtime()?.block_on(endpoint(sockets_in(&registry), driver));
+    let endpoint = runtime()?.block_on(endpoint(sockets_in(&registry).unwrap_or_default(), driver));
     let usual = root.join("plugins").join(driver).join("csi.sock");
     endpoint.or_else(|| is_socket(&usual).then(|| usual.clone())).ok_or_else(|| {
         DriverError::refused(format!(
@@ -49,11 +50,18 @@ async fn endpoint(sockets: Vec<PathBuf>, driver: &str) -> Option<PathBuf> {
     None
 }
 
-/// The sockets of a registry.
-pub fn sockets_in(directory: &Path) -> Vec<PathBuf> {
-    let entries = fs::read_dir(directory).into_iter().flatten().flatten();
+/// The sockets of a registry. A registry that does not exist has none.
+///
+/// # Errors
+/// When the directory cannot be read.
+pub fn sockets_in(directory: &Path) -> io::Result<Vec<PathBuf>> {
+    let entries = match fs::read_dir(directory) {
+        Ok(entries) => entries.flatten(),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+        Err(error) => return Err(error),
+    };
     let is_visible = |path: &PathBuf| path.file_name().is_some_and(|name| !name.as_encoded_bytes().starts_with(b"."));
-    entries.map(|entry| entry.path()).filter(|path| is_visible(path) && is_socket(path)).collect()
+    Ok(entries.map(|entry| entry.path()).filter(|path| is_visible(path) && is_socket(path)).collect())
 }
 
 fn is_socket(path: &Path) -> bool {

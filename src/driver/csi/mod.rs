@@ -285,11 +285,13 @@ pub(super) fn undo(home: &DriverHome, record: &DriverRecord) -> Result<(), Leave
         if home.is_mounted().unwrap_or(false) {
             return Err(LeaveError::StillPublished { driver: record.driver_name.clone(), target });
         }
-        write(home, &DriverRecord { published: false, ..record.clone() })?;
+        // Without this record, the next podfs calls the driver once more, which has nothing to do then.
+        let unpublished = DriverRecord { published: false, ..record.clone() };
+        write(home, &unpublished).unwrap_or_else(|error| warn!("{error}"));
     }
     let Some(directory) = &record.node_mount else { return Ok(()) };
     NodeMount::at(directory.clone())
-        .leave(home, |path| Ok(client().and_then(|client| client.unstage(&record.volume_handle, &text(path)?))?))
+        .leave(home, false, |path| Ok(client().and_then(|client| client.unstage(&record.volume_handle, &text(path)?))?))
 }
 
 /// Connects to the driver of a home's volume.

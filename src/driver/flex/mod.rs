@@ -294,7 +294,7 @@ pub(super) fn undo(home: &DriverHome, record: &DriverRecord) -> Result<(), Leave
     }
     let Some(directory) = &record.node_mount else { return Ok(()) };
     let node_mount = NodeMount::at(directory.clone());
-    node_mount.leave(home, |path| {
+    node_mount.leave(home, record.attached, |path| {
         let path_text = text(path)?;
         let is_mounted = || node_mount.is_mounted().map_err(|error| failed(error.into()));
         // Like the kubelet, podfs does not call the driver for a directory without a mount.
@@ -319,5 +319,12 @@ pub(super) fn undo(home: &DriverHome, record: &DriverRecord) -> Result<(), Leave
             }
             _ => Ok(()),
         }
-    })
+    })?;
+    if record.attached {
+        // If podfs is killed before it removes the record, the next podfs does not detach the volume again.
+        let detached = DriverRecord { attached: false, ..record.clone() };
+        home.write(&detached)
+            .unwrap_or_else(|error| warn!("cannot write the record in {}: {error}", home.path().display()));
+    }
+    Ok(())
 }
