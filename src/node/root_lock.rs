@@ -8,12 +8,13 @@
 //! directory itself may be open to all users.
 
 use std::fs::{DirBuilder, File, OpenOptions};
-use std::io;
+use std::io::{self, ErrorKind};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use nix::fcntl::Flock;
+use tracing::warn;
 
 use crate::supervisor::run_dir::claim::is_still_at;
 use crate::supervisor::run_dir::timed_lock::{AlreadyLocked, lock_until};
@@ -48,7 +49,7 @@ const LOCK: &str = ".podfs-node.lock";
 #[derive(Debug)]
 pub struct RootLock {
     path: PathBuf,
-    /// `None` on a file system without locks. podfs works without the lock.
+    /// `None` on a file system without locks, or one that is full or can only be read. podfs works without the lock.
     lock: Option<Flock<File>>,
 }
 
@@ -56,15 +57,22 @@ impl RootLock {
     /// Takes the lock. Makes the root directory if it does not exist.
     ///
     /// # Errors
-    /// When another daemon holds the lock, and when the directory or the file cannot be made or opened.
+    /// When another daemon holds the lock, and when the directory or the file cannot be made or opened for another reason than a full
+    /// or read-only file system.
     pub fn take(root_directory: &Path) -> Result<RootLock, RootLockError> {
         let failed = |cause| RootLockError::Directory { path: root_directory.to_owned(), cause };
         DirBuilder::new().recursive(true).mode(0o755).create(root_directory).map_err(failed)?;
         let (path, until) = (root_directory.join(LOCK), Instant::now() + DYING);
         loop {
-            let mut options = OpenOptions::new();
-            options.write(true).create(true).truncate(false).mode(0o600).custom_flags(libc::O_NOFOLLOW);
-            let file = options.open(&path).map_err(failed)?;
+            let file = match open(&path) {
+                Ok(file) => file,
+                // The pods of the node need the daemon more than the lock.
+                Err(error) if is_full_or_read_only(&error) => {
+                    warn!("podfs cannot lock {}: {error}; let no other podfs node use it", root_directory.display());
+                    return Ok(RootLock { path, lock: None });
+                }
+                Err(error) => return Err(failed(error)),
+            };
             let locked = lock_until(file, until);
             let lock = locked.map_err(|AlreadyLocked| RootLockError::Taken(root_directory.to_owned()))?;
             // A daemon that has ended meanwhile has removed this file. Then podfs tries again.
@@ -73,6 +81,20 @@ impl RootLock {
             }
         }
     }
+}
+
+/// Opens the file, and makes it if it does not exist. A file that a killed daemon has left needs no write access.
+fn open(path: &Path) -> io::Result<File> {
+    let mut options = OpenOptions::new();
+    options.read(true).custom_flags(libc::O_NOFOLLOW);
+    match options.open(path) {
+        Err(error) if error.kind() == ErrorKind::NotFound => options.write(true).create(true).mode(0o600).open(path),
+        opened => opened,
+    }
+}
+
+fn is_full_or_read_only(error: &io::Error) -> bool {
+    matches!(error.kind(), ErrorKind::StorageFull | ErrorKind::QuotaExceeded | ErrorKind::ReadOnlyFilesystem)
 }
 
 impl Drop for RootLock {

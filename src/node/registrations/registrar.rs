@@ -8,7 +8,7 @@ use std::time::Duration;
 use podfs_fuse::{Backoff, DoublingPause};
 use serde_json::Value;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
-use tokio::time::{Instant, sleep_until};
+use tokio::time::{Instant, sleep, sleep_until};
 use tracing::{info, warn};
 
 use super::objects::{DriverChange, csi_node_change, new_csi_node, node_change};
@@ -30,9 +30,16 @@ pub(in crate::node) async fn serve(client: ApiClient, node: String, root: &Path)
     let (input, inputs) = unbounded_channel();
     let socket_input = input.clone();
     let report = move |sockets| socket_input.send(RegistrarInput::Sockets(sockets)).is_ok();
-    if let Err(error) = registry::watch(root.join(REGISTRY), report) {
-        warn!("podfs registers no CSI driver, because it cannot watch {}: {error}", root.join(REGISTRY).display());
-        return;
+    let mut pauses = PAUSE.backoff();
+    while let Err(error) = registry::watch(root.join(REGISTRY), report.clone()) {
+        if pauses.failures() == 0 {
+            let registry = root.join(REGISTRY);
+            warn!(
+                "podfs registers no CSI driver yet, because it cannot watch {}: {error}; it tries again",
+                registry.display()
+            );
+        }
+        sleep(pauses.fail()).await;
     }
     let retry = Retry::new(client.clone());
     let (sockets, gone) = (BTreeMap::new(), BTreeSet::new());

@@ -11,6 +11,7 @@ use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::inotify::{CreateFlags, WatchFlags, add_watch, init};
+use tracing::warn;
 
 use crate::driver::csi::sockets_in;
 
@@ -38,7 +39,16 @@ pub(super) fn watch(
     let changes = init(CreateFlags::CLOEXEC | CreateFlags::NONBLOCK)?;
     follow(&changes, &registry)?;
     let scans = move || {
-        while report(sockets(&registry)) {
+        loop {
+            match sockets(&registry) {
+                Ok(sockets) => {
+                    if !report(sockets) {
+                        return;
+                    }
+                }
+                // The drivers stay registered.
+                Err(error) => warn!("podfs cannot read {}: {error}; it tries again", registry.display()),
+            }
             thread::sleep(PAUSE);
             let mut source = [PollFd::from_borrowed_fd(changes.as_fd(), PollFlags::IN)];
             // An interrupted wait only leads to one more scan.
@@ -60,10 +70,10 @@ fn follow(changes: &OwnedFd, registry: &Path) -> io::Result<()> {
     Ok(())
 }
 
-fn sockets(registry: &Path) -> BTreeMap<PathBuf, SocketId> {
+fn sockets(registry: &Path) -> io::Result<BTreeMap<PathBuf, SocketId>> {
     let identified = |path: PathBuf| {
         let found = fs::metadata(&path).ok()?;
         Some((path, SocketId { inode: found.ino(), made: (found.ctime(), found.ctime_nsec()) }))
     };
-    sockets_in(registry).into_iter().filter_map(identified).collect()
+    Ok(sockets_in(registry)?.into_iter().filter_map(identified).collect())
 }

@@ -99,7 +99,10 @@ impl FoundFiles {
                 Ok(true) if attempt < ATTEMPTS => continue,
                 Ok(true) => watcher.activity.request_scan(),
                 Ok(false) => {}
-                Err(problem) => found.problems.push(problem),
+                Err(problem) => {
+                    found.problems.push(problem);
+                    watcher.activity.scan_later();
+                }
             }
             return found;
         }

@@ -10,6 +10,9 @@ use std::time::{Duration, Instant};
 /// How long a file has to be unchanged if its writer does not close it.
 const QUIET: Duration = Duration::from_secs(1);
 
+/// The pause before a directory is watched again that could not be watched.
+const RETRY: Duration = Duration::from_secs(10);
+
 /// Why a file is settled.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum SettledBy {
@@ -30,6 +33,8 @@ pub(super) struct Activity {
     settled: SettledFiles,
     /// Whether a change needs a scan.
     scan_due: bool,
+    /// When a scan is due without a change.
+    scan_at: Option<Instant>,
 }
 
 impl Activity {
@@ -77,14 +82,22 @@ impl Activity {
             || !settled.contains_key(path) && being_filled()
     }
 
-    /// When the next file will have been unchanged for long enough.
-    pub(super) fn next_quiet(&self) -> Option<Instant> {
-        self.writing.values().min().map(|last| *last + QUIET)
+    /// Notes that a directory cannot be watched now: changes in it bring no event, so a scan is due after a pause.
+    pub(super) fn scan_later(&mut self) {
+        self.scan_at = Some(Instant::now() + RETRY);
     }
 
-    /// Marks files that have been unchanged for long enough as settled.
-    pub(super) fn settle_quiet_files(&mut self) {
+    /// When the next file becomes settled without an event, or a scan is due without one.
+    pub(super) fn next_deadline(&self) -> Option<Instant> {
+        self.writing.values().map(|last| *last + QUIET).chain(self.scan_at).min()
+    }
+
+    /// Marks files that have been unchanged for long enough as settled. Makes a scan due whose time has come.
+    pub(super) fn reach_deadlines(&mut self) {
         let now = Instant::now();
+        if self.scan_at.take_if(|at| *at <= now).is_some() {
+            self.scan_due = true;
+        }
         for (path, _) in self.writing.extract_if(|_, last| *last + QUIET <= now) {
             self.settled.insert(path, SettledBy::Quiet);
             self.scan_due = true;

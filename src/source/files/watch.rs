@@ -119,8 +119,8 @@ impl Watcher {
     /// Sleeps until something has changed and no more events come. False when the source is no longer needed.
     pub(super) fn wait(&mut self) -> bool {
         while !self.activity.is_scan_due() {
-            match self.receive(self.activity.next_quiet()) {
-                WatchEvent::Nothing => self.activity.settle_quiet_files(),
+            match self.receive(self.activity.next_deadline()) {
+                WatchEvent::Nothing => self.activity.reach_deadlines(),
                 WatchEvent::Stop => return false,
                 WatchEvent::Event | WatchEvent::Marker => {}
             }

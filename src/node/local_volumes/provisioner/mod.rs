@@ -12,7 +12,7 @@ use podfs_fuse::{Backoff, DoublingPause};
 use serde_json::Value;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 use tokio::task::JoinHandle;
-use tokio::time::{Instant, sleep_until};
+use tokio::time::{Instant, sleep, sleep_until};
 use tracing::{info, warn};
 
 use super::clean::{ErasureOutcome, ErasureProgress};
@@ -93,9 +93,12 @@ pub(in crate::node) async fn serve(settings: ProvisionerSettings) {
     let (input, inputs) = unbounded_channel();
     let scans = input.clone();
     let report = move |scan| scans.send(ProvisionerEvent::Scan(scan)).is_ok();
-    if let Err(error) = wake::start(settings.directories.clone(), report) {
-        warn!("podfs offers no local volume, because it cannot watch the directories: {error}");
-        return;
+    let mut pauses = PAUSE.backoff();
+    while let Err(error) = wake::start(settings.directories.clone(), report.clone()) {
+        if pauses.failures() == 0 {
+            warn!("podfs offers no local volume yet, because it cannot watch the directories: {error}; it tries again");
+        }
+        sleep(pauses.fail()).await;
     }
     let names = names(&settings.client, &settings.node).await;
     follow(&settings.client, Collection::all(Resource::PERSISTENT_VOLUME), &input, ProvisionerEvent::Volumes);
