@@ -67,5 +67,8 @@ unsafe fn fork_with(flags: libc::c_int) -> io::Result<Option<Pid>> {
         }
         return Ok(None);
     }
-    Pid::from_raw(pid as i32).filter(|_| pid > 0).map(Some).ok_or_else(io::Error::last_os_error)
+    match i32::try_from(pid) {
+        Ok(pid @ 1..) => Ok(Pid::from_raw(pid)),
+        _ => Err(io::Error::last_os_error()),
+    }
 }

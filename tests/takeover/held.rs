@@ -504,3 +504,34 @@ fn find_mounts_below_again() {
     [&disk, &file, &proc].iter().for_each(|at| umount2(*at, MntFlags::MNT_DETACH).expect("unmounted"));
     fixture.assert_nothing_left();
 }
+
+#[test]
+fn open_files_stay_the_right_ones_when_the_keeper_answers_late() {
+    // More than the keeper hands over with one message.
+    const FILES: usize = 498;
+    let pod = Pod::new();
+    let limited = pod.running.volume("limited");
+    let content = |number: usize| format!("{number:06}");
+    let files: Vec<_> = (0..FILES)
+        .map(|number| {
+            let path = limited.join(number.to_string());
+            fs::write(&path, content(number)).expect("written");
+            File::open(&path).expect("a file")
+        })
+        .collect();
+    // A file without a name is lost with the keeper.
+    let mut nameless = File::create_new(limited.join("nameless")).expect("a file");
+    fs::remove_file(limited.join("nameless")).expect("removed");
+    let (keeper, server) = (pod.running.keepers()[0], pod.running.server());
+    kill(keeper, Signal::SIGSTOP).expect("stopped");
+    kill(server, Signal::SIGKILL).expect("killed");
+    // The supervisor gives the first successor up, which has asked the keeper.
+    pod.running.wait_log("podfs cannot start a server for the volumes: the keeper of the last server does not answer");
+    kill(keeper, Signal::SIGCONT).expect("it continues");
+    for (number, file) in files.iter().enumerate() {
+        let mut read = [0; 6];
+        file.read_exact_at(&mut read, 0).expect("read");
+        assert_eq!(String::from_utf8_lossy(&read), content(number), "{}", pod.running.log());
+    }
+    nameless.write_all(b"1").expect("the keeper has kept it");
+}

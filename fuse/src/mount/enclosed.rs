@@ -87,8 +87,11 @@ fn enclose(source: BorrowedFd<'_>) -> io::Result<Option<SourceWithMounts>> {
     };
     let clone = bind(source, ContainerAccess::ReadWrite).map_err(io::Error::other)?;
     let enclosing = || attach_in_own_namespace(&clone, shape);
-    let table = thread::scope(|scope| scope.spawn(enclosing).join());
-    let table = table.map_err(|_panic| io::Error::other("a thread ended early"))??;
+    let started = thread::scope(|scope| {
+        let thread = thread::Builder::new().spawn_scoped(scope, enclosing)?;
+        thread.join().map_err(|_panic| io::Error::other("a thread ended early"))
+    });
+    let table = started??;
     // The descriptor is of the root of the clone, in any namespace.
     Ok(Some(SourceWithMounts { source: clone, table }))
 }

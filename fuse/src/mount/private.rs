@@ -289,7 +289,10 @@ fn clone_in_own_namespace(tree: BorrowedFd<'_>, part: &str) -> Result<OwnedFd, E
         unmount(stage, UnmountFlags::DETACH)?;
         clone
     };
-    thread::scope(|scope| scope.spawn(clone).join()).unwrap_or(Err(Errno::NOMEM))
+    thread::scope(|scope| {
+        let started = thread::Builder::new().spawn_scoped(scope, clone);
+        started.map_err(|_no_thread| Errno::AGAIN)?.join().unwrap_or(Err(Errno::NOMEM))
+    })
 }
 
 /// The flags of the mount of `file`.

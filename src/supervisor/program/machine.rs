@@ -1,5 +1,7 @@
 //! Checks of the machine, and the tokio runtime of a supervisor.
 
+use std::time::Duration;
+
 use anyhow::anyhow;
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use podfs_fuse::memory_lock;
@@ -45,6 +47,19 @@ fn raise_file_limit() -> Result<(), Failure> {
     Ok(())
 }
 
+/// How long an idle blocking thread waits for work. One thread gets work more often, so it stays for ever: if the kernel makes no more
+/// threads, tokio gives further work to a thread that it has, and panics if it has none.
+pub(crate) const IDLE_THREAD: Duration = Duration::from_secs(30);
+
+/// Gives a blocking thread work from time to time, so that tokio keeps it. (The watchdog does so in a supervisor, which it wakes
+/// anyway.)
+pub(crate) async fn keep_a_blocking_thread() {
+    loop {
+        let _ended = tokio::task::spawn_blocking(|| ()).await;
+        tokio::time::sleep(IDLE_THREAD / 3).await;
+    }
+}
+
 /// Runs `future` on one thread. System calls that may block have blocking threads: a few dozen, and one more for each
 /// volume that shows a source of the node, because that source may not answer. The few dozen are also for volumes that
 /// are published later.
@@ -57,6 +72,7 @@ pub(crate) fn block_on<T>(volumes: &[Volume], future: impl Future<Output = Resul
         .enable_io()
         .enable_time()
         .max_blocking_threads(BLOCKING_THREADS + of_host)
+        .thread_keep_alive(IDLE_THREAD)
         .on_thread_stop(memory_lock::return_own_stack)
         .build()
         .map_err(|error| Failure::general(anyhow!("cannot start: {error}")))?;

@@ -5,7 +5,7 @@ use std::io;
 use podfs_fuse::caller::ending::{is_dying, is_exiting};
 use podfs_fuse::client::LastKeeper;
 use tokio::task::JoinHandle;
-use tokio::time::timeout;
+use tokio::time::{Instant, sleep_until, timeout};
 
 use super::KILL_TIMEOUT;
 use super::process::WatchedProcess;
@@ -18,16 +18,20 @@ pub(super) enum KeeperState {
     Watched(WatchedProcess),
     /// The keeper with this process id had ended before this supervisor could watch it.
     Gone(i32),
-    /// The server is starting another keeper.
-    Starting(JoinHandle<io::Result<()>>),
+    /// The server could not start another keeper. At this time, it tries again to replace the keeper with this process id.
+    Missing(i32, Instant),
+    /// The server is starting another keeper in the place of the one with this process id.
+    Starting(i32, JoinHandle<io::Result<()>>),
 }
 
 /// A change of the keeper.
 pub(super) enum KeeperChange {
     /// The keeper with this process id has ended.
     Ended(i32),
-    /// The server has started another keeper, or could not start one.
-    Started(io::Result<()>),
+    /// The server has started another keeper.
+    Started,
+    /// The server could not start another keeper in the place of the one with this process id.
+    Failed(i32, io::Error),
 }
 
 impl KeeperState {
@@ -40,7 +44,14 @@ impl KeeperState {
                 KeeperChange::Ended(process.pid())
             }
             Self::Gone(pid) => KeeperChange::Ended(*pid),
-            Self::Starting(start) => KeeperChange::Started(start.await.expect("a task that panics ends the process")),
+            Self::Missing(pid, until) => {
+                sleep_until(*until).await;
+                KeeperChange::Ended(*pid)
+            }
+            Self::Starting(pid, start) => match start.await.expect("a task that panics ends the process") {
+                Ok(()) => KeeperChange::Started,
+                Err(error) => KeeperChange::Failed(*pid, error),
+            },
         }
     }
 }

@@ -24,10 +24,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use nix::sys::signal::Signal;
-use podfs_fuse::DoublingPause;
-use podfs_fuse::client::{AdoptedVolume, LastKeeper, ServerClient, TakeoverOutcome};
+use podfs_fuse::client::{AdoptedVolume, LastKeeper, ServerClient, TakeoverOutcome, UnloadableVolume};
 use podfs_fuse::confinement::Profile;
 use podfs_fuse::protocol::Greeting;
+use podfs_fuse::{Backoff, DoublingPause};
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep_until, timeout};
 use tracing::{error, info, warn};
@@ -60,6 +60,8 @@ pub(super) struct PodServer {
     cgroup: Option<Cgroup>,
     life: ServerLife,
     keeper: KeeperState,
+    /// The pauses between attempts to start another keeper.
+    keeper_pauses: Backoff,
     history: ServerHistory,
     /// How many servers have replaced another one since the last report.
     restarts: u32,
@@ -164,6 +166,7 @@ impl PodServer {
             cgroup: None,
             life,
             keeper: KeeperState::Unknown,
+            keeper_pauses: PAUSE.backoff(),
             history,
             restarts: 0,
             gave_up: false,
@@ -321,7 +324,8 @@ impl PodServer {
                 let attempt = tokio::task::spawn_blocking(move || {
                     let mut keeper = keeper;
                     let greeted = client.greet(control).inspect(|_| process::separate(pid));
-                    let outcome = greeted.and_then(|successor| client.succeed(successor, &mut keeper));
+                    let outcome =
+                        greeted.and_then(|successor| client.succeed(successor, &mut keeper, UnloadableVolume::GivenUp));
                     (outcome, keeper)
                 });
                 self.life = ServerLife::Succeeding { process: Some(process), attempt };
@@ -408,16 +412,22 @@ impl PodServer {
         match change {
             KeeperChange::Ended(keeper) => {
                 let client = Arc::clone(&self.client);
-                self.keeper = KeeperState::Starting(tokio::task::spawn_blocking(move || client.start_keeper(keeper)));
+                let start = tokio::task::spawn_blocking(move || client.start_keeper(keeper));
+                self.keeper = KeeperState::Starting(keeper, start);
             }
-            KeeperChange::Started(Ok(())) => {
+            KeeperChange::Started => {
+                self.keeper_pauses.reset();
                 self.keeper = KeeperState::Unknown;
                 self.watch_keeper();
                 info!("the keeper of the server's open files ended; podfs has started another one");
             }
-            KeeperChange::Started(Err(error)) => {
-                self.keeper = KeeperState::Unknown;
-                warn!("the server has no keeper, so its open files are lost if it is killed: {error}");
+            KeeperChange::Failed(keeper, error) => {
+                if self.keeper_pauses.failures() == 0 {
+                    warn!(
+                        "the server has no keeper, so its open files are lost if it is killed: {error}; podfs tries again to start one"
+                    );
+                }
+                self.keeper = KeeperState::Missing(keeper, Instant::now() + self.keeper_pauses.fail());
             }
         }
     }

@@ -2,8 +2,8 @@
 //!
 //! A volume is stuck while requests wait and the server reads or answers none. The region shows which request each thread of
 //! the server works on, and fusectl shows how many requests wait. While no request waits and the server answers none, a look
-//! costs a few system calls on the supervisor's own thread, and wakes no other thread. Otherwise the supervisor decides
-//! whether the server is at fault:
+//! costs a few system calls on the supervisor's own thread, and wakes one other thread for a moment. Otherwise the supervisor
+//! decides whether the server is at fault:
 //!
 //! 1. The server hangs, and the supervisor replaces it, if its process is stopped, if each look finds a thread running or
 //!    waiting for another thread of the server, or if the server does not answer the supervisor.
@@ -68,6 +68,9 @@ impl WatchdogState {
                 if !watchdog.is_idle() || !is_at_rest(pid, client) {
                     break;
                 }
+                // The pool keeps a thread that has had work. Without a thread, work would end the process if the kernel makes no
+                // more threads at that moment (`crate::supervisor::program::machine`).
+                drop(spawn_blocking(|| ()));
                 *until = Instant::now() + IDLE_INTERVAL;
                 *alarm = None;
             }

@@ -18,11 +18,11 @@
 pub(crate) mod successor;
 
 use std::io;
-use std::os::fd::{AsRawFd, BorrowedFd, IntoRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, IntoRawFd, OwnedFd, RawFd};
 use std::time::Duration;
 
 use nix::sys::eventfd::{EfdFlags, EventFd};
-use nix::sys::socket::{AddressFamily, MsgFlags, SockFlag, SockType, send, setsockopt, socketpair, sockopt};
+use nix::sys::socket::{AddressFamily, MsgFlags, SockFlag, SockType, recv, send, setsockopt, socketpair, sockopt};
 use nix::sys::time::{TimeVal, TimeValLike};
 
 use crate::child;
@@ -38,6 +38,8 @@ pub(crate) const LISTENER: RawFd = 12;
 pub(super) const HANDOVER: RawFd = 13;
 /// The far end of the keeper's channel, until a supervisor gets it.
 pub(crate) const FAR_END: RawFd = 14;
+/// An eventfd by which the next server tells the keeper that it has its own table of descriptors.
+pub(super) const SEPARATED: RawFd = 16;
 /// The first number that is not reserved.
 pub const FIRST_FREE: RawFd = 64;
 
@@ -141,6 +143,7 @@ impl KeeperHandle {
 fn prepare() -> io::Result<()> {
     place_at(rustix::process::pidfd_open(rustix::process::getpid(), rustix::process::PidfdFlags::empty())?, SERVER)?;
     open_channel()?;
+    place_at(EventFd::from_flags(EfdFlags::EFD_CLOEXEC)?.into(), SEPARATED)?;
     // The kernel reaps a keeper that ends.
     // SAFETY: no handler of SIGCHLD was set before.
     unsafe { libc::signal(libc::SIGCHLD, libc::SIG_IGN) };
@@ -176,10 +179,11 @@ impl Handover {
     /// Connects to the keeper at the other end of `channel`.
     ///
     /// # Errors
-    /// When `channel` is no socket.
+    /// When `channel` is no socket, and when the keeper has ended or does not answer within [`TIMEOUT`].
     pub(crate) fn new(channel: OwnedFd) -> io::Result<Self> {
         setsockopt(&channel, sockopt::ReceiveTimeout, &TimeVal::seconds(TIMEOUT))?;
         setsockopt(&channel, sockopt::SendTimeout, &TimeVal::seconds(TIMEOUT))?;
+        skip_earlier_answers(channel.as_fd())?;
         // A reserved number, so that it occupies none of the inherited ones.
         place_at(channel, HANDOVER)?;
         Ok(Self(()))
@@ -195,17 +199,12 @@ impl Handover {
         let _others = occupy_others(reserved(SERVER), FIRST_FREE, numbers)?;
         for batch in numbers.chunks(BATCH) {
             let requested: Vec<u8> = batch.iter().flat_map(|number| number.to_ne_bytes()).collect();
-            send(HANDOVER, &requested, MsgFlags::MSG_NOSIGNAL)?;
+            send(HANDOVER, &requested, MsgFlags::MSG_NOSIGNAL).map_err(|errno| no_answer(errno.into()))?;
             let mut presence = [0; successor::ANSWER];
-            let (got, descriptors) = loop {
-                match receive_descriptors(&reserved(HANDOVER), &mut presence)? {
-                    // A late answer to the request for a successor.
-                    (successor::ANSWER, _) => {}
-                    answer => break answer,
-                }
-            };
+            let received = receive_descriptors(&reserved(HANDOVER), &mut presence).map_err(no_answer)?;
+            let (got, descriptors) = received;
             if got != batch.len() {
-                return Err(io::Error::new(io::ErrorKind::UnexpectedEof, "the keeper of the last server is gone"));
+                return Err(gone());
             }
             missing.extend(batch.iter().zip(presence).filter(|(_, byte)| *byte == 0).map(|(number, _)| *number));
             let present: Vec<_> =
@@ -219,6 +218,49 @@ impl Handover {
 impl Drop for Handover {
     fn drop(&mut self) {
         put_placeholder(HANDOVER);
+    }
+}
+
+/// Makes the next answer on `channel` that of the next request. A process that was killed, or did not wait any longer, may have left
+/// requests to which the keeper answers later, each answer with descriptors.
+///
+/// The keeper says of each number whether it is open. So a request with a pattern of numbers, open and not open, has an answer that
+/// no other request has, and all answers before it are for earlier requests.
+///
+/// # Errors
+/// When the keeper has ended, or does not answer within the time limit of the socket.
+fn skip_earlier_answers(channel: BorrowedFd<'_>) -> io::Result<()> {
+    /// A number that always has a placeholder, and one that is never open.
+    const NUMBERS: [RawFd; 2] = [FIRST_FREE - 1, -2];
+    let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
+    let pattern = (now.tv_sec as u64).wrapping_mul(1_000_000_000).wrapping_add(now.tv_nsec as u64);
+    let is_open = |bit: u32| pattern >> bit & 1 == 1;
+    let request: Vec<u8> = (0..u64::BITS).flat_map(|bit| NUMBERS[usize::from(!is_open(bit))].to_ne_bytes()).collect();
+    let expected: Vec<u8> = (0..u64::BITS).map(|bit| u8::from(is_open(bit))).collect();
+    send(channel.as_raw_fd(), &request, MsgFlags::MSG_NOSIGNAL).map_err(|errno| no_answer(errno.into()))?;
+    loop {
+        let mut answer = [0; successor::ANSWER];
+        // Without a place for them, the kernel drops the descriptors of the answer, without a flush of their files.
+        let got = recv(channel.as_raw_fd(), &mut answer, MsgFlags::empty()).map_err(|errno| no_answer(errno.into()))?;
+        match &answer[..got] {
+            [] => return Err(gone()),
+            answer if answer == expected => return Ok(()),
+            _ => {}
+        }
+    }
+}
+
+fn gone() -> io::Error {
+    io::Error::new(io::ErrorKind::UnexpectedEof, "the keeper of the last server is gone")
+}
+
+/// The error of a call on the channel, with a sentence for the end of the time limit.
+fn no_answer(error: io::Error) -> io::Error {
+    match error.kind() {
+        io::ErrorKind::WouldBlock => {
+            io::Error::new(io::ErrorKind::TimedOut, "the keeper of the last server does not answer")
+        }
+        _ => error,
     }
 }
 
@@ -406,8 +448,6 @@ pub(crate) fn reserved(number: RawFd) -> BorrowedFd<'static> {
 
 #[cfg(test)]
 mod tests {
-    use std::os::fd::AsFd;
-
     use super::*;
 
     /// Descriptors at these numbers; other tests of this process open theirs far below.

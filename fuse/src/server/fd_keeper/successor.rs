@@ -8,8 +8,7 @@
 //! 2. The keeper puts the socket at [`NEXT_CONTROL`], and clones itself ([`start`]). The clone is a child of the keeper's parent.
 //!    It first shares the keeper's table of descriptors, then leaves it with a copy of only the reserved numbers. That closes no
 //!    file: close(2) may wait for a machine that does not answer.
-//! 3. The keeper answers with the process id and a pidfd. It closes the socket at the next message, which arrives only after the
-//!    successor has answered or the supervisor has given it up.
+//! 3. When the clone has its own table, the keeper answers with the process id and a pidfd. It closes the socket at the next message.
 //! 4. The successor drops the state of its predecessor, locks its memory ([`become_server`]), and clones its own keeper. From here
 //!    on, it is like an executed server, and inherits descriptors from the same keeper.
 //!
@@ -28,7 +27,8 @@ use nix::sys::socket::{ControlMessage, MsgFlags, sendmsg, setsockopt, sockopt};
 use nix::sys::time::{TimeVal, TimeValLike};
 
 use super::{
-    CHANNEL, FIRST_FREE, HANDOVER, LISTENER, place_at, put_placeholder, reserve_numbers, reserved, send_descriptors,
+    CHANNEL, FIRST_FREE, HANDOVER, LISTENER, SEPARATED, place_at, put_placeholder, reserve_numbers, reserved,
+    send_descriptors, skip_earlier_answers,
 };
 use crate::memory_lock;
 use crate::protocol::receive_descriptors;
@@ -57,6 +57,8 @@ pub struct StartedSuccessor {
 pub(crate) fn request(channel: BorrowedFd<'_>, control: &OwnedFd) -> io::Result<StartedSuccessor> {
     setsockopt(&channel, sockopt::ReceiveTimeout, &TimeVal::milliseconds(TIMEOUT))?;
     setsockopt(&channel, sockopt::SendTimeout, &TimeVal::milliseconds(TIMEOUT))?;
+    // A keeper that does not answer gets no request: its clone would disturb the successor that the supervisor executes instead.
+    skip_earlier_answers(channel)?;
     let (message, control) = (START.to_ne_bytes(), [control.as_raw_fd()]);
     let part = [io::IoSlice::new(&message)];
     let rights = [ControlMessage::ScmRights(&control)];
@@ -98,8 +100,13 @@ pub(super) fn start(control: RawFd) -> bool {
             if libc::syscall(libc::SYS_close_range, FIRST_FREE, all, libc::CLOSE_RANGE_UNSHARE) != 0 {
                 libc::_exit(1);
             }
+            let one = 1_u64;
+            libc::write(SEPARATED, (&raw const one).cast(), size_of_val(&one));
         }
         return true;
+    }
+    if pid > 0 && pidfd >= 0 {
+        wait_until_separated(pidfd);
     }
     let mut answer = [0_u8; ANSWER];
     let pid = i32::try_from(pid).unwrap_or(-1);
@@ -111,6 +118,21 @@ pub(super) fn start(control: RawFd) -> bool {
         unsafe { libc::close(pidfd) };
     }
     false
+}
+
+/// In the keeper: waits until the clone has its own table of descriptors, or has ended. Until then, a change of the keeper's
+/// descriptors would change those of the clone.
+fn wait_until_separated(pidfd: RawFd) {
+    let watch = |fd| libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
+    let mut watched = [watch(SEPARATED), watch(pidfd)];
+    let mut count = 0_u64;
+    // SAFETY: the array and the number outlive the calls.
+    unsafe {
+        while libc::poll(watched.as_mut_ptr(), 2, -1) < 0 {}
+        if watched[0].revents != 0 {
+            libc::read(SEPARATED, (&raw mut count).cast(), size_of_val(&count));
+        }
+    }
 }
 
 /// In the keeper: closes the control socket of the last requested successor, which has it or was given up.
