@@ -37,6 +37,16 @@ pub enum FormatError {
         /// Formats that can.
         instead: &'static str,
     },
+    /// A path or an image has a control character. A line break would begin another argument.
+    #[error(
+        "volumeMount {name:?}: {argument:?} has a control character, which no argument can have; use --output oci, cri or json"
+    )]
+    Control {
+        /// The mount.
+        name: String,
+        /// The argument.
+        argument: String,
+    },
     /// A path is not UTF-8.
     #[error("volumeMount {name:?}: the path {path:?} is not UTF-8; choose a root directory whose path is")]
     NotText {
@@ -90,8 +100,8 @@ impl OutputFormat {
             OutputFormat::Oci => Ok(document(&oci::document(mounts)?)),
             OutputFormat::Cri => Ok(document(&cri::document(mounts)?)),
             OutputFormat::Json => Ok(document(&mounts)),
-            OutputFormat::Docker => Ok(lines(docker::arguments(mounts)?)),
-            OutputFormat::Podman => Ok(lines(podman::arguments(mounts)?)),
+            OutputFormat::Docker => lines(mounts, docker::arguments(mounts)?),
+            OutputFormat::Podman => lines(mounts, podman::arguments(mounts)?),
         }
     }
 }
@@ -101,8 +111,13 @@ fn document(value: &impl serde::Serialize) -> String {
     serde_json::to_string_pretty(value).unwrap_or_default() + "\n"
 }
 
-fn lines(arguments: Vec<String>) -> String {
-    arguments.into_iter().map(|argument| argument + "\n").collect()
+/// One line for the argument of each mount.
+fn lines(mounts: &[ContainerMount], arguments: Vec<String>) -> Result<String, FormatError> {
+    let line = |(mount, argument): (&ContainerMount, String)| match argument.contains(char::is_control) {
+        true => Err(FormatError::Control { name: mount.name.clone(), argument }),
+        false => Ok(argument + "\n"),
+    };
+    mounts.iter().zip(arguments).map(line).collect()
 }
 
 /// Checks that no path of a mount has a `:`, which separates the parts of an argument like `what`. `instead` are formats for such

@@ -29,8 +29,8 @@ fn argument(mount: &ContainerMount) -> Result<String, FormatError> {
     Ok(format!("--mount={}", fields.join(",")))
 }
 
-/// `key=value`, in quotes if it has a comma, a quote or a newline, as in CSV.
+/// `key=value`, in quotes if it has a comma or a quote, as in CSV.
 fn field(key: &str, value: &str) -> String {
     let field = format!("{key}={value}");
-    if field.contains([',', '"', '\n', '\r']) { format!("\"{}\"", field.replace('"', "\"\"")) } else { field }
+    if field.contains([',', '"']) { format!("\"{}\"", field.replace('"', "\"\"")) } else { field }
 }

@@ -160,3 +160,16 @@ fn json_says_everything_and_can_be_read_back() {
     let text = OutputFormat::Json.print(&mounts).expect("JSON");
     assert_eq!(serde_json::from_str::<Vec<ContainerMount>>(&text).expect("the same"), mounts);
 }
+
+#[test]
+fn a_path_with_a_line_break_adds_no_argument() {
+    let mounts = [mount("a", "/x\n--privileged"), image("")];
+    for format in [OutputFormat::Docker, OutputFormat::Podman] {
+        let error = format.print(&mounts[..1]).expect_err("refused").to_string();
+        assert!(error.contains("has a control character"), "{error}");
+    }
+    let mut broken = image("");
+    broken.source = MountSource::Image { reference: "app\n--privileged".to_owned(), sub_path: String::new() };
+    assert!(OutputFormat::Podman.print(&[broken]).is_err());
+    assert!(OutputFormat::Oci.print(&mounts[..1]).is_ok());
+}
