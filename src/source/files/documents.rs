@@ -13,6 +13,7 @@ use super::SourceError;
 use super::find::{ConfiguredPath, FileToRead, FoundFiles, PathRole};
 use super::read::{Stamp, read};
 use super::read_check::{DocumentUpdate, ReadCheck};
+use super::settle::QUIET;
 use super::watch::Watcher;
 use crate::manifest::ManifestError;
 
@@ -68,6 +69,16 @@ struct StoredFile<C> {
     /// Whether the contents are those of the file with this stamp. If not, they are older: the file is invalid now.
     current: bool,
     contents: Option<Fingerprinted<C>>,
+    /// Since when the file has been absent.
+    absent_since: Option<Instant>,
+}
+
+impl<C> StoredFile<C> {
+    /// Until when an absent file counts as before. Editors and git remove a file before they write it again.
+    fn counts_until(&mut self, now: Instant) -> Option<Instant> {
+        let until = *self.absent_since.get_or_insert(now) + QUIET;
+        (now < until).then_some(until)
+    }
 }
 
 /// The good documents of a file.
@@ -212,17 +223,27 @@ impl<S: FileCombiner> DocumentStore<S> {
         let mut check = ReadCheck::new(settled, &mut watcher.activity, is_certain);
         let mut before = std::mem::take(&mut self.files);
         let mut unread = BTreeSet::new();
+        let (now, mut absent_until) = (Instant::now(), Vec::new());
         for (target, reading) in readings {
             let old = before.remove(&target.path);
             let update = check.update(&target, reading, old.as_ref().map(|entry| entry.stamp));
             let is_there = !matches!(update, Ok(DocumentUpdate::Drop));
             let entry = match update {
-                Ok(DocumentUpdate::Keep) => old,
+                Ok(DocumentUpdate::Keep) => old.map(|entry| StoredFile { absent_since: None, ..entry }),
                 Ok(DocumentUpdate::Drop) => None,
+                Ok(DocumentUpdate::Absent) => {
+                    before.extend(old.map(|entry| (target.path, entry)));
+                    continue;
+                }
                 Ok(DocumentUpdate::Take(stamp, bytes)) => Some(self.entry(&target, stamp, &bytes, old, &mut problems)),
                 Err(unreadable) => {
-                    problems.push(unreadable.problem);
-                    old.filter(|_| unreadable.keeps)
+                    let mut old = old;
+                    let until = old.as_mut().filter(|_| !unreadable.keeps).and_then(|entry| entry.counts_until(now));
+                    absent_until.extend(until);
+                    if until.is_none() {
+                        problems.push(unreadable.problem);
+                    }
+                    old.filter(|_| unreadable.keeps || until.is_some())
                 }
             };
             if is_there && entry.as_ref().is_none_or(|entry| entry.contents.is_none()) {
@@ -232,8 +253,16 @@ impl<S: FileCombiner> DocumentStore<S> {
                 self.files.insert(target.path, entry);
             }
         }
+        for (path, mut entry) in before {
+            let (is_kept, has_moved) = (kept.contains(&entry.root), check.has_seen(entry.stamp.file()));
+            let until = if is_kept || has_moved { None } else { entry.counts_until(now) };
+            if is_kept || until.is_some() {
+                absent_until.extend(until);
+                self.files.insert(path, entry);
+            }
+        }
         let being_written = check.being_written();
-        self.files.extend(before.into_iter().filter(|(_, entry)| kept.contains(&entry.root)));
+        absent_until.into_iter().for_each(|until| watcher.activity.scan_at(until));
         let combined = self.combine_changed().unwrap_or_else(|problem| {
             problems.push(problem.into());
             None
@@ -263,7 +292,7 @@ impl<S: FileCombiner> DocumentStore<S> {
                 }
             },
         };
-        StoredFile { root: target.root, stamp, current, contents }
+        StoredFile { root: target.root, stamp, current, contents, absent_since: None }
     }
 
     /// Combines all files. `None` if they have not changed.

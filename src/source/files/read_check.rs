@@ -14,6 +14,8 @@ pub(super) enum DocumentUpdate {
     Keep,
     /// The documents no longer count.
     Drop,
+    /// The file does not exist any more.
+    Absent,
     /// The documents in these bytes replace them.
     Take(Stamp, Vec<u8>),
 }
@@ -73,6 +75,11 @@ impl<'a> ReadCheck<'a> {
         Ok(DocumentUpdate::Keep)
     }
 
+    /// Whether the scan has found this file, under any name.
+    pub(super) fn has_seen(&self, file: FileId) -> bool {
+        self.seen.contains(&file)
+    }
+
     /// A file that was left out because a process is writing it.
     pub(super) fn being_written(self) -> Option<PathBuf> {
         self.being_written
@@ -98,7 +105,7 @@ fn check_failure(target: &FileToRead, problem: SourceError, known: bool) -> Resu
     match problem {
         // Other entries of a directory are ignored.
         SourceError::WrongType { .. } if target.listed => Ok(DocumentUpdate::Drop),
-        SourceError::Missing(_) if target.listed => Ok(DocumentUpdate::Drop),
+        SourceError::Missing(_) if target.listed => Ok(DocumentUpdate::Absent),
         SourceError::Missing(_) | SourceError::Dangling(_) if known && target.role == PathRole::Pod => {
             Err(UnreadableFile { problem: SourceError::PodGone(path()), keeps: true })
         }

@@ -7,8 +7,8 @@ use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-/// How long a file has to be unchanged if its writer does not close it.
-const QUIET: Duration = Duration::from_secs(1);
+/// How long a file has to be unchanged if its writer does not close it, and absent before it counts as deleted.
+pub(super) const QUIET: Duration = Duration::from_secs(1);
 
 /// The pause before a directory is watched again that could not be watched.
 const RETRY: Duration = Duration::from_secs(10);
@@ -84,7 +84,12 @@ impl Activity {
 
     /// Notes that a directory cannot be watched now: changes in it bring no event, so a scan is due after a pause.
     pub(super) fn scan_later(&mut self) {
-        self.scan_at = Some(Instant::now() + RETRY);
+        self.scan_at(Instant::now() + RETRY);
+    }
+
+    /// Makes a scan due at this time.
+    pub(super) fn scan_at(&mut self, at: Instant) {
+        self.scan_at = Some(self.scan_at.map_or(at, |earlier| earlier.min(at)));
     }
 
     /// When the next file becomes settled without an event, or a scan is due without one.

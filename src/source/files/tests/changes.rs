@@ -182,3 +182,30 @@ async fn an_immutable_object_keeps_its_content_until_it_was_gone() {
     home.replace("objects/app.yaml", &immutable("3"));
     watched.until("app", Some("3")).await;
 }
+
+#[tokio::test]
+async fn a_file_that_an_editor_removes_and_writes_again_is_never_gone() {
+    let home = ManifestHome::with_objects(&[("app", "1")]);
+    let mut watched = home.watch();
+    for value in ["2", "3", "4"] {
+        fs::rename(home.path("objects/app.yaml"), home.path("objects/app.yaml~")).expect("renamed");
+        std::thread::sleep(Duration::from_millis(10));
+        home.write("objects/app.yaml", &config_map("app", value));
+        while watched.value("app") != Some(value) {
+            watched.change().await;
+            assert!(watched.value("app").is_some(), "the object was gone for a moment");
+        }
+    }
+    fs::remove_file(home.path("objects/app.yaml")).expect("removed");
+    watched.until("app", None).await;
+}
+
+#[tokio::test]
+async fn an_object_that_moves_to_another_file_is_there_once() {
+    let home = ManifestHome::with_objects(&[("app", "1"), ("other", "1")]);
+    let mut watched = home.watch();
+    fs::rename(home.path("objects/app.yaml"), home.path("objects/renamed.yaml")).expect("renamed");
+    home.write("objects/other.yaml", &config_map("other", "2"));
+    watched.until("other", Some("2")).await;
+    assert_eq!(watched.value("app"), Some("1"));
+}
