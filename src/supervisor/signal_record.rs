@@ -41,7 +41,7 @@ pub(super) fn start(inherited: impl FnOnce() -> Option<OwnedFd>) -> io::Result<(
         writer.write_all(&[signal as u8])?;
     }
     if RECORD.set(reader).is_ok() {
-        for signal in SIGNALS {
+        for signal in SIGNALS.into_iter().filter(|signal| *signal != Signal::SIGHUP || !is_hangup_ignored()) {
             let writer = writer.try_clone()?;
             let record_signal = move || drop((&writer).write(&[signal as u8]));
             // SAFETY: the action only calls write(2) on a pipe that does not block, which is safe in a signal handler.
@@ -52,6 +52,18 @@ pub(super) fn start(inherited: impl FnOnce() -> Option<OwnedFd>) -> io::Result<(
     // The program that has executed this one has blocked the signals.
     unblock();
     Ok(())
+}
+
+/// Whether the process that started podfs ignores SIGHUP for it, as nohup(1) does: then podfs goes on when the terminal is closed. Only
+/// true until a handler is set.
+pub(crate) fn is_hangup_ignored() -> bool {
+    // SAFETY: the kernel writes the present action to the memory, which outlives the call; all zeros are a valid action.
+    let action = unsafe {
+        let mut action: libc::sigaction = std::mem::zeroed();
+        libc::sigaction(libc::SIGHUP, std::ptr::null(), &raw mut action);
+        action
+    };
+    action.sa_sigaction == libc::SIG_IGN
 }
 
 /// The first signal in the record of this process. It stays there, for the earlier program if this one rolls the upgrade back.
