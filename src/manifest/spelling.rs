@@ -4,7 +4,9 @@
 //! them. So podfs reports an unknown field only if it resembles a known one, and only in a text of the user: what comes from an API
 //! server or a kubelet was accepted there.
 //!
-//! It checks the fields that decide what a volume shows: metadata, volumes, mounts of containers, the data of ConfigMaps and
+//! It also checks that each mount of a container has a path and names a volume of the pod, as the API server does.
+//!
+//! It checks the spelling of the fields that decide what a volume shows: metadata, volumes, mounts of containers, the data of ConfigMaps and
 //! Secrets, and the specs of claims and PersistentVolumes. It gets the names of known fields from the types of the API: a type says
 //! them when it is deserialized.
 
@@ -125,6 +127,7 @@ fn pod_spec(body: &Map<String, Value>) -> Result<(), InvalidField> {
     let list = |of: &'static str| spec.get(of).and_then(Value::as_array).into_iter().flatten().enumerate();
     let check = || -> Result<(), InvalidField> {
         names(spec, fields_of::<core::PodSpec>(), |meant| OF_SPEC.contains(&meant))?;
+        let volumes: Vec<_> = list("volumes").filter_map(|(_, volume)| volume["name"].as_str()).collect();
         for (index, volume) in list("volumes") {
             let checked = volume.as_object().map_or(Ok(()), check_volume_spelling);
             checked.map_err(|error| error.under(format!("volumes[{index}]")))?;
@@ -132,7 +135,7 @@ fn pod_spec(body: &Map<String, Value>) -> Result<(), InvalidField> {
         for (field, (index, container)) in
             CONTAINERS.into_iter().flat_map(|field| list(field).map(move |one| (field, one)))
         {
-            let checked = container.as_object().map_or(Ok(()), check_container);
+            let checked = container.as_object().map_or(Ok(()), |container| check_container(container, &volumes));
             checked.map_err(|error| error.under(format!("{field}[{index}]")))?;
         }
         Ok(())
@@ -140,10 +143,31 @@ fn pod_spec(body: &Map<String, Value>) -> Result<(), InvalidField> {
     check().map_err(|error| error.under("spec"))
 }
 
-fn check_container(container: &Map<String, Value>) -> Result<(), InvalidField> {
+fn check_container(container: &Map<String, Value>, volumes: &[&str]) -> Result<(), InvalidField> {
     names(container, fields_of::<core::Container>(), |meant| OF_CONTAINER.contains(&meant))?;
     below::<Vec<core::VolumeMount>>(container.get("volumeMounts"), "volumeMounts")?;
-    below::<Vec<core::VolumeDevice>>(container.get("volumeDevices"), "volumeDevices")
+    below::<Vec<core::VolumeDevice>>(container.get("volumeDevices"), "volumeDevices")?;
+    for (field, path) in [("volumeMounts", "mountPath"), ("volumeDevices", "devicePath")] {
+        for (index, mount) in container.get(field).and_then(Value::as_array).into_iter().flatten().enumerate() {
+            let checked = mount.as_object().map_or(Ok(()), |mount| check_mount(mount, path, volumes));
+            checked.map_err(|error| error.under(format!("{field}[{index}]")))?;
+        }
+    }
+    Ok(())
+}
+
+/// Checks what the API server requires of a mount: a path, and the name of a volume of the pod.
+fn check_mount(mount: &Map<String, Value>, path: &str, volumes: &[&str]) -> Result<(), InvalidField> {
+    let text = |field: &str| mount.get(field).and_then(Value::as_str).unwrap_or_default();
+    if text(path).is_empty() {
+        return Err(InvalidField::new(path, "is required"));
+    }
+    let name = text("name");
+    if !volumes.contains(&name) {
+        let known = if volumes.is_empty() { "no volumes".to_owned() } else { volumes.join(", ") };
+        return Err(InvalidField::new("name", format!("the pod has no volume {name:?}; it has {known}")));
+    }
+    Ok(())
 }
 
 /// Checks the names in a mapping, except those for which no field is meant that counts.
@@ -320,6 +344,21 @@ mod tests {
         let Value::Object(mut volume) = source else { unreachable!("a mapping") };
         volume.insert("name".to_owned(), "v".into());
         complaint("Pod", json!({"spec": {"volumes": [volume]}}))
+    }
+
+    #[test]
+    fn a_mount_needs_a_path_and_a_volume_of_the_pod() {
+        let about = |mount: Value| {
+            let container = json!({"name": "c", "volumeMounts": [mount]});
+            complaint("Pod", json!({"spec": {"containers": [container], "volumes": [{"name": "data"}]}}))
+        };
+        assert_eq!(about(json!({"name": "data", "mountPath": "/x"})), None);
+        for mount in [json!({"name": "data"}), json!({"name": "data", "mountPath": ""})] {
+            let expected = "a.yaml: spec.containers[0].volumeMounts[0].mountPath: is required";
+            assert_eq!(about(mount).as_deref(), Some(expected));
+        }
+        let expected = "a.yaml: spec.containers[0].volumeMounts[0].name: the pod has no volume \"dta\"; it has data";
+        assert_eq!(about(json!({"name": "dta", "mountPath": "/x"})).as_deref(), Some(expected));
     }
 
     #[test]

@@ -358,7 +358,7 @@ fn of_volume(
     })
 }
 
-/// Checks that a subPath stays in the volume.
+/// Checks that a subPath stays in the volume. Leaves out empty names and `.`, as the kubelet does (`filepath.Join`).
 fn check_sub_path(path: String) -> Result<String, MountsError> {
     if path.starts_with('/') {
         return Err(MountsError::AbsoluteSubPath(path));
@@ -366,7 +366,8 @@ fn check_sub_path(path: String) -> Result<String, MountsError> {
     if path.split('/').any(|name| name == "..") {
         return Err(MountsError::Backsteps(path));
     }
-    Ok(path)
+    let names: Vec<_> = path.split('/').filter(|name| !matches!(*name, "" | ".")).collect();
+    Ok(if names.is_empty() { ".".to_owned() } else { names.join("/") })
 }
 
 /// The mount of a file that podfs adds. The container may write to the file.

@@ -259,6 +259,14 @@ fn mt_09_a_sub_path_may_come_from_the_environment() {
 }
 
 #[test]
+fn sp_01_a_sub_path_is_cleaned_as_by_the_kubelet() {
+    for (written, clean) in [("a/", "a"), ("a/.", "a"), ("./x//y/", "x/y"), (".", "."), ("./", ".")] {
+        let mounts = planned(&format!("{{name: disk, mountPath: /a, subPath: {written}}}")).expect(written);
+        assert_eq!(mounts[0].source, PlannedSource::SubPath(clean.to_owned()), "{written}");
+    }
+}
+
+#[test]
 fn images_are_passed_on_with_and_without_a_sub_path() {
     let mounts = planned("{name: image, mountPath: /a}, {name: image, mountPath: /b, subPath: app/bin}");
     let mounts = mounts.expect("a plan");

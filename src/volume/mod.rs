@@ -246,7 +246,9 @@ fn parse_source(
     let field = match given.as_slice() {
         [field] => field,
         [] => {
-            return Err(InvalidField::new("", format!("it has no source; supported are {}", supported())));
+            // The default of the API server and the kubelet (`SetDefaults_Volume`).
+            let volume = core::Volume { empty_dir: Some(core::EmptyDirVolumeSource::default()), ..volume.clone() };
+            return parse_source(&volume, containers);
         }
         several => {
             let sentence = format!("may not specify more than 1 volume type; it has {}", several.join(" and "));

@@ -23,6 +23,9 @@ const WITHIN: &str = "podfs.io/within.";
 /// The prefixes of annotations about single volumes.
 const ABOUT_VOLUMES: [&str; 7] = [SERVED_BY, CACHE, AUDIT, SUB_PATH, NFS_BACKEND, MOUNT_OPTIONS, WITHIN];
 
+/// The least similarity (normalised Damerau-Levenshtein, 0 to 1) at which podfs takes an annotation for a misspelled one.
+const ALIKE: f64 = 0.75;
+
 /// The label or annotation of a pod, and the label of a namespace, that says whether containers get podfs's volumes instead of
 /// the kubelet's (`podfs node --nri`): `"true"` or `"false"`.
 pub const VOLUMES_KEY: &str = "podfs.io/volumes";
@@ -170,10 +173,23 @@ impl Preferences {
                     )));
                 }
                 volume.preferences.sub_path = Some(mode);
+            } else if let Some(meant) = meant_annotation(key) {
+                return Err(invalid(&format!("is no annotation of podfs; did you mean {meant}<volume>?")));
             }
         }
         Ok(())
     }
+}
+
+/// The annotation about single volumes that a misspelled one resembles, or one that names no volume.
+fn meant_annotation(key: &str) -> Option<&'static str> {
+    let name = key.strip_prefix("podfs.io/").filter(|_| key != VOLUMES_KEY)?.split('.').next()?;
+    let likeness = |known: &&str| {
+        let known = known.trim_start_matches("podfs.io/").trim_end_matches('.');
+        strsim::normalized_damerau_levenshtein(known, name)
+    };
+    let nearest = ABOUT_VOLUMES.into_iter().max_by(|one, other| likeness(one).total_cmp(&likeness(other)))?;
+    (likeness(&nearest) >= ALIKE).then_some(nearest)
 }
 
 /// Sets the mount options of the nfs volume `name` in a pod's manifest, by its annotation.

@@ -267,7 +267,6 @@ fn volumes_that_podfs_cannot_serve_are_named() {
             ["spec.volumes[0].configmap: volume \"data\": ", "did you mean \"configMap\"?"],
         ),
         ("{name: data, ofALaterApi: [a]}", ["spec.volumes[0].ofALaterApi: volume \"data\": ", "must be a mapping"]),
-        ("{name: data}", ["spec.volumes[0]: volume \"data\": it has no source", "supported are configMap, secret"]),
         (
             "{name: data, configMap: {name: a}, secret: {secretName: a}}",
             ["spec.volumes[0]: volume \"data\": may not specify more than 1 volume type", "configMap and secret"],

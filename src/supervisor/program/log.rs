@@ -10,6 +10,7 @@ use std::time::SystemTime;
 use clap::Args;
 use podfs_fuse::log::{line, may_be_coloured, open_standard_error, process_fields};
 use serde_json::Value;
+use tracing::level_filters::LevelFilter;
 use tracing::{Event, Subscriber};
 use tracing_subscriber::EnvFilter;
 use tracing_subscriber::fmt::format::{FormatEvent, FormatFields, JsonFields, Writer};
@@ -23,6 +24,8 @@ use crate::supervisor::status::progress::LogOutput;
 const FILTER: &str = "RUST_LOG";
 /// The filter if neither an option, nor the environment variable, nor a setting gives one.
 const DEFAULT: &str = "info";
+
+const LEVELS: [&str; 6] = ["off", "error", "warn", "info", "debug", "trace"];
 
 /// The messages to log.
 #[derive(Args)]
@@ -53,7 +56,21 @@ impl LogOptions {
 }
 
 fn filter(text: &str) -> Result<String, String> {
-    EnvFilter::builder().parse(text).map(|_| text.to_owned()).map_err(|error| error.to_string())
+    EnvFilter::builder().parse(text).map_err(|error| error.to_string())?;
+    // A word that is no level is a target to the crate, and podfs has none of another name: the log would be empty.
+    let is_word = |directive: &&str| !directive.contains(['=', '[']) && !directive.starts_with("podfs");
+    match text.split(',').map(str::trim).filter(is_word).find(|word| word.parse::<LevelFilter>().is_err()) {
+        None | Some("") => Ok(text.to_owned()),
+        Some(word) => {
+            let near = |level: &&str| strsim::damerau_levenshtein(level, &word.to_lowercase());
+            let nearest = LEVELS.iter().copied().min_by_key(near).filter(|level| near(level) <= 2);
+            let hint = nearest.map_or_else(
+                || "choose one of error, warn, info, debug and trace".to_owned(),
+                |level| format!("did you mean {level:?}?"),
+            );
+            Err(format!("{word:?} is no level, and no module of podfs; {hint}"))
+        }
+    }
 }
 
 impl LogFormat {
@@ -106,5 +123,21 @@ where
             }
         }
         to.write_str(&line::json(event, SystemTime::now(), fields))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_word_that_is_no_level_is_refused() {
+        for good in ["info", "WARN", "off", "warn,podfs::source=debug", "podfs::node", "hyper=off,info", "[span]=debug"]
+        {
+            assert_eq!(filter(good).as_deref(), Ok(good));
+        }
+        let error = filter("wran").expect_err("a typing error");
+        assert_eq!(error, r#""wran" is no level, and no module of podfs; did you mean "warn"?"#);
+        assert!(filter("info,everything").expect_err("no level").contains("choose one of error"));
     }
 }

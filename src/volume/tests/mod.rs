@@ -86,8 +86,15 @@ fn a_kind_that_podfs_does_not_serve_is_kept_by_its_name_and_a_misspelled_one_is_
 }
 
 #[test]
-fn a_volume_has_exactly_one_source() {
-    assert!(error("{name: data}").starts_with("volume \"data\": it has no source; supported are configMap"));
+fn a_volume_without_a_source_is_an_empty_dir_as_the_api_server_makes_it() {
+    for yaml in ["{name: data}", "{name: data, emptyDir: null}"] {
+        let volume = parse(yaml).expect(yaml);
+        assert!(volume.field() == "emptyDir" && matches!(volume.source, VolumeSource::EmptyDir(_)), "{yaml}");
+    }
+}
+
+#[test]
+fn a_volume_has_one_source_at_most() {
     assert_eq!(
         error("{name: data, emptyDir: {}, secret: {secretName: db}}"),
         "volume \"data\": may not specify more than 1 volume type; it has emptyDir and secret"

@@ -138,7 +138,8 @@ fn options_that_cannot_be_meant_are_refused() {
     }
     let elsewhere = machine.node.fixture.path("elsewhere");
     let (status, sentence) = refused(&["--kubelet-root", elsewhere.to_str().expect("text")]);
-    assert!(status == Some(2) && sentence.contains("--kubelet-root"), "{sentence}");
+    // The kubelet may make its directory later, so a restart helps.
+    assert!(status == Some(1) && sentence.contains("--kubelet-root"), "{sentence}");
     let root = machine.node.fixture.path("root");
     let (status, sentence) = refused(&["--kubelet-root", root.to_str().expect("text")]);
     assert!(status == Some(2) && sentence.contains("another one for itself"), "{sentence}");
