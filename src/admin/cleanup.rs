@@ -35,8 +35,9 @@ use crate::manifest::pod::PodUid;
 use crate::supervisor::control::peer;
 use crate::supervisor::run_dir::bounds::{Bounds, OUTSIDE, path_exists};
 use crate::supervisor::run_dir::cgroup;
-use crate::supervisor::run_dir::claim::{
-    self, CONTROL, COUNTS, DISKS, LOCK, NEXT_COUNTS, NEXT_SERVER, PodLock, PodLockError, SERVER, UNREADABLE,
+use crate::supervisor::run_dir::claim::{self, PodLock, PodLockError};
+use crate::supervisor::run_dir::file_names::{
+    CONTROL, COUNTS, DISKS, LOCK, NEXT_COUNTS, NEXT_SERVER, SERVER, UNREADABLE,
 };
 use crate::supervisor::run_dir::record::PodLockRecord;
 use crate::supervisor::run_dir::server_socket;

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use serde::Deserialize;
 
 use super::ObjectContent;
-use super::parse::{LongMetadata, Parsed};
+use super::metadata::{LongMetadata, Parsed};
 use crate::manifest::{ManifestError, Origin};
 
 /// The one type of PEM block a bundle may hold.

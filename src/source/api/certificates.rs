@@ -23,8 +23,8 @@ use serde_json::{Value, json};
 use tokio::sync::mpsc::Sender;
 
 use super::contacts::Contacts;
+use super::credential::{CredentialLifetime, TokenOwner};
 use super::single::ObjectUpdate;
-use super::tokens::{CredentialLifetime, TokenOwner};
 use crate::kube::address::{Collection, Resource};
 use crate::kube::client::ApiClient;
 use crate::kube::error::{ApiError, ErrorClass};

@@ -20,7 +20,7 @@ use tokio::task::JoinSet;
 use tracing::error;
 
 use super::Supervisor;
-use super::work::{FinishedWork, WorkOutcome};
+use super::work::{FinishedWork, VolumeErrandOutcome, WorkOutcome};
 use crate::binding::Local;
 use crate::manifest::pod::Pod;
 use crate::mounts::hosts;
@@ -33,7 +33,7 @@ use crate::supervisor::run_dir::container_files::{ContainerFileError, ContainerF
 use crate::supervisor::run_dir::mount_points::MountPoints;
 use crate::supervisor::run_dir::site::Site;
 use crate::supervisor::status::store::VolumeReport;
-use crate::supervisor::volume::sub_path::{PartError, SubPathRequest};
+use crate::supervisor::volume::sub_path::SubPathRequest;
 use crate::supervisor::volume::{PodVolume, ShownContent, VolumeLife};
 use crate::types::is_dns_label;
 use crate::volume::VolumeSource;
@@ -78,14 +78,6 @@ pub(super) enum VolumeErrand {
     Prepare(Vec<SubPathRequest>),
     /// Unmount the subPaths of this container, or of all containers (`None`).
     Release(Option<String>),
-}
-
-/// The outcome of a part.
-pub(super) struct VolumeErrandOutcome {
-    /// The number of the errand.
-    pub(super) number: u64,
-    /// The mount point of each subPath that was mounted, with the index of the container's mount.
-    pub(super) outcome: Result<Vec<(usize, PathBuf)>, PartError>,
 }
 
 /// The step after the parts of all volumes.

@@ -4,6 +4,7 @@
 //! |---|---|
 //! | `assignment` | the input of a supervisor |
 //! | `start` | from an assignment to volumes that are served: prepare, adopt or start |
+//! | `profile` | the profile of the server that the pod's volumes need |
 //! | `adoption` | taking over from an earlier supervisor whose server still serves |
 //! | `sharing` | volumes of one claim, which are one mount |
 //! | `containers` | preparing the sources of containers' mounts, and removing them |
@@ -24,6 +25,7 @@ mod containers;
 pub(crate) mod heartbeat;
 pub mod machine;
 mod orders;
+mod profile;
 mod publishing;
 mod run_directory;
 mod sharing;

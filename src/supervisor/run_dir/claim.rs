@@ -5,7 +5,6 @@
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read};
-use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
@@ -18,30 +17,14 @@ use podfs_fuse::mount::directories::Directories;
 use tracing::warn;
 
 use super::bounds::{Bounds, OUTSIDE, path_exists};
+use super::file_names::{CONTROL, COUNTS, DISKS, LOCK, NEXT_COUNTS, NEXT_SERVER, SERVER, UNREADABLE};
 use super::record::{PodLockRecord, RecordWriter};
 use super::server_socket;
+use super::timed_lock::is_still_at;
 use super::trust::{self, Untrusted};
 use super::volumes_lock::{VolumesLock, VolumesTaken};
 use crate::manifest::pod::PodIdentity;
 use crate::types::PodName;
-
-/// The locked file, in the pod's run directory.
-pub const LOCK: &str = "lock";
-/// The supervisor's control socket, in the pod's run directory.
-pub const CONTROL: &str = "control.sock";
-/// The socket on which the next supervisor finds the server, in the pod's run directory.
-pub const SERVER: &str = "server.sock";
-/// A socket that becomes [`SERVER`] when the server listens on it, in the pod's run directory.
-pub const NEXT_SERVER: &str = "server.new";
-/// The pod's counters for the next supervisor, in the pod's run directory.
-pub const COUNTS: &str = "counts.json";
-/// The file for new counters, in the pod's run directory. podfs renames it to [`COUNTS`] when it is written.
-pub const NEXT_COUNTS: &str = "counts.json.new";
-/// The record of the disks of the pod's hostPath volumes for the next supervisor, in the pod's run directory.
-pub const DISKS: &str = "disks.json";
-
-/// The content of a lock file that podfs could not read, in the pod's run directory.
-pub const UNREADABLE: &str = "lock.unreadable";
 
 /// Most bytes of a path.
 const LONGEST_PATH: usize = libc::PATH_MAX as usize - 1;
@@ -400,14 +383,6 @@ fn read_or_keep(file: &mut File, directory: &Path) -> io::Result<PodLockRecord> 
         );
         Ok(PodLockRecord::default())
     })
-}
-
-/// Whether `path` leads to the open file `file`.
-pub fn is_still_at(file: &File, path: &Path) -> bool {
-    match (file.metadata(), std::fs::metadata(path)) {
-        (Ok(held), Ok(found)) => (held.dev(), held.ino()) == (found.dev(), found.ino()),
-        _ => false,
-    }
 }
 
 #[cfg(test)]

@@ -25,7 +25,7 @@ use rustix::fs::{FallocateFlags, fallocate};
 use rustix::io::{Errno, retry_on_intr};
 use serde::{Deserialize, Serialize};
 
-use super::claim::LOCK;
+use super::file_names::LOCK;
 use super::trust;
 use crate::types::PodName;
 

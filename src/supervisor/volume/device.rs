@@ -18,7 +18,7 @@ use crate::host::device::BlockDevice;
 use crate::host::neighbours;
 use crate::manifest::PodView;
 use crate::supervisor::volume::adopted::KeptVolume;
-use crate::volume::{Claim, Volume, VolumeSource};
+use crate::volume::{Claim, Volume};
 
 /// A block device for the pod.
 pub(super) struct DeviceVolume {
@@ -36,11 +36,6 @@ pub(super) struct DeviceVolume {
 }
 
 impl DeviceVolume {
-    /// Whether containers get this volume as a block device.
-    pub(super) fn is_for(spec: &Volume) -> bool {
-        matches!(&spec.source, VolumeSource::Claim(claim) if claim.usage.device)
-    }
-
     pub(super) fn new(claim: Claim, setting: VolumeContext) -> Self {
         Self {
             claim,

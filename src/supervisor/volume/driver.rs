@@ -14,10 +14,9 @@ use podfs_fuse::mount::bind::bind;
 use podfs_fuse::mount::private::ContainerAccess;
 use tracing::{info, warn};
 
-use super::device::DeviceVolume;
 use super::growth::ExpansionState;
 use super::label::label;
-use super::passthrough::{MountPlan, PlannedContent, access};
+use super::mount_plan::{MountPlan, PlannedContent, access};
 use super::{RefreshFailure, VolumeContext};
 use crate::binding::BoundVolume;
 use crate::driver::csi::CsiMount;
@@ -240,7 +239,7 @@ impl<'a> CsiCall<'a> {
             },
             mount_options: bound.map_or(&[], |bound| &bound.mount_options),
             read_only: bound.map_or(self.csi.read_only, |bound| bound.read_only),
-            is_block: DeviceVolume::is_for(spec),
+            is_block: spec.is_block_device(),
             capacity: bound.and_then(|bound| bound.capacity),
             claimed: bound.and_then(|bound| bound.claimed),
             root: &drivers.root,

@@ -2,7 +2,9 @@
 //!
 //! | module | owns |
 //! |---|---|
-//! | `mounter` | the trait for mounting a volume, and the registry of volume kinds |
+//! | `mounter` | the trait for mounting a volume |
+//! | `registry` | the registry of volume kinds |
+//! | `mount_plan` | the planned mount of a source as it is |
 //! | `projected` | volumes whose files podfs assembles |
 //! | `passthrough` | volumes that show a source as it is, in one file for each kind |
 //! | `device` | volumes that containers get as block devices |
@@ -26,10 +28,12 @@ mod hidden;
 mod label;
 pub(in crate::supervisor) mod left;
 mod local;
+mod mount_plan;
 mod mounter;
 mod nfs;
 mod passthrough;
 mod projected;
+mod registry;
 pub mod search;
 mod state;
 pub(in crate::supervisor) mod sub_path;
@@ -60,7 +64,8 @@ use crate::volume::{EmptyDir, SubPathMode, Volume, VolumeSource};
 pub use growth::{Expansion, ExpansionFailure};
 use hidden::{HiddenReason, UnmountSeries};
 use left::{LeftCause, LeftError};
-use mounter::{Mounter, mounter};
+use mounter::Mounter;
+use registry::mounter;
 pub use state::{ShownContent, VolumeLife};
 
 /// The pauses before podfs retries a refresh that failed; each is twice as long as the pause before.

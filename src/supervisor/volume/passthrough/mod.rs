@@ -32,11 +32,11 @@ use podfs_fuse::passthrough::{CacheMode, DataPath, PassthroughOptions};
 use podfs_fuse::region::VolumeKind;
 
 use super::growth::Expansion;
+use super::mount_plan::{MountPlan, PlannedContent, access};
 use super::mounter::Mounter;
 use super::nfs::ReachedExport;
 use super::{PodEnd, RefreshFailure, ShownContent, VolumeContext};
-use crate::host::neighbours::NeighbourLock;
-use crate::host::{HostError, HostSource, serve};
+use crate::host::HostError;
 use crate::manifest::PodView;
 use crate::manifest::pod::PodIdentity;
 use crate::supervisor::volume::adopted::KeptVolume;
@@ -152,39 +152,6 @@ impl VisibleVolume {
     fn is_given_up(&self) -> bool {
         self.served.as_ref().is_some_and(MountedVolume::is_given_up)
     }
-}
-
-/// A planned mount.
-pub(super) struct MountPlan {
-    pub(super) path: PathBuf,
-    pub(super) content: PlannedContent,
-    pub(super) access: ContainerAccess,
-    pub(super) selinux_context: Option<String>,
-    /// The lock of a volume that one pod alone may use. podfs holds it until the mount is in the mount table.
-    pub(super) turn: Option<NeighbourLock>,
-}
-
-impl MountPlan {
-    /// A plan for a source of the node. Chooses whether the server serves it, or a bind mount shows it.
-    fn of_host(
-        spec: &Volume,
-        path: PathBuf,
-        source: HostSource,
-        access: ContainerAccess,
-    ) -> Result<MountPlan, RefreshFailure> {
-        let served_by = serve::choose(&source, spec.preferences.served_by, &path)?;
-        let content = PlannedContent::Source { source, served_by, limit: None, remote: None };
-        Ok(MountPlan { path, content, access, selinux_context: None, turn: None })
-    }
-}
-
-/// The content of a planned mount.
-pub(super) enum PlannedContent {
-    /// A source on this node, or an export that the kernel's NFS client has mounted. `remote` is for an export: the identity with
-    /// which the server accesses it.
-    Source { source: HostSource, served_by: ServedBy, limit: Option<u64>, remote: Option<ActAs> },
-    /// An export that podfs's own NFS client serves.
-    Export(Box<ReachedExport>),
 }
 
 impl From<HostError> for RefreshFailure {
@@ -384,9 +351,4 @@ impl PassthroughVolume {
             ..PassthroughOptions::default()
         }
     }
-}
-
-/// The access of containers to a volume.
-pub(super) fn access(read_only: bool) -> ContainerAccess {
-    if read_only { ContainerAccess::ReadOnly } else { ContainerAccess::ReadWrite }
 }
