@@ -44,6 +44,6 @@ struct UnsupportedSource;
 
 impl PassthroughSource for UnsupportedSource {
     fn find(&mut self, _: &mut PassthroughParts, spec: &Volume, _: &PodView) -> Result<MountPlan, RefreshFailure> {
-        Err(RefreshFailure::Manifests(spec.unsupported_reason().unwrap_or_default()))
+        Err(RefreshFailure::manifests(spec.unsupported_reason().unwrap_or_default()))
     }
 }

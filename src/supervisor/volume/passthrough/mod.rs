@@ -36,7 +36,6 @@ use super::mount_plan::{MountPlan, PlannedContent, access};
 use super::mounter::Mounter;
 use super::nfs::ReachedExport;
 use super::{PodEnd, RefreshFailure, ShownContent, VolumeContext};
-use crate::host::HostError;
 use crate::manifest::PodView;
 use crate::manifest::pod::PodIdentity;
 use crate::supervisor::volume::adopted::KeptVolume;
@@ -154,12 +153,6 @@ impl VisibleVolume {
     }
 }
 
-impl From<HostError> for RefreshFailure {
-    fn from(error: HostError) -> RefreshFailure {
-        RefreshFailure::Temporary(error.to_string())
-    }
-}
-
 impl Mounter for PassthroughVolume {
     fn setting(&self) -> &VolumeContext {
         &self.common.setting
@@ -270,10 +263,9 @@ impl PassthroughVolume {
     /// Mounts the volume as planned. Adopts a bind mount of an earlier supervisor instead, if there is one.
     fn mount(&self, spec: &Volume, pod: &PodIdentity, mount_plan: MountPlan) -> Result<VisibleVolume, RefreshFailure> {
         let MountPlan { path, content, access, selinux_context, turn: _until_it_is_mounted } = mount_plan;
-        let temporary = |error: &dyn std::fmt::Display| RefreshFailure::Temporary(error.to_string());
         if let PlannedContent::Source { served_by: ServedBy::Bind, .. } = &content
             && let Some((_, visible)) =
-                self.common.setting.mount_points().adopt(&path).map_err(|error| temporary(&error))?
+                self.common.setting.mount_points().adopt(&path).map_err(RefreshFailure::temporary)?
         {
             // An earlier supervisor has made the bind mount, which needs no server.
             return Ok(VisibleVolume { visible, access, served: None });
@@ -286,18 +278,18 @@ impl PassthroughVolume {
             Some(outdated) if !outdated.visible.is_lost() => MountPoint::of_mount(outdated.visible.path()),
             _ => {
                 let mut mount_points = self.common.setting.mount_points();
-                mount_points.expect(&path, shape).map_err(|error| temporary(&error))?;
+                mount_points.expect(&path, shape).map_err(RefreshFailure::temporary)?;
                 let point = mount_points.prepare(&path, shape);
-                mount_points.record().map_err(|error| temporary(&error))?;
+                mount_points.record().map_err(RefreshFailure::temporary)?;
                 point
             }
         };
-        let point = point.map_err(|error| temporary(&error))?;
+        let point = point.map_err(RefreshFailure::temporary)?;
         let mount = MountOptions { selinux_context, shape };
         match content {
             PlannedContent::Source { source, served_by: ServedBy::Bind, .. } => {
                 let attached = bind(source.as_fd(), access).and_then(|clone| point.attach_bind(&clone));
-                Ok(VisibleVolume { visible: attached.map_err(|error| temporary(&error))?, access, served: None })
+                Ok(VisibleVolume { visible: attached.map_err(RefreshFailure::temporary)?, access, served: None })
             }
             PlannedContent::Source { source, served_by: ServedBy::Fuse, limit, remote } => {
                 let options = self.passthrough_options(spec, limit, remote);
