@@ -25,8 +25,8 @@ use crate::binding::Local;
 use crate::manifest::pod::Pod;
 use crate::mounts::hosts;
 use crate::mounts::{
-    AgentFacts, ContainerMount, Features, Inputs, MountSource, MountedPodVolume, MountsError, NotMounted, PlannedMount,
-    PlannedSource, Propagation, plan,
+    AgentFacts, ContainerMount, ContainerMountRequest, Features, MountSource, MountedPodVolume, MountsError,
+    NotMounted, PlannedMount, PlannedSource, Propagation, plan,
 };
 use crate::supervisor::control::{ContainerRequest, ControlAnswer, Errand, ErrandTask};
 use crate::supervisor::run_dir::container_files::{ContainerFileError, ContainerFiles};
@@ -270,8 +270,7 @@ impl Supervisor {
         check_name(container)?;
         let features = Features { recursive_read_only: *recursive_read_only, selinux: Path::new(SELINUX).exists() };
         let volumes = self.mounted_volumes();
-        let inputs = Inputs { pod, container, volumes: &volumes, environment, features };
-        let mut mounts = plan(inputs)?;
+        let mut mounts = plan(ContainerMountRequest { pod, container, volumes: &volumes, environment, features })?;
         mounts.retain(|mount| {
             !only_volumes || !matches!(mount.source, PlannedSource::Hosts | PlannedSource::TerminationLog)
         });

@@ -106,9 +106,8 @@ impl PreparedSupervisor {
             cgroup
         });
         let machine = machine::allocatable(site.path());
-        let facts = snapshot.pod.as_ref().map_or(facts, |pod| pod.facts.clone());
-        let Snapshot { pod, known, .. } = snapshot;
-        let view = PodView { identity: identity.clone(), facts, known, machine };
+        let view = snapshot.view(&identity, &facts, machine);
+        let pod = snapshot.pod;
         if let Some(claim) = &claim {
             report.count_in(claim.directory());
         }
