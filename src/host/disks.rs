@@ -99,3 +99,17 @@ impl PodDisks {
         write_whole(&self.0, &bytes).map_err(failed)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_disks_of_a_pod_have_the_bytes_that_other_versions_read() {
+        let changed = "the next podfs run, which may have another version, reads the file: a change needs a test that it reads both";
+        let recorded =
+            r#"{"a":{"boot":"b1","number":[8,1],"sequence":5},"b":{"boot":"b1","number":[8,2],"sequence":null}}"#;
+        let disks: BTreeMap<String, Disk> = serde_json::from_str(recorded).expect(changed);
+        assert_eq!(serde_json::to_string(&disks).expect("JSON"), recorded, "{changed}");
+    }
+}

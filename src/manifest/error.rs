@@ -36,6 +36,16 @@ pub enum ManifestError {
         problem: String,
     },
 
+    /// A ClusterTrustBundle with other text than certificates.
+    #[error("{origin}: spec.trustBundle: {cause}")]
+    TrustBundle {
+        /// The document.
+        origin: Origin,
+        /// The error in the text.
+        #[source]
+        cause: TrustAnchorsError,
+    },
+
     /// Two documents describe the same object.
     #[error("{object} is described twice, in {first} and in {second}; remove one of them")]
     Duplicate {
@@ -46,6 +56,23 @@ pub enum ManifestError {
         /// The position of the second one.
         second: Origin,
     },
+}
+
+/// Why a text is no list of trust anchors.
+#[derive(Debug, thiserror::Error)]
+pub enum TrustAnchorsError {
+    /// The text is no PEM.
+    #[error("is no PEM; write the certificates as PEM blocks")]
+    Pem(#[source] pem::PemError),
+    /// The text has no certificate.
+    #[error("at least one trust anchor must be provided")]
+    Empty,
+    /// The block with this index is no certificate.
+    #[error("entry {0} is no certificate; a bundle may hold nothing else")]
+    OtherBlock(usize),
+    /// The block with this index has headers.
+    #[error("entry {0} has PEM block headers; remove them")]
+    Headers(usize),
 }
 
 impl ManifestError {

@@ -26,7 +26,8 @@ use serde::{Deserialize, Serialize};
 
 pub use id_mapping::{IdMapping, InvalidMapping};
 pub use plan::{
-    AgentFacts, Features, Inputs, MountedPodVolume, MountsError, NotMounted, PlannedMount, PlannedSource, plan,
+    AgentFacts, ContainerMountRequest, Features, MountedPodVolume, MountsError, NotMounted, PlannedMount,
+    PlannedSource, plan,
 };
 
 /// The name of the mount of the pod's `/etc/hosts`.

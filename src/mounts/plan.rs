@@ -18,9 +18,9 @@ use crate::manifest::pod::{ContainerDevice, ContainerMounts, Mount, Pod, SubPath
 /// The path at which containers look up names of hosts.
 const HOSTS_PATH: &str = "/etc/hosts";
 
-/// The inputs of a container's mounts.
+/// A request for the mounts of a container.
 #[derive(Clone, Copy, Debug)]
-pub struct Inputs<'a> {
+pub struct ContainerMountRequest<'a> {
     /// The pod.
     pub pod: &'a Pod,
     /// The container's name.
@@ -230,27 +230,27 @@ fn because(reason: Option<&NotMounted>) -> String {
 ///
 /// # Errors
 /// The first field that the kubelet, or the API server before it, would refuse.
-pub fn plan(inputs: Inputs<'_>) -> Result<Vec<PlannedMount>, MountsError> {
-    let Inputs { pod, container, environment, .. } = inputs;
+pub fn plan(request: ContainerMountRequest<'_>) -> Result<Vec<PlannedMount>, MountsError> {
+    let ContainerMountRequest { pod, container, environment, .. } = request;
     let spec = pod.mounts.iter().find(|one| one.container == container).ok_or_else(|| MountsError::NoContainer {
         pod: pod.identity.to_string(),
         container: container.to_owned(),
         known: pod.mounts.iter().map(|one| one.container.clone()).collect(),
     })?;
     check(spec)?;
-    check_mappings(inputs)?;
+    check_mappings(request)?;
     let mounts = spec.mounts.iter().enumerate();
     let mut planned: Vec<_> =
-        mounts.map(|(index, mount)| of_volume(inputs, spec, index, mount)).collect::<Result<_, _>>()?;
+        mounts.map(|(index, mount)| of_volume(request, spec, index, mount)).collect::<Result<_, _>>()?;
     for device in &spec.devices {
         let index = planned.len();
-        planned.push(of_device(inputs, index, device)?);
+        planned.push(of_device(request, index, device)?);
     }
     let has_network = environment.host_network || pod.network.host_network || !environment.pod_ips.is_empty();
     if has_network && !spec.mounts.iter().any(|mount| mount.path == HOSTS_PATH) {
-        planned.push(file(planned.len(), HOSTS_NAME, HOSTS_PATH, PlannedSource::Hosts, inputs));
+        planned.push(file(planned.len(), HOSTS_NAME, HOSTS_PATH, PlannedSource::Hosts, request));
     }
-    let log = file(planned.len(), TERMINATION_LOG_NAME, &spec.termination_log, PlannedSource::TerminationLog, inputs);
+    let log = file(planned.len(), TERMINATION_LOG_NAME, &spec.termination_log, PlannedSource::TerminationLog, request);
     planned.push(log);
     Ok(planned)
 }
@@ -273,7 +273,9 @@ fn check(container: &ContainerMounts) -> Result<(), MountsError> {
 }
 
 /// Checks that the agent's id mappings fit the user namespace of the pod.
-fn check_mappings(Inputs { pod, environment, .. }: Inputs<'_>) -> Result<(), MountsError> {
+fn check_mappings(
+    ContainerMountRequest { pod, environment, .. }: ContainerMountRequest<'_>,
+) -> Result<(), MountsError> {
     let is_mapped = [&environment.uid_mappings, &environment.gid_mappings].map(|mappings| !mappings.is_empty());
     match (is_mapped, pod.facts.user_namespace) {
         ([false, false], _) | ([true, true], true) => Ok(()),
@@ -282,13 +284,17 @@ fn check_mappings(Inputs { pod, environment, .. }: Inputs<'_>) -> Result<(), Mou
     }
 }
 
-fn of_device(inputs: Inputs<'_>, index: usize, device: &ContainerDevice) -> Result<PlannedMount, MountsError> {
+fn of_device(
+    request: ContainerMountRequest<'_>,
+    index: usize,
+    device: &ContainerDevice,
+) -> Result<PlannedMount, MountsError> {
     let no_device = |reason| MountsError::NoDevice {
         volume: device.volume.clone(),
-        container: inputs.container.to_owned(),
+        container: request.container.to_owned(),
         reason,
     };
-    let volume = match inputs.volumes.get(&device.volume) {
+    let volume = match request.volumes.get(&device.volume) {
         Some(Ok(volume)) => volume,
         other => return Err(no_device(other.and_then(|reason| reason.as_ref().err()).cloned())),
     };
@@ -304,20 +310,20 @@ fn of_device(inputs: Inputs<'_>, index: usize, device: &ContainerDevice) -> Resu
             &device.volume,
             &device.path,
             PlannedSource::Device(DeviceNode { path: volume.path.clone(), major, minor }),
-            inputs,
+            request,
         )
     })
 }
 
 fn of_volume(
-    inputs: Inputs<'_>,
+    request: ContainerMountRequest<'_>,
     container: &ContainerMounts,
     index: usize,
     mount: &Mount,
 ) -> Result<PlannedMount, MountsError> {
-    let Inputs { pod, environment, features, .. } = inputs;
+    let ContainerMountRequest { pod, environment, features, .. } = request;
     let image = pod.images.get(&mount.volume);
-    let volume = match (image, inputs.volumes.get(&mount.volume)) {
+    let volume = match (image, request.volumes.get(&mount.volume)) {
         (Some(_), _) => None,
         (None, Some(Ok(volume))) => Some(volume),
         (None, missing) => {
@@ -371,7 +377,13 @@ fn check_sub_path(path: String) -> Result<String, MountsError> {
 }
 
 /// The mount of a file that podfs adds. The container may write to the file.
-fn file(index: usize, name: &str, path: &str, source: PlannedSource, inputs: Inputs<'_>) -> PlannedMount {
+fn file(
+    index: usize,
+    name: &str,
+    path: &str,
+    source: PlannedSource,
+    request: ContainerMountRequest<'_>,
+) -> PlannedMount {
     PlannedMount {
         index,
         name: name.to_owned(),
@@ -380,10 +392,10 @@ fn file(index: usize, name: &str, path: &str, source: PlannedSource, inputs: Inp
         read_only: false,
         recursive_read_only: false,
         propagation: Propagation::Private,
-        selinux_relabel: inputs.features.selinux,
-        id_mapped: inputs.pod.facts.user_namespace,
-        uid_mappings: inputs.environment.uid_mappings.clone(),
-        gid_mappings: inputs.environment.gid_mappings.clone(),
+        selinux_relabel: request.features.selinux,
+        id_mapped: request.pod.facts.user_namespace,
+        uid_mappings: request.environment.uid_mappings.clone(),
+        gid_mappings: request.environment.gid_mappings.clone(),
     }
 }
 

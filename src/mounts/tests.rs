@@ -40,8 +40,8 @@ const FEATURES: Features = Features { recursive_read_only: true, selinux: false 
 
 fn planned_with(pod: &Pod, environment: &AgentFacts, features: Features) -> Result<Vec<PlannedMount>, String> {
     let volumes = volumes();
-    let inputs = Inputs { pod, container: "c", volumes: &volumes, environment, features };
-    plan(inputs).map_err(|error| error.to_string())
+    let request = ContainerMountRequest { pod, container: "c", volumes: &volumes, environment, features };
+    plan(request).map_err(|error| error.to_string())
 }
 
 fn planned(mounts: &str) -> Result<Vec<PlannedMount>, String> {
@@ -116,7 +116,7 @@ fn mt_01_impossible_mounts_are_refused_in_the_kubelets_words() {
     for (mounts, expected) in rows {
         assert_eq!(refused(mounts), expected, "{mounts}");
     }
-    let error = plan(Inputs {
+    let error = plan(ContainerMountRequest {
         pod: &container(""),
         container: "d",
         volumes: &volumes(),
@@ -196,8 +196,9 @@ fn mt_06_only_files_of_podfs_and_bind_mounts_are_relabelled() {
     for selinux in [true, false] {
         let features = Features { selinux, ..FEATURES };
         let environment = in_network();
-        let inputs = Inputs { pod: &pod, container: "c", volumes: &volumes, environment: &environment, features };
-        let relabelled: Vec<_> = plan(inputs).expect("a plan").iter().map(|mount| mount.selinux_relabel).collect();
+        let request =
+            ContainerMountRequest { pod: &pod, container: "c", volumes: &volumes, environment: &environment, features };
+        let relabelled: Vec<_> = plan(request).expect("a plan").iter().map(|mount| mount.selinux_relabel).collect();
         assert_eq!(relabelled, [false, selinux, selinux, selinux]);
     }
 }

@@ -309,4 +309,17 @@ mod tests {
             assert!(error.starts_with(&path.display().to_string()) && error.contains(reason), "{error}");
         }
     }
+
+    #[test]
+    fn a_checkpoint_has_the_bytes_that_other_versions_read() {
+        let changed = "the next podfs node, which may have another version, reads the file: give a changed format a new VERSION, and \
+                       add a test that it reads both";
+        for origin in [r#"{"file":"/m/web.yaml"}"#, r#""api""#, r#""kubelet""#, r#""runtime""#] {
+            let recorded = format!(
+                r#"{{"version":1,"origin":{origin},"released":true,"volumes":["a","b"],"withoutVolumes":true,"manifest":{{"kind":"Pod"}}}}"#
+            );
+            let checkpoint: Checkpoint = serde_json::from_str(&recorded).expect(changed);
+            assert_eq!(serde_json::to_string(&checkpoint).expect("JSON"), recorded, "{changed}");
+        }
+    }
 }

@@ -16,6 +16,7 @@ use super::checkpoint::{Checkpoint, Checkpoints};
 use crate::manifest::pod::PodUid;
 use crate::supervisor::program;
 use crate::supervisor::run_dir::claim;
+use crate::supervisor::run_dir::file_names::LOCK;
 use crate::supervisor::run_dir::record::PodLockRecord;
 use crate::supervisor::run_dir::trust;
 
@@ -84,9 +85,7 @@ pub fn reconstruct(run_directory: &Path, root_directory: &Path) -> io::Result<Ve
     }
     let mut pods: BTreeSet<PodUid> = volumes.keys().cloned().collect();
     pods.extend(checkpoints.pods()?);
-    pods.extend(
-        uids(run_directory)?.into_iter().filter(|uid| run_directory.join(uid.as_str()).join(claim::LOCK).exists()),
-    );
+    pods.extend(uids(run_directory)?.into_iter().filter(|uid| run_directory.join(uid.as_str()).join(LOCK).exists()));
     let reconstructed = pods.into_iter().map(|uid| {
         let (checkpoint, trouble) = match checkpoints.read(&uid) {
             Ok(checkpoint) => (checkpoint, None),

@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 use nix::fcntl::Flock;
 use tracing::warn;
 
-use crate::supervisor::run_dir::claim::is_still_at;
+use crate::supervisor::run_dir::timed_lock::is_still_at;
 use crate::supervisor::run_dir::timed_lock::{AlreadyLocked, lock_until};
 
 /// How long a daemon that ends, or a child of a killed one, may hold the lock.

@@ -16,8 +16,9 @@ mod push;
 use std::sync::Arc;
 use std::time::Instant;
 
-use crate::manifest::KnownObjects;
-use crate::manifest::pod::Pod;
+use crate::manifest::pod::{Pod, PodFacts, PodIdentity};
+use crate::manifest::{KnownObjects, PodView};
+use crate::types::Allocatable;
 use crate::volume::Volume;
 
 pub(crate) use api::{
@@ -126,4 +127,12 @@ pub struct Snapshot {
     pub known: KnownObjects,
     /// When podfs received the change that led to this snapshot; the first snapshot follows from no change.
     pub noticed_at: Option<Instant>,
+}
+
+impl Snapshot {
+    /// The view of a pod for its volumes. `facts` are those of the pod if the source does not have it.
+    pub fn view(&self, identity: &PodIdentity, facts: &PodFacts, machine: Allocatable) -> PodView {
+        let facts = self.pod.as_ref().map_or(facts, |pod| &pod.facts);
+        PodView { identity: identity.clone(), facts: facts.clone(), known: self.known.clone(), machine }
+    }
 }

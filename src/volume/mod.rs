@@ -122,6 +122,11 @@ impl Volume {
         Ok(Volume { name, kind, nested, source, preferences: Preferences::default() })
     }
 
+    /// Whether containers get it as a block device.
+    pub fn is_block_device(&self) -> bool {
+        matches!(&self.source, VolumeSource::Claim(claim) if claim.usage.device)
+    }
+
     /// Its kind, as the manifest says it: `configMap`.
     pub fn field(&self) -> &str {
         match &self.source {

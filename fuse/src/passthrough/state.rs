@@ -231,3 +231,24 @@ pub fn finish_change(region: &Region) {
 pub fn no_memory(_: io::Error) -> Errno {
     Errno::NOMEM
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::region::shared::assert_layout;
+
+    #[test]
+    fn cells_have_the_layout_that_other_versions_read() {
+        assert_layout::<NodeCell>(
+            "tag 0, form 4, id 8, mount 16, lookups 24, charged 32, held 40, nameless 44, backing 48, handle_kind 52, handle 56; 128 bytes",
+        );
+        assert_layout::<OpenCell>("tag 0, flags 4, handle 8, node 16, unique 24, descriptor 32; 40 bytes");
+        assert_layout::<LockCell>("tag 0, pid 4, node 8, owner 16, handle 24, descriptor 32; 40 bytes");
+        assert_layout::<MountCell>(
+            "tag 0, anchor 4, id 8, index 16, parent 24, length 32, handle_kind 36, handle 40; 112 bytes",
+        );
+        assert_layout::<HeldCell>("tag 0, form 4, node 8, owner 16, start 24, end 32; 40 bytes");
+        let tags = [NodeCell::TAG, OpenCell::TAG, LockCell::TAG, MountCell::TAG, HeldCell::TAG];
+        assert_eq!(tags, [1, 2, 3, 4, 5], "other versions know the cells by these tags");
+    }
+}

@@ -18,6 +18,27 @@ unsafe impl SharedMemory for AtomicU64 {}
 // SAFETY: an array of atomics.
 unsafe impl<T: SharedMemory, const N: usize> SharedMemory for [T; N] {}
 
+/// The layout of a struct that servers of other versions read.
+#[cfg(test)]
+pub(crate) trait SharedLayout {
+    /// The offsets of its fields, and its size.
+    fn layout() -> String;
+}
+
+/// Fails if a struct has another layout than this.
+#[cfg(test)]
+#[track_caller]
+pub(crate) fn assert_layout<T: SharedLayout>(expected: &str) {
+    assert_eq!(
+        T::layout(),
+        expected,
+        "servers of other versions read {}: give a changed layout a new number, and add a test that a region of the \
+         layout before can still be adopted. A field that takes the place of `spare`, and on which no successor depends, needs \
+         no new number",
+        std::any::type_name::<T>()
+    );
+}
+
 /// Declares structs of shared memory. They have the layout of C, and each of their fields is a [`SharedMemory`].
 macro_rules! shared {
     ($($(#[$meta:meta])* pub(crate) struct $name:ident { $($(#[$doc:meta])* $field:ident: $type:ty),* $(,)? })*) => { $(
@@ -32,6 +53,14 @@ macro_rules! shared {
 
         // SAFETY: the lines above are compiled only if each field is shared.
         unsafe impl $crate::region::shared::SharedMemory for $name {}
+
+        #[cfg(test)]
+        impl $crate::region::shared::SharedLayout for $name {
+            fn layout() -> String {
+                let fields = [$(format!("{} {}", stringify!($field), std::mem::offset_of!($name, $field))),*];
+                format!("{}; {} bytes", fields.join(", "), size_of::<$name>())
+            }
+        }
     )* };
 }
 pub(crate) use shared;

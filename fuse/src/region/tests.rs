@@ -11,7 +11,7 @@ use rustix::io::{pread, pwrite};
 
 use super::cell_id::CellId;
 use super::cells::{CellContent, CellRef, OwnedCell};
-use super::shared::shared;
+use super::shared::{assert_layout, shared};
 use super::*;
 
 shared! {
@@ -268,4 +268,27 @@ proptest! {
             prop_assert!(region.as_fd().as_raw_fd() >= 0);
         }
     }
+}
+
+#[test]
+fn the_header_of_a_region_has_the_layout_that_other_versions_read() {
+    assert_layout::<Header>(
+        "magic 0, layout 8, cell_size 12, kind 16, session_thread 20, accepted 24, requests 32, applied 40, counters 48, opens 112, calls 136, silence 144, limit 152, root_free 160, spare 168, slots 384, waits 4032, counts 8128; 8896 bytes",
+    );
+    assert_layout::<header::PassthroughCounters>(
+        "data_path 0, backing 4, next_node 8, last_handle 16, next_mount 24, used 32, redo 40; 64 bytes",
+    );
+    assert_layout::<header::RedoRecord>("cell 0, charged 8, used 16; 24 bytes");
+    assert_layout::<header::CallCounters>("seed 0; 8 bytes");
+    assert_layout::<Opens>("opens 0, lost 8, reported 16; 24 bytes");
+    assert_layout::<Silence>("since 0; 8 bytes");
+    assert_layout::<Waits>("uniques 0; 4096 bytes");
+    assert_layout::<InFlightSlots>("slots 0, to_replay 1024, order 3584; 3648 bytes");
+    assert_layout::<Counts>("requests 0, commits 512, propagations 624; 736 bytes");
+    assert_layout::<in_flight::InFlightSlot>("unique 0, last 8, begun 16, thread 40; 64 bytes");
+    assert_layout::<in_flight::BegunRecord>("seconds 0, note 8, nanoseconds 16, is_begun 20; 24 bytes");
+    assert_layout::<in_flight::Replay>("unique 0, order 8, begun 16; 40 bytes");
+    assert_layout::<counts::Durations>("groups 0, nanoseconds 104; 112 bytes");
+    assert_eq!((MAGIC, LAYOUT, LAYOUT_OF_RINGS), (u64::from_le_bytes(*b"podfsvol"), 1, 2));
+    assert_eq!((header::SIZE, CELL), (12_288, 128), "the cells of other versions are elsewhere");
 }

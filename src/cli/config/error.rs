@@ -66,7 +66,7 @@ fn because(error: &io::Error) -> String {
         ErrorKind::NotFound => "there is no such file; --config and PODFS_CONFIG name the file of settings".to_owned(),
         ErrorKind::IsADirectory => "is a directory; give a file of settings".to_owned(),
         ErrorKind::FileTooLarge => {
-            format!("has more than {} bytes, so it is no file of settings", super::file::LONGEST)
+            format!("has more than {} bytes, so it is no file of settings", super::LONGEST)
         }
         ErrorKind::InvalidData => format!("the text is not UTF-8 ({error})"),
         _ => format!("cannot be read: {error}"),

@@ -12,10 +12,7 @@ use toml::de::{DeTable, DeValue};
 
 use super::error::{ConfigError, ValueProblem};
 use super::keys::{KEYS, Key};
-use super::{Setting, check};
-
-/// Most bytes that podfs reads of a file of settings.
-pub(super) const LONGEST: u64 = 1 << 20;
+use super::{LONGEST, Setting, check};
 
 /// The settings of a file. There are none if the file at the default path does not exist. It calls `podfs`, which describes the
 /// commands, only if the file has text.

@@ -35,6 +35,8 @@ use keys::{KEYS, Key};
 pub(super) const FILE: &str = "/etc/podfs/podfs.toml";
 /// The environment variable that names another file.
 pub(super) const VARIABLE: &str = "PODFS_CONFIG";
+/// Most bytes that podfs reads of a file of settings.
+const LONGEST: u64 = 1 << 20;
 /// An empty file.
 const NOTHING: &str = "/dev/null";
 

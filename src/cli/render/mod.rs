@@ -207,12 +207,7 @@ impl Render {
 
 /// The pod and its objects in the snapshot.
 pub(in crate::cli) fn view_of(pod: &Pod, snapshot: &Snapshot) -> PodView {
-    PodView {
-        identity: pod.identity.clone(),
-        facts: pod.facts.clone(),
-        known: snapshot.known.clone(),
-        machine: machine::allocatable(Path::new(ROOT_DIRECTORY)),
-    }
+    snapshot.view(&pod.identity, &pod.facts, machine::allocatable(Path::new(ROOT_DIRECTORY)))
 }
 
 /// Waits until all requests to the API server are answered, or for [`ANSWER_TIMEOUT`]. Returns the last snapshot.

@@ -10,6 +10,7 @@ use std::time::Duration;
 use reqwest::dns::{Addrs, Name, Resolve, Resolving};
 use reqwest::redirect::Policy;
 use reqwest::{Proxy, Url};
+use rustls::ClientConfig;
 use secrecy::ExposeSecret;
 
 use crate::kube::error::ConnectionError;
@@ -29,6 +30,8 @@ const WATCHES: usize = 80;
 /// The connections. The first is for all requests, the others only for watches.
 pub(super) struct ConnectionPool {
     identity: ConnectionIdentity,
+    /// The TLS settings of all connections. To make them may read files of this machine, to clone them does not.
+    tls: ClientConfig,
     connections: Mutex<Vec<PooledConnection>>,
 }
 
@@ -75,9 +78,9 @@ impl ConnectionIdentity {
         Ok(server)
     }
 
-    fn http(&self) -> Result<reqwest::Client, ConnectionError> {
+    fn http(&self, tls: ClientConfig) -> Result<reqwest::Client, ConnectionError> {
         let mut builder = reqwest::Client::builder()
-            .tls_backend_preconfigured(tls::config(&self.authority, self.certificate.as_ref())?)
+            .tls_backend_preconfigured(tls)
             .https_only(self.server.scheme() == "https")
             .redirect(Policy::none())
             .no_proxy()
@@ -113,13 +116,14 @@ impl PartialEq for ConnectionIdentity {
 }
 
 impl ConnectionPool {
-    /// Without any connection yet.
+    /// Without any connection yet. Reads the certificates that this machine trusts, if the server has one of these.
     ///
     /// # Errors
     /// When the certificates cannot be used.
     pub(super) fn new(identity: ConnectionIdentity) -> Result<ConnectionPool, ConnectionError> {
-        let first = PooledConnection { http: identity.http()?, watches: Arc::default() };
-        Ok(ConnectionPool { identity, connections: Mutex::new(vec![first]) })
+        let tls = tls::config(&identity.authority, identity.certificate.as_ref())?;
+        let first = PooledConnection { http: identity.http(tls.clone())?, watches: Arc::default() };
+        Ok(ConnectionPool { identity, tls, connections: Mutex::new(vec![first]) })
     }
 
     pub(super) fn are_of(&self, identity: &ConnectionIdentity) -> bool {
@@ -136,8 +140,8 @@ impl ConnectionPool {
         let mut connections = self.lock();
         let free = connections.iter().find(|connection| connection.watches.load(Ordering::Relaxed) < WATCHES).cloned();
         let connection = free.unwrap_or_else(|| {
-            // This fails only if the certificates of this machine have changed: the settings worked for the first connection.
-            let http = self.identity.http().unwrap_or_else(|_| connections[0].http.clone());
+            // This cannot fail: the settings worked for the first connection.
+            let http = self.identity.http(self.tls.clone()).unwrap_or_else(|_| connections[0].http.clone());
             let connection = PooledConnection { http, watches: Arc::default() };
             connections.push(connection.clone());
             connection

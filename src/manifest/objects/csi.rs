@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use serde::Deserialize;
 
 use super::ObjectContent;
-use super::parse::{LongMetadata, Parsed};
+use super::metadata::{LongMetadata, Parsed};
 
 /// A CSIDriver object: the options for calls of this driver. A driver without such an object has the API's defaults.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -6,6 +6,7 @@
 
 mod absence;
 mod csi;
+mod metadata;
 mod node;
 mod parse;
 mod storage;

@@ -6,7 +6,7 @@ use k8s_openapi::apimachinery::pkg::api::resource;
 use serde::Deserialize;
 
 use super::ObjectContent;
-use super::parse::{LongMetadata, Parsed, field};
+use super::metadata::{LongMetadata, Parsed, field};
 use crate::manifest::{ManifestError, Origin};
 use crate::types::Allocatable;
 use crate::types::Quantity;

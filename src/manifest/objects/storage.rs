@@ -10,7 +10,7 @@ use serde::Deserialize;
 use serde_json::{Map, Value};
 
 use super::ObjectContent;
-use super::parse::{LongMetadata, Parsed};
+use super::metadata::{LongMetadata, Parsed};
 use crate::manifest::{ManifestError, Origin};
 use crate::types::{InvalidField, Quantity};
 use crate::volume::migration::{Context, access_modes, translate, typed};

@@ -5,7 +5,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use serde::Deserialize;
 
 use super::ObjectContent;
-use super::parse::{LongMetadata, Parsed};
+use super::metadata::{LongMetadata, Parsed};
+use crate::manifest::error::TrustAnchorsError;
 use crate::manifest::{ManifestError, Origin};
 
 /// The one type of PEM block a bundle may hold.
@@ -43,23 +44,23 @@ pub(super) fn cluster_trust_bundle(object: ClusterTrustBundleObject, origin: &Or
     let bundle = ClusterTrustBundle {
         signer: spec.signer_name.filter(|name| !name.is_empty()),
         labels: metadata.labels.clone().unwrap_or_default(),
-        anchors: anchors(&text).map_err(|sentence| ManifestError::invalid(origin, "spec.trustBundle", sentence))?,
+        anchors: anchors(&text).map_err(|cause| ManifestError::TrustBundle { origin: origin.clone(), cause })?,
     };
     Ok(Parsed { metadata: metadata.short(), immutable: false, content: ObjectContent::ClusterTrustBundle(bundle) })
 }
 
 /// The certificates among PEM blocks, with the API's rules.
-fn anchors(text: &str) -> Result<BTreeSet<Vec<u8>>, String> {
-    let blocks = pem::parse_many(text).map_err(|_| "is no PEM; write the certificates as PEM blocks".to_owned())?;
+fn anchors(text: &str) -> Result<BTreeSet<Vec<u8>>, TrustAnchorsError> {
+    let blocks = pem::parse_many(text).map_err(TrustAnchorsError::Pem)?;
     if blocks.is_empty() {
-        return Err("at least one trust anchor must be provided".to_owned());
+        return Err(TrustAnchorsError::Empty);
     }
     for (index, block) in blocks.iter().enumerate() {
         if block.tag() != CERTIFICATE {
-            return Err(format!("entry {index} is no certificate; a bundle may hold nothing else"));
+            return Err(TrustAnchorsError::OtherBlock(index));
         }
         if block.headers().iter().next().is_some() {
-            return Err(format!("entry {index} has PEM block headers; remove them"));
+            return Err(TrustAnchorsError::Headers(index));
         }
     }
     Ok(blocks.into_iter().map(pem::Pem::into_contents).collect())

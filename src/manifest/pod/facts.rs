@@ -2,12 +2,11 @@
 
 use std::collections::BTreeMap;
 
-use k8s_openapi::api::core::v1::{PodSpec, ResourceRequirements, SELinuxOptions, SecurityContext};
-use k8s_openapi::apimachinery::pkg::api::resource;
+use k8s_openapi::api::core::v1::{PodSpec, SELinuxOptions, SecurityContext};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 
+use super::container::{self, Container};
 use super::resources::PodResources;
-use crate::types::Quantity;
 use crate::types::{InvalidField, numeric_id};
 
 /// The service account of pods that name none: the API server's default, which podfs applies itself because a manifest
@@ -53,17 +52,6 @@ pub enum FsGroupPolicy {
     OnRootMismatch,
 }
 
-/// A container and what it may use.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Container {
-    /// Its name.
-    pub name: String,
-    /// The most it may use, by resource.
-    pub limits: BTreeMap<String, Quantity>,
-    /// Its requests, by resource.
-    pub requests: BTreeMap<String, Quantity>,
-}
-
 impl PodFacts {
     /// The facts of a volume that is served without its pod: none.
     pub fn placeholder() -> PodFacts {
@@ -83,8 +71,8 @@ impl PodFacts {
             spec.init_containers.iter().flatten().map(|container| (container.name.as_str(), &container.resources));
         let fs_group = context.and_then(|context| context.fs_group);
         let selinux = context.and_then(|context| context.se_linux_options.as_ref());
-        let containers = self::containers("containers", regular)?;
-        let init_containers = self::containers("initContainers", init)?;
+        let containers = container::containers("containers", regular)?;
+        let init_containers = container::containers("initContainers", init)?;
         Ok(PodFacts {
             resources: PodResources::of(spec, &containers, &init_containers)?,
             labels: metadata.labels.unwrap_or_default(),
@@ -114,38 +102,6 @@ fn fs_group_policy(word: Option<&str>) -> Result<FsGroupPolicy, InvalidField> {
         Some("OnRootMismatch") => Ok(FsGroupPolicy::OnRootMismatch),
         Some(_) => Err(InvalidField::new("securityContext.fsGroupChangePolicy", "must be Always or OnRootMismatch")),
     }
-}
-
-fn containers<'a>(
-    field: &str,
-    containers: impl Iterator<Item = (&'a str, &'a Option<ResourceRequirements>)>,
-) -> Result<Vec<Container>, InvalidField> {
-    let parse = |(index, (name, resources)): (usize, (&str, &Option<ResourceRequirements>))| {
-        container(name, resources.as_ref()).map_err(|error| error.under(format!("{field}[{index}].resources")))
-    };
-    containers.enumerate().map(parse).collect()
-}
-
-fn container(name: &str, resources: Option<&ResourceRequirements>) -> Result<Container, InvalidField> {
-    let limits = amounts("limits", resources.and_then(|resources| resources.limits.as_ref()))?;
-    let mut requests = amounts("requests", resources.and_then(|resources| resources.requests.as_ref()))?;
-    // The API server's default, which podfs applies itself because a manifest file need not have passed through an API
-    // server: the request of a container is its limit.
-    for (resource, limit) in &limits {
-        requests.entry(resource.clone()).or_insert(*limit);
-    }
-    Ok(Container { name: name.to_owned(), limits, requests })
-}
-
-pub(super) fn amounts(
-    field: &str,
-    amounts: Option<&BTreeMap<String, resource::Quantity>>,
-) -> Result<BTreeMap<String, Quantity>, InvalidField> {
-    let parse = |(name, text): (&String, &resource::Quantity)| match Quantity::parse(&text.0) {
-        Ok(amount) => Ok((name.clone(), amount)),
-        Err(error) => Err(InvalidField::new(format!("{field}.{name}"), error)),
-    };
-    amounts.into_iter().flatten().map(parse).collect()
 }
 
 /// The user as which all containers run, if each has one, from its security context or the pod's, and all are the same. Root

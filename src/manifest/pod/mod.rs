@@ -1,5 +1,6 @@
 //! The pod: everything of its manifest that its volumes need, parsed once.
 
+mod container;
 mod facts;
 mod identity;
 mod mounts;
@@ -13,7 +14,8 @@ use std::path::Path;
 use k8s_openapi::api::core::v1 as core;
 use serde_json::{Map, Value};
 
-pub use facts::{Container, FsGroupPolicy, PodFacts};
+pub use container::Container;
+pub use facts::{FsGroupPolicy, PodFacts};
 pub use identity::{DEFAULT_NAMESPACE, PodIdentity, PodUid};
 pub use mounts::{ContainerDevice, ContainerMounts, Mount, SubPath};
 pub use network::{HostAlias, PodNetwork};

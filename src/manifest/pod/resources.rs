@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use k8s_openapi::api::core::v1 as core;
 
-use super::facts::{Container, amounts};
+use super::container::{Container, amounts};
 use crate::types::InvalidField;
 use crate::types::Quantity;
 

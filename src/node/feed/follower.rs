@@ -11,8 +11,9 @@ use std::time::Duration;
 use tokio::sync::Notify;
 use tokio::time::{Instant, sleep_until};
 
-use super::registry::{ObjectRegistry, WantedObject};
+use super::registry::ObjectRegistry;
 use super::update::PodReferences;
+use super::wanted::WantedObject;
 use crate::binding::{ExtraReferences, further_references};
 use crate::manifest::objects::{ObjectKey, ObjectKind, Objects};
 use crate::manifest::pod::Pod;

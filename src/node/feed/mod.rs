@@ -10,6 +10,7 @@
 //! | `merge` | one list of the pods of all sources, and its changes |
 //! | `object` | an object as its source has it, and parsed |
 //! | `readers` | clients of the API server that read the objects of CSI volumes with the pods' own tokens |
+//! | `wanted` | the references of pods to objects |
 //! | `registry` | which pods refer to which objects, and what podfs knows of each object |
 //! | `server` | the requests for objects to the API server |
 //! | `journal` | the log lines about objects |
@@ -34,6 +35,7 @@ mod server;
 #[cfg(test)]
 mod tests;
 mod update;
+mod wanted;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::path::PathBuf;

@@ -25,23 +25,10 @@ use super::directory::FileObjects;
 use super::object::WholeObject;
 use super::readers::PodReaders;
 use super::server::{FollowedObject, ObjectServer, TaskMessage};
-use crate::manifest::objects::{Missing, ObjectKey, ObjectKind};
-use crate::manifest::pod::PodUid;
+use super::wanted::{Absence, WantedObject};
+use crate::manifest::objects::{ObjectKey, ObjectKind};
 use crate::manifest::tokens::Token;
 use crate::source::{IssuedCredentials, ObjectUpdate, SETTLE};
-
-/// A reference of a pod.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub(super) enum WantedObject {
-    /// An object.
-    Object(ObjectKey),
-    /// An object that podfs reads with the token of this pod.
-    AsPod(PodUid, ObjectKey),
-    /// All ClusterTrustBundles of a signer.
-    BundlesOf(String),
-    /// The only Node object, for a pod without the name of a node.
-    OnlyNode,
-}
 
 /// What podfs knows of a reference.
 pub(super) struct WantedObjectAnswer {
@@ -50,13 +37,6 @@ pub(super) struct WantedObjectAnswer {
     pub(super) absence: Option<Absence>,
     /// Whether the sources have answered, so that a follower need not wait for them.
     pub(super) is_answered: bool,
-}
-
-/// Why podfs does not know an object.
-pub(super) struct Absence {
-    pub(super) reason: String,
-    /// When podfs reports this as a problem; `None` if at once.
-    pub(super) settles: Option<Instant>,
 }
 
 /// The state of an object, and the followers that are notified of changes.
@@ -207,7 +187,10 @@ impl ObjectRegistry {
         if matches!(want, WantedObject::Object(key) | WantedObject::AsPod(_, key) if files.contains_key(key)) {
             entry.followed = None;
         } else if entry.followed.as_ref().is_none_or(FollowedObject::is_settled) {
-            entry.followed = server.request(want, &self.me, entry.followed.take());
+            let (registry, wanted) = (Weak::clone(&self.me), want.clone());
+            let answer =
+                move |id, message| registry.upgrade().map(|registry| registry.take(&wanted, id, message)).is_some();
+            entry.followed = server.request(want, Box::new(answer), entry.followed.take());
         }
     }
 
@@ -225,26 +208,6 @@ impl ObjectRegistry {
 impl RegisteredObject {
     fn notify(&self) {
         self.followers.iter().for_each(|follower| follower.notify_one());
-    }
-}
-
-impl WantedObject {
-    /// The reference as a push reports it while podfs does not know its object. A push cannot report the only Node, which has no
-    /// known name.
-    pub(super) fn missing(&self) -> Option<Missing> {
-        match self {
-            WantedObject::Object(key) | WantedObject::AsPod(_, key) => Some(Missing::Object(key.clone())),
-            WantedObject::BundlesOf(signer) => Some(Missing::BundlesOf(signer.clone())),
-            WantedObject::OnlyNode => None,
-        }
-    }
-
-    /// Whether its object is among these references, none of which is [`WantedObject::AsPod`].
-    fn is_one_of(&self, wants: &BTreeSet<WantedObject>) -> bool {
-        match self {
-            WantedObject::AsPod(_, key) => wants.contains(&WantedObject::Object(key.clone())),
-            want => wants.contains(want),
-        }
     }
 }
 

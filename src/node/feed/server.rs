@@ -1,7 +1,7 @@
 //! The requests for objects to the API server: one task follows each object, however many pods refer to it.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Weak};
 
 use tokio::runtime::Handle;
 use tracing::debug;
@@ -9,7 +9,7 @@ use tracing::debug;
 use super::journal::SharedJournal;
 use super::object::WholeObject;
 use super::readers::{PodReader, PodReaders};
-use super::registry::{Absence, ObjectRegistry, WantedObject};
+use super::wanted::{Absence, WantedObject};
 use crate::kube::client::ApiClient;
 use crate::kube::error::{ApiError, ErrorClass};
 use crate::kube::settings::SettingsError;
@@ -17,7 +17,6 @@ use crate::manifest::objects::ObjectKey;
 use crate::manifest::tokens::Token;
 use crate::source::{
     AbortOnDrop, Contacts, IssuedCredentials, ObjectRequest, ObjectUpdate, ObjectWatcher, SignerWatcher,
-    title_of_signer,
 };
 
 /// The API server at which podfs follows objects.
@@ -58,17 +57,17 @@ impl ObjectServer {
         self.readers.as_ref()
     }
 
-    /// Starts a task that follows an object, or the bundles of a signer. Keeps the objects of `before` until an answer
+    /// Starts a task that follows an object, or the bundles of a signer, and sends `observer` its messages. Keeps the objects of `before` until an answer
     /// comes.
     pub(super) fn request(
         &self,
         want: &WantedObject,
-        registry: &Weak<ObjectRegistry>,
+        observer: AnswerObserver,
         before: Option<FollowedObject>,
     ) -> Option<FollowedObject> {
         debug!("podfs requests {}", want.title());
         let id = self.next_id.fetch_add(1, Ordering::Relaxed);
-        let answers = FeedAnswers { registry: Weak::clone(registry), want: want.clone(), id };
+        let answers = FeedAnswers { observer, id };
         let (client, contacts) = (self.client.clone(), self.contacts.clone());
         let task = match want {
             WantedObject::Object(key) => {
@@ -197,21 +196,19 @@ pub(super) enum TaskMessage {
     Settled,
 }
 
-/// Sends the messages of a task to the registry.
+/// Takes the messages of the task with this number. Returns whether it still needs them.
+pub(super) type AnswerObserver = Box<dyn Fn(u64, TaskMessage) -> bool + Send + Sync>;
+
+/// Sends the messages of a task to its observer.
 struct FeedAnswers {
-    registry: Weak<ObjectRegistry>,
-    want: WantedObject,
+    observer: AnswerObserver,
     id: u64,
 }
 
 impl FeedAnswers {
-    /// Sends a message. Returns whether there still is a registry.
+    /// Sends a message. Returns whether the observer still needs messages.
     fn send(&self, message: TaskMessage) -> bool {
-        let registry = self.registry.upgrade();
-        registry.is_some_and(|registry| {
-            registry.take(&self.want, self.id, message);
-            true
-        })
+        (self.observer)(self.id, message)
     }
 }
 
@@ -249,18 +246,6 @@ fn map<A, B>(update: ObjectUpdate<A>, to: impl FnOnce(Arc<A>) -> B) -> ObjectUpd
         ObjectUpdate::Absent => ObjectUpdate::Absent,
         ObjectUpdate::Alive => ObjectUpdate::Alive,
         ObjectUpdate::Failure(error) => ObjectUpdate::Failure(error),
-    }
-}
-
-impl WantedObject {
-    /// Its title in the log and in the node's status.
-    pub(super) fn title(&self) -> String {
-        match self {
-            WantedObject::Object(key) => key.to_string(),
-            WantedObject::AsPod(uid, key) => format!("{key} as pod {uid}"),
-            WantedObject::BundlesOf(signer) => title_of_signer(signer),
-            WantedObject::OnlyNode => "Node".to_owned(),
-        }
     }
 }
 

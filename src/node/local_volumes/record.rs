@@ -115,3 +115,20 @@ pub(super) fn write(file: &Path, record: &ErasureRecord) -> io::Result<()> {
     }
     write_synced(file, &serde_json::to_vec(record)?)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_record_has_the_bytes_that_other_versions_read() {
+        let changed = "the next podfs node, which may have another version, reads the file: a change needs a test that it continues \
+                       an erasure of both";
+        let recorded = concat!(
+            r#"{"volume":"pv-1","uid":"u1","claim":"c1","path":"/disks/a","isDevice":true,"identity":{"id":"i","root":"/","#,
+            r#""boot":"b1","device":"8:1","number":5},"erased":4096,"isDone":false}"#
+        );
+        let record: ErasureRecord = serde_json::from_str(recorded).expect(changed);
+        assert_eq!(serde_json::to_string(&record).expect("JSON"), recorded, "{changed}");
+    }
+}

@@ -9,7 +9,7 @@ use tracing::{Instrument, Level, Span, debug, enabled, warn};
 use super::Manager;
 use crate::node::reconciler::{Action, Operation, reconcile};
 use crate::node::state::MountState;
-use crate::node::supervisors::FailureKind;
+use crate::node::supervisors::{FailureKind, MountFailure, OperationError};
 use crate::node::world::VolumeId;
 use crate::node::world::actual::OperationOutcome;
 
@@ -24,7 +24,16 @@ pub(super) struct EndedOperation {
     span: Span,
     started: Instant,
     outcome: OperationOutcome,
-    error: Option<String>,
+    error: Option<ActionError>,
+}
+
+/// Why an operation failed.
+#[derive(Debug, thiserror::Error)]
+enum ActionError {
+    #[error(transparent)]
+    Mount(#[from] MountFailure),
+    #[error(transparent)]
+    Supervisor(#[from] OperationError),
 }
 
 impl Manager {
@@ -64,21 +73,21 @@ impl Manager {
                 // If the supervisor of the volume is gone, the branch after this one starts another supervisor.
                 (Action::Remount, Some(_)) if is_served => {
                     let remounted = supervisors.remount(uid, vec![volume.clone()]).await;
-                    remounted.map_err(|error| (OperationOutcome::Transient, error.to_string()))
+                    remounted.map_err(|error| (OperationOutcome::Transient, ActionError::from(error)))
                 }
                 (Action::Mount | Action::Remount, Some(pod)) => {
                     let mounted = supervisors.mount(&pod, volume, MOUNT).await;
-                    mounted.map_err(|failure| (outcome(failure.kind), failure.reason))
+                    mounted.map_err(|failure| (outcome(failure.kind), failure.into()))
                 }
                 (Action::Unmount, _) => {
                     let unmounted = supervisors.unmount(uid, volume).await;
-                    unmounted.map_err(|error| (OperationOutcome::Uncertain, error.to_string()))
+                    unmounted.map_err(|error| (OperationOutcome::Uncertain, error.into()))
                 }
                 (Action::Mount | Action::Remount, None) => Ok(()),
             };
             let (outcome, error) = match result {
                 Ok(()) => (OperationOutcome::Done, None),
-                Err((outcome, reason)) => (outcome, Some(reason)),
+                Err((outcome, error)) => (outcome, Some(error)),
             };
             // Fails only while the daemon ends.
             let _ = end_sender.send(EndedOperation { operation, span, started, outcome, error });
@@ -89,6 +98,7 @@ impl Manager {
     pub(super) fn take_end(&mut self, EndedOperation { operation, span, started, outcome, error }: EndedOperation) {
         let _span = span.entered();
         let Operation { id, action } = operation;
+        let error = error.map(|error| error.to_string());
         self.touch(&id.pod);
         if let Some(error) = &error {
             warn!("{}", self.event(&id, action, error));

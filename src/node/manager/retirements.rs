@@ -13,7 +13,7 @@ use super::Manager;
 use crate::manifest::pod::PodUid;
 use crate::node::operation::PAUSE;
 use crate::node::state::PodEntry;
-use crate::node::supervisors::Supervisors;
+use crate::node::supervisors::{OperationError, Supervisors};
 
 /// The retirements that run, and those that have failed.
 #[derive(Default)]
@@ -25,7 +25,7 @@ pub(super) struct Retirements {
 /// The end of a retirement.
 pub(super) struct RetirementOutcome {
     uid: PodUid,
-    outcome: Result<(), String>,
+    outcome: Result<(), OperationError>,
 }
 
 /// The retirement of a pod.
@@ -33,14 +33,14 @@ enum Retirement {
     /// It runs; `backoff` has the failures so far.
     Running { backoff: Backoff },
     /// Something of the pod stayed.
-    Failed { reason: String, backoff: Backoff, retry_at: Instant },
+    Failed { error: OperationError, backoff: Backoff, retry_at: Instant },
 }
 
 impl Retirements {
     /// Starts the retirement of a pod, unless it runs, or the pause after its failure is not over.
     fn start<Ended>(&mut self, uid: &PodUid, now: Instant, retire: impl FnOnce() -> Ended)
     where
-        Ended: Future<Output = Result<(), String>> + Send + 'static,
+        Ended: Future<Output = Result<(), OperationError>> + Send + 'static,
     {
         let backoff = match self.pods.get(uid) {
             None => PAUSE.backoff(),
@@ -56,10 +56,10 @@ impl Retirements {
     fn take(&mut self, ended: RetirementOutcome) -> bool {
         let RetirementOutcome { uid, outcome } = ended;
         let Some(Retirement::Running { mut backoff }) = self.pods.remove(&uid) else { return false };
-        let Err(reason) = outcome else { return true };
+        let Err(error) = outcome else { return true };
         let pause = backoff.fail();
-        warn!("pod {uid}: podfs cannot remove all of it: {reason}; podfs tries again in {pause:?}");
-        self.pods.insert(uid, Retirement::Failed { reason, backoff, retry_at: Instant::now() + pause });
+        warn!("pod {uid}: podfs cannot remove all of it: {error}; podfs tries again in {pause:?}");
+        self.pods.insert(uid, Retirement::Failed { error, backoff, retry_at: Instant::now() + pause });
         false
     }
 
@@ -123,14 +123,14 @@ impl Manager {
 
     /// Adds the reason why the last retirement of a pod failed to its published state.
     pub(super) fn add_failed_retirement(&self, uid: &PodUid, entry: &mut PodEntry) {
-        if let Some(Retirement::Failed { reason, .. }) = self.retirements.pods.get(uid) {
-            entry.errors.push(reason.clone());
+        if let Some(Retirement::Failed { error, .. }) = self.retirements.pods.get(uid) {
+            entry.errors.push(error.to_string());
         }
     }
 }
 
-async fn retirement(supervisors: Supervisors, uid: PodUid) -> Result<(), String> {
-    supervisors.retire(&uid).await.map_err(|error| error.to_string())
+async fn retirement(supervisors: Supervisors, uid: PodUid) -> Result<(), OperationError> {
+    supervisors.retire(&uid).await
 }
 
 #[cfg(test)]
@@ -143,7 +143,7 @@ mod tests {
     #[tokio::test]
     async fn a_retirement_that_fails_is_tried_again_after_a_pause() {
         let (mut retirements, now, pod) = (Retirements::default(), Instant::now(), uid("u"));
-        retirements.start(&pod, now, || async { Err("a file stays".to_owned()) });
+        retirements.start(&pod, now, || async { Err(OperationError::Refused("a file stays".to_owned())) });
         retirements.start(&pod, now, || async { panic!("it runs already") });
         let ended = retirements.next().await;
         assert!(!retirements.take(ended));

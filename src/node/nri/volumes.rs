@@ -15,7 +15,7 @@ use crate::manifest::pod::PodUid;
 use crate::mounts::{AgentFacts, MountSource};
 use crate::node::NodeHandle;
 use crate::node::state::{MountState, NodeState, VolumeEntry};
-use crate::supervisor::control::{ContainerRequest, ControlAnswer, ControlQuestion, ask};
+use crate::supervisor::control::{AskError, ContainerRequest, ControlAnswer, ControlQuestion, ask};
 
 /// The pause before podfs asks a busy supervisor again.
 const PAUSE: Duration = Duration::from_millis(20);
@@ -120,6 +120,18 @@ fn path_of_volume(state: &NodeState, uid: &PodUid, volume: &str) -> Result<PathB
     }
 }
 
+/// Why the parts of volumes are not prepared.
+#[derive(Debug, thiserror::Error)]
+enum PrepareError {
+    /// The supervisor refuses the request, with this reason.
+    #[error("{0}")]
+    Refused(String),
+    #[error("the supervisor answered another question")]
+    OtherAnswer,
+    #[error(transparent)]
+    Ask(#[from] AskError),
+}
+
 /// Makes the pod's supervisor prepare the parts of volumes (subPath) that a container mounts. Returns their paths on
 /// the node, by their paths in the container.
 async fn prepare(directory: PathBuf, container: &Container, until: Instant) -> BTreeMap<PathBuf, PathBuf> {
@@ -135,18 +147,18 @@ async fn prepare(directory: PathBuf, container: &Container, until: Instant) -> B
         loop {
             match ask(&directory, &question, None) {
                 Ok(ControlAnswer::Prepared(mounts)) => return Ok(mounts),
-                Ok(ControlAnswer::Busy(reason)) if Instant::now() > until => return Err(reason),
+                Ok(ControlAnswer::Busy(reason)) if Instant::now() > until => return Err(PrepareError::Refused(reason)),
                 Ok(ControlAnswer::Busy(_)) => std::thread::sleep(PAUSE),
-                Ok(ControlAnswer::Refused(reason)) => return Err(reason),
-                Ok(_) => return Err("it gave an answer to another question".to_owned()),
-                Err(error) => return Err(error.to_string()),
+                Ok(ControlAnswer::Refused(reason)) => return Err(PrepareError::Refused(reason)),
+                Ok(_) => return Err(PrepareError::OtherAnswer),
+                Err(error) => return Err(PrepareError::Ask(error)),
             }
         }
     });
     let mounts = match timeout_at(until, prepared).await {
         Ok(Ok(Ok(mounts))) => mounts,
-        Ok(Ok(Err(reason))) => {
-            debug!("container {name:?}: its parts of volumes are not prepared: {reason}");
+        Ok(Ok(Err(error))) => {
+            debug!("container {name:?}: its parts of volumes are not prepared: {error}");
             Vec::new()
         }
         Ok(Err(_)) | Err(_) => Vec::new(),

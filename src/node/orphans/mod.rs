@@ -38,7 +38,7 @@ use crate::host::empty_dir;
 use crate::host::walk::{EntryPlace, MountPointPolicy, Visitor, WalkEntry, enter, walk};
 use crate::manifest::pod::PodUid;
 use crate::node::spans;
-use crate::supervisor::run_dir::claim::{LOCK, SERVER};
+use crate::supervisor::run_dir::file_names::{LOCK, SERVER};
 use crate::supervisor::run_dir::timed_lock::lock_until;
 
 /// How long a pass skips a directory that stays, unless it changes. Passes look again without a change, because an unmount

@@ -214,3 +214,24 @@ async fn garbage_ends_the_connection_and_nothing_else() {
     }
     daemon.client().await.wait_for_volumes(UID.to_owned(), Some(0)).await.expect("the daemon goes on");
 }
+
+#[test]
+fn the_service_has_the_fields_and_numbers_that_agents_and_other_versions_read() {
+    let (mut scopes, mut fields) = (Vec::new(), Vec::new());
+    let source = include_str!("../../../proto/podfs/volumemanager/v1/volumemanager.proto");
+    for line in source.lines().map(|line| line.split("//").next().unwrap_or_default().trim()) {
+        match line {
+            "" => {}
+            "}" => drop(scopes.pop()),
+            empty if empty.ends_with("{}") => {}
+            scope if scope.ends_with('{') => scopes.push(scope.split(' ').nth(1).expect("a name")),
+            field => fields.push(format!("{} {field}", scopes.join(".")).trim().to_owned()),
+        }
+    }
+    let recorded: Vec<_> = include_str!("fields.txt").lines().collect();
+    assert_eq!(
+        fields, recorded,
+        "agents and other versions of podfs read these messages: a field keeps its number and its type for ever, and an incompatible \
+         change needs a new package (v2), and a test that a client of v1 is answered. Add new fields to fields.txt"
+    );
+}

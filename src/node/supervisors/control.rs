@@ -11,7 +11,7 @@ use crate::source::{Push, PushCounts};
 use crate::supervisor::control::{
     self, AskError, ControlAnswer, ControlQuestion, Publish, PushConnection, StatusFollower, VolumeNames,
 };
-use crate::supervisor::run_dir::claim::{CONTROL, LOCK, SERVER};
+use crate::supervisor::run_dir::file_names::{CONTROL, LOCK, SERVER};
 use crate::supervisor::status::PodStatus;
 
 /// How long a supervisor may take to send its first status.

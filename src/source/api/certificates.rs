@@ -23,8 +23,8 @@ use serde_json::{Value, json};
 use tokio::sync::mpsc::Sender;
 
 use super::contacts::Contacts;
+use super::credential::{CredentialLifetime, TokenOwner};
 use super::single::ObjectUpdate;
-use super::tokens::{CredentialLifetime, TokenOwner};
 use crate::kube::address::{Collection, Resource};
 use crate::kube::client::ApiClient;
 use crate::kube::error::{ApiError, ErrorClass};
@@ -72,8 +72,8 @@ pub(super) async fn keep_certified(
                 life = Some(granted);
             }
             Err(MissingCertificate::Unneeded) => return,
-            Err(MissingCertificate::Refused(sentence)) => {
-                if reporter.waits(ApiError::new(ErrorClass::Refused, sentence)).await {
+            Err(MissingCertificate::Refused(refusal)) => {
+                if reporter.waits(ApiError::new(ErrorClass::Refused, refusal.to_string())).await {
                     reporter.withdraw(life.as_ref()).await;
                 }
                 return;
@@ -134,9 +134,30 @@ enum MissingCertificate {
     /// No task needs it any more.
     Unneeded,
     /// The pod will get none.
-    Refused(String),
+    Refused(CertificateRefusal),
     /// Another request may succeed.
     Failed(ApiError),
+}
+
+/// Why the pod will get no certificate.
+#[derive(Debug, thiserror::Error)]
+enum CertificateRefusal {
+    #[error("podfs makes no keys of type {0}; write keyType: ECDSAP256, ECDSAP384 or ED25519")]
+    KeyType(KeyType),
+    #[error("cannot make a private key: {0}")]
+    Key(#[source] rcgen::Error),
+    #[error("the pod is not on a node")]
+    NoNode,
+    #[error(transparent)]
+    SigningRequest(rcgen::Error),
+    #[error("PodCertificateRequest was permanently {end}: reason={reason:?} message={message:?}")]
+    BySigner { end: &'static str, reason: String, message: String },
+}
+
+impl From<CertificateRefusal> for MissingCertificate {
+    fn from(refusal: CertificateRefusal) -> MissingCertificate {
+        MissingCertificate::Refused(refusal)
+    }
 }
 
 impl From<ApiError> for MissingCertificate {
@@ -201,22 +222,19 @@ impl CertificateRequest {
             KeyType::EcdsaP384 => &PKCS_ECDSA_P384_SHA384,
             KeyType::Ed25519 => &PKCS_ED25519,
             other @ (KeyType::Rsa3072 | KeyType::Rsa4096 | KeyType::EcdsaP521) => {
-                let sentence =
-                    format!("podfs makes no keys of type {other}; write keyType: ECDSAP256, ECDSAP384 or ED25519");
-                return Err(MissingCertificate::Refused(sentence));
+                return Err(CertificateRefusal::KeyType(other).into());
             }
         };
-        KeyPair::generate_for(algorithm)
-            .map_err(|error| MissingCertificate::Refused(format!("cannot make a private key: {error}")))
+        Ok(KeyPair::generate_for(algorithm).map_err(CertificateRefusal::Key)?)
     }
 
     /// The request object. Its signing request has only the public key, as the kubelet's has.
     async fn body(&self, pair: &KeyPair) -> Result<Value, MissingCertificate> {
         let TokenOwner { pod, service_account, node } = &self.owner;
-        let node = node.as_deref().ok_or_else(|| MissingCertificate::Refused("the pod is not on a node".to_owned()))?;
+        let node = node.as_deref().ok_or(CertificateRefusal::NoNode)?;
         let mut parameters = CertificateParams::default();
         parameters.distinguished_name = DistinguishedName::new();
-        let csr = parameters.serialize_request(pair).map_err(|error| MissingCertificate::Refused(error.to_string()))?;
+        let csr = parameters.serialize_request(pair).map_err(CertificateRefusal::SigningRequest)?;
         let account = Collection::only(Resource::SERVICE_ACCOUNT, Some(&pod.namespace), service_account);
         let node_uid = self.uid(&Collection::only(Resource::NODE, None, node)).await?;
         Ok(json!({
@@ -298,11 +316,10 @@ impl RequestStatus {
         let condition = |kind: &str| {
             answered.status.conditions.iter().find(|condition| condition.type_ == kind && condition.status == "True")
         };
-        for (kind, what) in [("Denied", "denied"), ("Failed", "failed")] {
+        for (kind, end) in [("Denied", "denied"), ("Failed", "failed")] {
             if let Some(Condition { reason, message, .. }) = condition(kind) {
-                let sentence =
-                    format!("PodCertificateRequest was permanently {what}: reason={reason:?} message={message:?}");
-                return Err(MissingCertificate::Refused(sentence));
+                let (reason, message) = (reason.clone(), message.clone());
+                return Err(CertificateRefusal::BySigner { end, reason, message }.into());
             }
         }
         Ok(condition("Issued").is_some().then_some(answered.status))

@@ -5,6 +5,7 @@
 //! |---|---|
 //! | `single` | one object, followed and parsed |
 //! | `bundles` | the ClusterTrustBundles of signers |
+//! | `credential` | the pod of a token or a certificate, and the time for which podfs uses it |
 //! | `tokens` | tokens, issued and replaced in time |
 //! | `certificates` | certificates of the pod, requested and replaced in time |
 //! | `start` | the pod, which podfs reads before it serves a volume |
@@ -22,6 +23,7 @@
 mod bundles;
 mod certificates;
 mod contacts;
+mod credential;
 mod events;
 mod follow;
 mod live;

@@ -16,7 +16,7 @@ use serde_json::Value;
 use super::protocol::{
     ControlAnswer, ControlQuestion, Envelope, LONGEST_ANSWER, PROTOCOL, TIMEOUT, Upgrade, send_message,
 };
-use crate::supervisor::run_dir::claim::CONTROL;
+use crate::supervisor::run_dir::file_names::CONTROL;
 use crate::supervisor::run_dir::record::PodLockRecord;
 use crate::supervisor::run_dir::socket;
 

@@ -9,7 +9,7 @@ use tokio::task::spawn_blocking;
 use super::client::{AskError, SupervisorConnection, understand};
 use super::frames::Frames;
 use super::protocol::{ControlAnswer, ControlQuestion, Envelope, LONGEST_ANSWER};
-use crate::supervisor::run_dir::claim::CONTROL;
+use crate::supervisor::run_dir::file_names::CONTROL;
 use crate::supervisor::status::PodStatus;
 
 /// A connection on which a supervisor sends its pod's status. Dropping it ends the subscription.

@@ -175,3 +175,43 @@ pub(super) fn send_message(
 ) -> io::Result<()> {
     send(stream, &Envelope { version: PROTOCOL, message, stays: false }, descriptor.as_slice())
 }
+
+#[cfg(test)]
+mod tests {
+    use serde::de::DeserializeOwned;
+
+    use super::*;
+
+    /// Fails if messages have other bytes than in `recorded`, one message a line, or if one of the messages that `definition`
+    /// begins is not recorded.
+    fn assert_recorded<T: Serialize + DeserializeOwned>(recorded: &str, definition: &str) {
+        let changed = "agents and other versions of podfs read this message: give changed messages a new PROTOCOL, and add a test \
+                       that a question of the version before gets an answer. A new field that has a default needs no new PROTOCOL; \
+                       add it to the line";
+        for line in recorded.lines() {
+            let message: Envelope<T> =
+                serde_json::from_str(line).unwrap_or_else(|error| panic!("{line}: {error}; {changed}"));
+            assert_eq!(serde_json::to_string(&message).expect("JSON"), line, "{changed}");
+        }
+        let source = include_str!("protocol.rs").split(definition).nth(1).expect("the definition");
+        let lines = source.split("\n}").next().unwrap_or_default().lines().filter_map(|line| line.strip_prefix("    "));
+        let names = lines.filter(|line| line.starts_with(char::is_uppercase));
+        let names = names.map(|line| line.split(|letter: char| !letter.is_alphanumeric()).next().unwrap_or_default());
+        let names: Vec<String> = names.map(|name| name[..1].to_lowercase() + &name[1..]).collect();
+        assert!(names.len() > 8, "these are not all: {names:?}");
+        for name in names {
+            let begins = |line: &str| {
+                let message =
+                    line.split_once("\"message\":").map_or("", |(_, message)| message.trim_start_matches('{'));
+                message.starts_with(&format!("\"{name}\""))
+            };
+            assert!(recorded.lines().any(begins), "record the bytes of {name}, in a line");
+        }
+    }
+
+    #[test]
+    fn messages_have_the_bytes_that_agents_and_other_versions_read() {
+        assert_recorded::<ControlQuestion>(include_str!("questions.jsonl"), "pub enum ControlQuestion {");
+        assert_recorded::<ControlAnswer>(include_str!("answers.jsonl"), "pub enum ControlAnswer {");
+    }
+}

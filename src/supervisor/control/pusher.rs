@@ -14,7 +14,7 @@ use super::client::{AskError, SupervisorConnection, understand};
 use super::frames::Frames;
 use super::protocol::{ControlAnswer, ControlQuestion, Envelope, LONGEST_ANSWER, PROTOCOL};
 use crate::source::{Push, PushCounts};
-use crate::supervisor::run_dir::claim::CONTROL;
+use crate::supervisor::run_dir::file_names::CONTROL;
 
 /// A connection on which this process sends objects to a supervisor.
 pub struct PushConnection {

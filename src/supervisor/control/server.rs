@@ -41,7 +41,7 @@ use crate::manifest::pod::Pod;
 use crate::manifest::{Document, ManifestError, Origin};
 use crate::source::{Push, PushReceiver};
 use crate::supervisor::exec_state;
-use crate::supervisor::run_dir::claim::CONTROL;
+use crate::supervisor::run_dir::file_names::CONTROL;
 use crate::supervisor::run_dir::socket;
 use crate::supervisor::status::metrics;
 use crate::supervisor::status::store::{StatusStore, VERSION};

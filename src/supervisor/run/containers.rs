@@ -20,20 +20,20 @@ use tokio::task::JoinSet;
 use tracing::error;
 
 use super::Supervisor;
-use super::work::{FinishedWork, WorkOutcome};
+use super::work::{FinishedWork, VolumeErrandOutcome, WorkOutcome};
 use crate::binding::Local;
 use crate::manifest::pod::Pod;
 use crate::mounts::hosts;
 use crate::mounts::{
-    AgentFacts, ContainerMount, Features, Inputs, MountSource, MountedPodVolume, MountsError, NotMounted, PlannedMount,
-    PlannedSource, Propagation, plan,
+    AgentFacts, ContainerMount, ContainerMountRequest, Features, MountSource, MountedPodVolume, MountsError,
+    NotMounted, PlannedMount, PlannedSource, Propagation, plan,
 };
 use crate::supervisor::control::{ContainerRequest, ControlAnswer, Errand, ErrandTask};
 use crate::supervisor::run_dir::container_files::{ContainerFileError, ContainerFiles};
 use crate::supervisor::run_dir::mount_points::MountPoints;
 use crate::supervisor::run_dir::site::Site;
 use crate::supervisor::status::store::VolumeReport;
-use crate::supervisor::volume::sub_path::{PartError, SubPathRequest};
+use crate::supervisor::volume::sub_path::SubPathRequest;
 use crate::supervisor::volume::{PodVolume, ShownContent, VolumeLife};
 use crate::types::is_dns_label;
 use crate::volume::VolumeSource;
@@ -78,14 +78,6 @@ pub(super) enum VolumeErrand {
     Prepare(Vec<SubPathRequest>),
     /// Unmount the subPaths of this container, or of all containers (`None`).
     Release(Option<String>),
-}
-
-/// The outcome of a part.
-pub(super) struct VolumeErrandOutcome {
-    /// The number of the errand.
-    pub(super) number: u64,
-    /// The mount point of each subPath that was mounted, with the index of the container's mount.
-    pub(super) outcome: Result<Vec<(usize, PathBuf)>, PartError>,
 }
 
 /// The step after the parts of all volumes.
@@ -278,8 +270,7 @@ impl Supervisor {
         check_name(container)?;
         let features = Features { recursive_read_only: *recursive_read_only, selinux: Path::new(SELINUX).exists() };
         let volumes = self.mounted_volumes();
-        let inputs = Inputs { pod, container, volumes: &volumes, environment, features };
-        let mut mounts = plan(inputs)?;
+        let mut mounts = plan(ContainerMountRequest { pod, container, volumes: &volumes, environment, features })?;
         mounts.retain(|mount| {
             !only_volumes || !matches!(mount.source, PlannedSource::Hosts | PlannedSource::TerminationLog)
         });

@@ -4,6 +4,7 @@
 //! |---|---|
 //! | `assignment` | the input of a supervisor |
 //! | `start` | from an assignment to volumes that are served: prepare, adopt or start |
+//! | `profile` | the profile of the server that the pod's volumes need |
 //! | `adoption` | taking over from an earlier supervisor whose server still serves |
 //! | `sharing` | volumes of one claim, which are one mount |
 //! | `containers` | preparing the sources of containers' mounts, and removing them |
@@ -24,6 +25,7 @@ mod containers;
 pub(crate) mod heartbeat;
 pub mod machine;
 mod orders;
+mod profile;
 mod publishing;
 mod run_directory;
 mod sharing;
@@ -230,8 +232,8 @@ impl Supervisor {
     }
 
     /// Takes over the pod and the objects of a snapshot, and schedules a refresh of all volumes.
-    fn take_snapshot(&mut self, snapshot: Snapshot) {
-        let facts = match &snapshot.pod {
+    fn take_snapshot(&mut self, mut snapshot: Snapshot) {
+        match &snapshot.pod {
             Some(pod) if pod.identity != self.identity => {
                 match self.identity.refuse_rename(&pod.identity) {
                     Some(reason) => warn!("{reason}; podfs continues with {}", self.identity),
@@ -242,21 +244,19 @@ impl Supervisor {
                         );
                     }
                 }
-                self.view.facts.clone()
+                snapshot.pod = None;
             }
             Some(pod) => {
                 self.warn_of_other_volumes(pod);
                 self.containers.pod = Some(Arc::clone(pod));
-                pod.facts.clone()
             }
-            None => self.view.facts.clone(),
-        };
+            None => {}
+        }
         debug!("the pod or its objects changed");
         self.refresh_times.values_mut().for_each(|time| time.noticed_at = time.noticed_at.or(snapshot.noticed_at));
         self.report.tokens(snapshot.known.tokens.clone());
-        let PodView { identity, machine, .. } = &*self.view;
-        let (identity, machine) = (identity.clone(), *machine);
-        self.view = Arc::new(PodView { identity, facts, known: snapshot.known, machine });
+        let PodView { identity, facts, machine, .. } = &*self.view;
+        self.view = Arc::new(snapshot.view(identity, facts, *machine));
         self.version += 1;
     }
 

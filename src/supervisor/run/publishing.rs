@@ -19,9 +19,9 @@ use tokio::task::JoinError;
 use tracing::{info, warn};
 
 use super::Supervisor;
+use super::profile::profile;
 use super::sharing::{Sharing, can_share, is_shared};
 use super::shutdown::UnmountOutcome;
-use super::start::profile;
 use crate::host::empty_dir;
 use crate::manifest::PodView;
 use crate::manifest::pod::{Pod, PodIdentity};

@@ -23,7 +23,7 @@ use tracing::{error, info, warn};
 
 use super::Supervisor;
 use crate::supervisor::control::Control;
-use crate::supervisor::run_dir::claim::{CONTROL, SERVER};
+use crate::supervisor::run_dir::file_names::{CONTROL, SERVER};
 use crate::supervisor::run_dir::mount_points::{MountPoints, RestoreError};
 use crate::supervisor::run_dir::server_socket;
 

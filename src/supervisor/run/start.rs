@@ -11,16 +11,15 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use podfs_fuse::confinement::Profile;
 use podfs_fuse::mount::private::MountPointType;
 use podfs_fuse::mount::visible::MountPoint;
-use podfs_fuse::session::uring;
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 use tracing::warn;
 
 use super::adoption;
 use super::containers::ContainerErrands;
+use super::profile::profile;
 use super::publishing::PendingUnmounts;
 use super::sharing::Sharing;
 use super::unmount_watch::UnmountWatch;
@@ -34,7 +33,8 @@ use crate::source::{PushReceiver, Snapshot, Source};
 use crate::supervisor::control::{Control, Errand, PendingClient, RequestedChange, TaskQueues};
 use crate::supervisor::long_step::report_if_long;
 use crate::supervisor::run_dir::cgroup::{self, Cgroup};
-use crate::supervisor::run_dir::claim::{self, PodLeftovers, PodLock};
+use crate::supervisor::run_dir::claim::{PodLeftovers, PodLock};
+use crate::supervisor::run_dir::file_names::SERVER;
 use crate::supervisor::run_dir::mount_points::{MountPoints, MountPointsError};
 use crate::supervisor::run_dir::server_socket;
 use crate::supervisor::run_dir::site::Site;
@@ -106,9 +106,8 @@ impl PreparedSupervisor {
             cgroup
         });
         let machine = machine::allocatable(site.path());
-        let facts = snapshot.pod.as_ref().map_or(facts, |pod| pod.facts.clone());
-        let Snapshot { pod, known, .. } = snapshot;
-        let view = PodView { identity: identity.clone(), facts, known, machine };
+        let view = snapshot.view(&identity, &facts, machine);
+        let pod = snapshot.pod;
         if let Some(claim) = &claim {
             report.count_in(claim.directory());
         }
@@ -205,7 +204,7 @@ impl PreparedSupervisor {
         };
         if let Some(directory) = &directory {
             let listening = server_socket::renew(directory, |socket| server.listen(socket));
-            listening.map_err(|cause| SupervisorError::Socket { path: directory.join(claim::SERVER), cause })?;
+            listening.map_err(|cause| SupervisorError::Socket { path: directory.join(SERVER), cause })?;
         }
         let mut kept = ManuallyDrop::into_inner(kept);
         let (unmount_watch, containers_site) = (UnmountWatch::of(&site, agent_watches_mounts), site.clone());
@@ -264,17 +263,6 @@ impl PreparedSupervisor {
         supervisor.report_volumes();
         Ok(StartedSupervisor { supervisor, mount_points, is_claimed: directory.is_some() })
     }
-}
-
-/// The profile of a server for these volumes: the widest that one of them needs.
-pub(super) fn profile<'a>(volumes: impl IntoIterator<Item = &'a Volume>, io_uring: bool) -> Profile {
-    let of_sources = if io_uring && uring::are_offered() { Profile::Rings } else { Profile::Passthrough };
-    let of_volume = |volume: &Volume| match volume.source {
-        VolumeSource::Projection(_) | VolumeSource::Unsupported(_) if volume.preferences.audit => Profile::Audit,
-        VolumeSource::Projection(_) | VolumeSource::Unsupported(_) => Profile::Projection,
-        _ => of_sources,
-    };
-    volumes.into_iter().map(of_volume).max().unwrap_or(Profile::Projection)
 }
 
 /// Opens the control socket. If that fails, podfs only logs it: the pod's volumes do not depend on the socket.

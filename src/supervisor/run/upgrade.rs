@@ -52,12 +52,10 @@ impl Supervisor {
         self.version += 1;
         match self.server.upgrade(Program::OfPodfs(&path)).await {
             Ok(()) => {}
-            Err(UpgradeError::Refused(reason)) => {
-                return client.answer(&ControlAnswer::Upgrade(Upgrade::Refused { reason }));
-            }
             Err(UpgradeError::RolledBack(reason)) => {
                 return client.answer(&ControlAnswer::Upgrade(Upgrade::RolledBack { reason }));
             }
+            Err(error) => return refused(error.to_string()),
         }
         let server_program = self.server.program();
         self.report.store().counters().written().await;

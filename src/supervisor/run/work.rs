@@ -1,5 +1,6 @@
 //! Work on volumes, on blocking threads: at most one for each volume, which owns the volume meanwhile.
 
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{self, Duration};
 
@@ -7,8 +8,8 @@ use podfs_fuse::mount::MountError;
 use tokio::task::JoinError;
 use tokio::time::Instant;
 
-use super::containers::VolumeErrandOutcome;
 use super::{Supervisor, SupervisorError};
+use crate::supervisor::volume::sub_path::PartError;
 use crate::supervisor::volume::{PodVolume, RefreshOutcome, VolumeLife};
 use crate::volume::VolumeSource;
 
@@ -49,6 +50,14 @@ pub(super) enum WorkOutcome {
     Cleared,
     /// The thread has done the volume's part of an errand.
     Errand(VolumeErrandOutcome),
+}
+
+/// The outcome of a volume's part of an errand.
+pub(super) struct VolumeErrandOutcome {
+    /// The number of the errand.
+    pub(super) number: u64,
+    /// The mount point of each subPath that was mounted, with the index of the container's mount.
+    pub(super) outcome: Result<Vec<(usize, PathBuf)>, PartError>,
 }
 
 impl Supervisor {

@@ -3,6 +3,7 @@
 //! | module | owns |
 //! |---|---|
 //! | [`claim`] | the lock on a pod |
+//! | [`file_names`] | the names of the files in the run directory |
 //! | [`timed_lock`] | a lock on an open file or directory, with a limit of the wait |
 //! | [`volumes_lock`] | the lock on the directory of the pod's volumes |
 //! | [`record`] | the record in the lock file: what its supervisor has made |
@@ -19,6 +20,7 @@ pub mod bounds;
 pub(crate) mod cgroup;
 pub mod claim;
 pub(in crate::supervisor) mod container_files;
+pub mod file_names;
 pub mod mount_points;
 pub mod record;
 pub(crate) mod server_socket;

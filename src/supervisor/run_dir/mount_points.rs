@@ -11,7 +11,8 @@ use podfs_fuse::mount::private::MountPointType;
 use podfs_fuse::mount::visible::{MountPoint, OldMountPolicy, VisibleMount, take_away, take_away_part};
 use tracing::warn;
 
-use super::claim::{LOCK, PodLeftovers, PodLock, PodLockError};
+use super::claim::{PodLeftovers, PodLock, PodLockError};
+use super::file_names::LOCK;
 use super::site::SUB_PATHS;
 use super::volumes_lock::VolumesTaken;
 

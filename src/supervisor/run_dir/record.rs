@@ -25,7 +25,7 @@ use rustix::fs::{FallocateFlags, fallocate};
 use rustix::io::{Errno, retry_on_intr};
 use serde::{Deserialize, Serialize};
 
-use super::claim::LOCK;
+use super::file_names::LOCK;
 use super::trust;
 use crate::types::PodName;
 
@@ -266,5 +266,27 @@ mod tests {
         let bytes = content(&file);
         let mut values = serde_json::Deserializer::from_slice(&bytes).into_iter::<PodLockRecord>();
         assert_eq!(values.next().expect("a value").expect("a record").mounts, record(3).mounts);
+    }
+
+    #[test]
+    fn a_record_has_the_bytes_that_other_versions_read() {
+        let changed = "the next podfs, which may have another version, reads the record: a change needs a test that both versions \
+                       find the paths in it";
+        let recorded = concat!(
+            r#"{"edition":1,"pid":7,"pod":{"namespace":"default","name":"web"},"run":["/run/podfs/u1"],"#,
+            r#""directories":["/root/pods/u1"],"files":["/root/pods/u1/file"],"mounts":["/root/pods/u1/volumes/p/data"],"#,
+            r#""written":["/root/pods/u1/etc-hosts"],"cgroup":"/sys/fs/cgroup/podfs-u1"}"#,
+            "\n1\n"
+        );
+        let record = PodLockRecord::parse(recorded.as_bytes()).expect(changed);
+        assert_eq!((record.pid, record.mounts.len(), record.cgroup.is_some()), (7, 1, true), "{changed}");
+        let file = tempfile::tempfile().expect("a file");
+        RecordWriter::default().write(&file, record).expect("written");
+        let bytes = content(&file);
+        assert_eq!(bytes.len(), 2 * UNIT, "{changed}");
+        for copy in [&bytes[..UNIT], &bytes[UNIT..]] {
+            let text = str::from_utf8(copy).expect("text").trim_end_matches('\0');
+            assert_eq!(text, recorded, "{changed}");
+        }
     }
 }

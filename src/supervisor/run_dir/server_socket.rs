@@ -8,7 +8,7 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::path::Path;
 
-use super::claim::{NEXT_SERVER, SERVER};
+use super::file_names::{NEXT_SERVER, SERVER};
 use super::socket;
 
 /// Makes a new socket in the pod's run directory, on which `listen` makes the server listen.

@@ -1,6 +1,8 @@
 //! A lock on an open file or directory (`flock(2)`), with a limit of the time for which podfs waits for it.
 
 use std::fs::File;
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
@@ -29,5 +31,13 @@ pub fn lock_until(mut file: File, until: Instant) -> Result<Option<Flock<File>>,
             Err(_) => return Ok(None),
         }
         sleep(PAUSE);
+    }
+}
+
+/// Whether `path` leads to the open file `file`.
+pub fn is_still_at(file: &File, path: &Path) -> bool {
+    match (file.metadata(), std::fs::metadata(path)) {
+        (Ok(held), Ok(found)) => (held.dev(), held.ino()) == (found.dev(), found.ino()),
+        _ => false,
     }
 }

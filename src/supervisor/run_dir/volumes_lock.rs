@@ -9,8 +9,7 @@ use std::time::Instant;
 
 use nix::fcntl::Flock;
 
-use super::claim::is_still_at;
-use super::timed_lock::{AlreadyLocked, lock_until};
+use super::timed_lock::{AlreadyLocked, is_still_at, lock_until};
 
 /// A supervisor with another run directory serves the pod below this root directory.
 #[derive(Debug, thiserror::Error)]

@@ -1,5 +1,6 @@
 //! Replaces a live server by a server of another version of podfs, or by a server with more privileges.
 
+use std::io;
 use std::sync::Arc;
 
 use podfs_fuse::client::UnloadableVolume;
@@ -12,9 +13,21 @@ use super::{KILL_TIMEOUT, PodServer, Program, ServerLife, WatchdogState, Watched
 /// Why a server was not replaced.
 #[derive(Debug, thiserror::Error)]
 pub enum UpgradeError {
-    /// The supervisor has changed nothing.
-    #[error("{0}")]
-    Refused(String),
+    /// The pod has no server that could be replaced. The supervisor has changed nothing.
+    #[error("the pod has no server at this moment; try again")]
+    NoServer,
+    /// The new server cannot be started. The supervisor has changed nothing.
+    #[error(transparent)]
+    Start(io::Error),
+    /// The new server does not answer. The supervisor has changed nothing else.
+    #[error("the new podfs does not answer ({cause}); it ended ({end})")]
+    Silent {
+        /// The error of the connection to it.
+        #[source]
+        cause: io::Error,
+        /// How it ended.
+        end: String,
+    },
     /// The new server failed, and another server of this supervisor's own program has taken over.
     #[error("{0}")]
     RolledBack(String),
@@ -34,9 +47,8 @@ impl PodServer {
                 self.guard().await;
             }
         };
-        let refused = || UpgradeError::Refused("the pod has no server at this moment; try again".to_owned());
-        timeout(KILL_TIMEOUT, until_serving).await.map_err(|_| refused())?;
-        let ServerLife::Serving { process, .. } = &self.life else { return Err(refused()) };
+        timeout(KILL_TIMEOUT, until_serving).await.map_err(|_| UpgradeError::NoServer)?;
+        let ServerLife::Serving { process, .. } = &self.life else { return Err(UpgradeError::NoServer) };
         if process.profile().is_none_or(|current| current >= self.profile) {
             return Ok(());
         }
@@ -59,21 +71,18 @@ impl PodServer {
 
     /// As [`Self::upgrade`]. `reason` becomes the end of the old server in the history.
     async fn replace(&mut self, program: Program<'_>, reason: &str) -> Result<(), UpgradeError> {
-        let refused = |error: &dyn std::fmt::Display| UpgradeError::Refused(error.to_string());
         let ServerLife::Serving { process: old, .. } = &self.life else {
-            return Err(refused(&"the pod has no server at this moment; try again"));
+            return Err(UpgradeError::NoServer);
         };
         let started = WatchedProcess::start(program, &self.pod, self.profile, self.log_format, self.cgroup.as_ref());
-        let (new, control) = started.map_err(|error| refused(&error))?;
+        let (new, control) = started.map_err(UpgradeError::Start)?;
         let client = Arc::clone(&self.client);
         let successor = match blocking(move || client.greet(control)).await {
             Ok(successor) => successor,
-            Err(error) => {
+            Err(cause) => {
                 new.kill();
-                let end = new.ended().await;
-                return Err(UpgradeError::Refused(format!(
-                    "the new podfs does not answer ({error}); it ended ({end})"
-                )));
+                let end = new.ended().await.to_string();
+                return Err(UpgradeError::Silent { cause, end });
             }
         };
         old.kill();

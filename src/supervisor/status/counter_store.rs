@@ -22,7 +22,7 @@ use tokio::time::timeout;
 use tracing::debug;
 
 use super::counters::PodCounters;
-use crate::supervisor::run_dir::claim::{COUNTS, NEXT_COUNTS};
+use crate::supervisor::run_dir::file_names::{COUNTS, NEXT_COUNTS};
 use crate::supervisor::run_dir::trust;
 
 /// How long a supervisor that ends, leaves or is upgraded waits for the disk.

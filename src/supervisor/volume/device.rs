@@ -18,7 +18,7 @@ use crate::host::device::BlockDevice;
 use crate::host::neighbours;
 use crate::manifest::PodView;
 use crate::supervisor::volume::adopted::KeptVolume;
-use crate::volume::{Claim, Volume, VolumeSource};
+use crate::volume::{Claim, Volume};
 
 /// A block device for the pod.
 pub(super) struct DeviceVolume {
@@ -36,11 +36,6 @@ pub(super) struct DeviceVolume {
 }
 
 impl DeviceVolume {
-    /// Whether containers get this volume as a block device.
-    pub(super) fn is_for(spec: &Volume) -> bool {
-        matches!(&spec.source, VolumeSource::Claim(claim) if claim.usage.device)
-    }
-
     pub(super) fn new(claim: Claim, setting: VolumeContext) -> Self {
         Self {
             claim,
@@ -78,21 +73,19 @@ impl DeviceVolume {
         }
         self.warned.clone_from(&bound.warnings);
         let (Some(root), Some(claim)) = (self.setting.site.root(), self.setting.mount_points().claim_file()) else {
-            return Err(RefreshFailure::Temporary(
-                "podfs mount shows files, and no block devices; use podfs run".to_owned(),
-            ));
+            return Err(RefreshFailure::temporary("podfs mount shows files, and no block devices; use podfs run"));
         };
         let volume = BlockVolume::new(&root, &bound.source.directory(), &bound.name, pod.identity.uid.as_str());
         let _until_the_links_are_made = lock_exclusive(&self.setting, volume.link(), bound.exclusive)?;
         if bound.exclusive && neighbours::have_device_of(volume.link()) {
-            return Err(RefreshFailure::Temporary(IN_USE.to_owned()));
+            return Err(RefreshFailure::temporary(IN_USE));
         }
         let device = match &bound.source {
             BoundSource::Local(local) => block::open(Path::new(&local.path))?,
             BoundSource::HostPath(host_path) => block::open(&host_path.path)?,
             BoundSource::Csi(csi) => driver::map_csi(&self.setting, spec, csi, &bound, pod)?,
             BoundSource::Nfs(..) | BoundSource::Flex(_) => {
-                return Err(RefreshFailure::Manifests(format!(
+                return Err(RefreshFailure::manifests(format!(
                     "PersistentVolume {:?} has volumeMode Block, and only the kinds local, hostPath and csi have block devices",
                     bound.name
                 )));
@@ -102,7 +95,7 @@ impl DeviceVolume {
         self.read_only = bound.read_only || device.is_read_only();
         if let Some(directory) = volume.link().parent() {
             let expected = self.setting.mount_points().expect(directory, MountPointType::Directory);
-            expected.map_err(|error| RefreshFailure::Temporary(error.to_string()))?;
+            expected.map_err(RefreshFailure::temporary)?;
         }
         self.links.insert(volume).map(&device, &claim)?;
         Ok(device)

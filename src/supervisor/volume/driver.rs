@@ -14,10 +14,9 @@ use podfs_fuse::mount::bind::bind;
 use podfs_fuse::mount::private::ContainerAccess;
 use tracing::{info, warn};
 
-use super::device::DeviceVolume;
 use super::growth::ExpansionState;
 use super::label::label;
-use super::passthrough::{MountPlan, PlannedContent, access};
+use super::mount_plan::{MountPlan, PlannedContent, access};
 use super::{RefreshFailure, VolumeContext};
 use crate::binding::BoundVolume;
 use crate::driver::csi::CsiMount;
@@ -33,12 +32,6 @@ use crate::volume::{Csi, Flex, SecretReference, ServedBy, TokenKey, Volume};
 
 /// How often podfs calls a CSI driver with `requiresRepublish` again (the kubelet: each 63 to 84 s).
 const REPUBLISH: Duration = Duration::from_secs(75);
-
-impl From<DriverError> for RefreshFailure {
-    fn from(error: DriverError) -> RefreshFailure {
-        RefreshFailure::Temporary(error.sentence)
-    }
-}
 
 /// Makes a FlexVolume driver mount a volume, and plans the mount at `path`. `name` is the name of the PersistentVolume,
 /// or that of the volume in the pod.
@@ -169,12 +162,10 @@ fn name<'a>(spec: &'a Volume, bound: Option<&'a BoundVolume>) -> &'a str {
 fn home(setting: &VolumeContext, kind: &str, name: &str) -> Result<(Drivers, DriverHome), RefreshFailure> {
     let VolumeContext { site, flex_volumes, .. } = setting;
     let Site::Pod(pod) = site else {
-        return Err(RefreshFailure::Manifests(
-            "a driver mounts the volume for a pod; serve it with podfs run".to_owned(),
-        ));
+        return Err(RefreshFailure::manifests("a driver mounts the volume for a pod; serve it with podfs run"));
     };
     let made = setting.mount_points().make_home(Some(DriverHome::of(pod, kind, name).path().to_owned()));
-    made.map_err(|error| RefreshFailure::Temporary(error.to_string()))?;
+    made.map_err(RefreshFailure::temporary)?;
     // Now that the pod's directory exists, this is its path in mount tables.
     let pod = site.pod().unwrap_or_else(|| pod.clone());
     let root = pod.ancestors().nth(2).unwrap_or(&pod).to_owned();
@@ -240,7 +231,7 @@ impl<'a> CsiCall<'a> {
             },
             mount_options: bound.map_or(&[], |bound| &bound.mount_options),
             read_only: bound.map_or(self.csi.read_only, |bound| bound.read_only),
-            is_block: DeviceVolume::is_for(spec),
+            is_block: spec.is_block_device(),
             capacity: bound.and_then(|bound| bound.capacity),
             claimed: bound.and_then(|bound| bound.claimed),
             root: &drivers.root,
@@ -255,14 +246,14 @@ impl<'a> CsiCall<'a> {
 fn csi_driver(csi: &Csi, pod: &PodView) -> Result<CsiDriver, RefreshFailure> {
     let mode = csi.lifecycle_mode();
     let refused = |reason: &str| {
-        RefreshFailure::Manifests(format!("volume mode {mode:?} not supported by driver {} ({reason})", csi.driver))
+        RefreshFailure::manifests(format!("volume mode {mode:?} not supported by driver {} ({reason})", csi.driver))
     };
     let objects = &pod.known.objects;
     match (objects.csi_driver(&csi.driver), objects.why_absent(ObjectKind::CsiDriver, "", &csi.driver)) {
         (Some(driver), _) if driver.lifecycle_modes.iter().any(|supported| supported == mode) => Ok(driver.clone()),
         (Some(driver), _) => Err(refused(&format!("only supports {:?}", driver.lifecycle_modes))),
         // If podfs cannot read the CSIDriver object, it does not know whether the volume has to be attached.
-        (None, Some(reason)) => Err(RefreshFailure::Manifests(reason.to_owned())),
+        (None, Some(reason)) => Err(RefreshFailure::manifests(reason)),
         (None, None) if csi.is_ephemeral() => Err(refused("no CSIDriver object")),
         (None, None) => Ok(CsiDriver::default()),
     }
@@ -273,7 +264,7 @@ fn csi_driver(csi: &Csi, pod: &PodView) -> Result<CsiDriver, RefreshFailure> {
 fn attached(csi: &Csi, pod: &PodView) -> Result<BTreeMap<String, String>, RefreshFailure> {
     let Some(handle) = &csi.handle else { return Ok(BTreeMap::new()) };
     let Some(node) = pod.facts.node_name.as_deref() else {
-        return Err(RefreshFailure::Manifests(format!(
+        return Err(RefreshFailure::manifests(format!(
             "volume {handle:?} of CSI driver {} has to be attached to a node, and the pod is on none; set spec.nodeName, or \
              attachRequired: false in the CSIDriver object",
             csi.driver
@@ -281,7 +272,7 @@ fn attached(csi: &Csi, pod: &PodView) -> Result<BTreeMap<String, String>, Refres
     };
     let name = csi.attachment(Some(node)).unwrap_or_default();
     let failed = |reason: &str| {
-        RefreshFailure::Manifests(format!("volume {handle:?} is not attached to node {node:?} yet: {reason}"))
+        RefreshFailure::manifests(format!("volume {handle:?} is not attached to node {node:?} yet: {reason}"))
     };
     match pod.known.objects.volume_attachment(&name) {
         Some(attachment) if attachment.deleting => Err(failed(&format!("VolumeAttachment {name} is being deleted"))),
@@ -306,12 +297,12 @@ fn tokens(driver: &CsiDriver, pod: &PodView) -> Result<Option<String>, RefreshFa
         let token = match pod.known.tokens.get(&key) {
             Some(Ok(token)) => String::from_utf8_lossy(token).into_owned(),
             Some(Err(reason)) => {
-                return Err(RefreshFailure::Manifests(format!("no token for the CSI driver: {reason}")));
+                return Err(RefreshFailure::manifests(format!("no token for the CSI driver: {reason}")));
             }
             None => {
                 let text =
                     "the CSI driver gets tokens, and there is no API server that issues them; give podfs --kubeconfig";
-                return Err(RefreshFailure::Manifests(text.to_owned()));
+                return Err(RefreshFailure::manifests(text));
             }
         };
         let expires =
@@ -350,7 +341,7 @@ pub(super) fn secret<'a>(reference: &SecretReference, pod: &'a PodView) -> Resul
     objects.secret(namespace, &reference.name).ok_or_else(|| {
         let unknown = objects.why_absent(ObjectKind::Secret, namespace, &reference.name).map(str::to_owned);
         let reason = unknown.unwrap_or_else(|| format!("secret {:?} not found", reference.name));
-        RefreshFailure::Manifests(format!("couldn't get secret {namespace}/{}: {reason}", reference.name))
+        RefreshFailure::manifests(format!("couldn't get secret {namespace}/{}: {reason}", reference.name))
     })
 }
 

@@ -18,7 +18,7 @@ use podfs_fuse::mount::table::MountTableEntry;
 use podfs_fuse::mount::visible::{Presence, VisibleMount};
 use tracing::info;
 
-use super::{PodVolume, RETRY, RefreshFailure, VolumeLife};
+use super::{PodVolume, RETRY, VolumeLife};
 
 /// The longest time between two unmounts of one series.
 const SERIES_GAP: Duration = Duration::from_secs(60);
@@ -145,11 +145,7 @@ impl PodVolume {
                 self.last_error = Some(format!("{cause}; podfs mounted it again"));
             }
             Err(failure) => {
-                let failure = match failure {
-                    RefreshFailure::Manifests(failure) | RefreshFailure::Temporary(failure) => failure,
-                    RefreshFailure::Permanent(error) => error.to_string(),
-                };
-                self.hidden = Some(HiddenReason::Unmounted { cause, failure: Some(failure) });
+                self.hidden = Some(HiddenReason::Unmounted { cause, failure: Some(failure.to_string()) });
             }
         }
     }

@@ -39,7 +39,7 @@ pub(super) fn open(
         LocalSource::Device(device) => device,
     };
     let (Some(root), Some(claim)) = (setting.site.root(), setting.mount_points().claim_file()) else {
-        return Err(RefreshFailure::Temporary(format!(
+        return Err(RefreshFailure::temporary(format!(
             "local volume {} is a block device, which the pods of a node share below their root directory; podfs mount has \
              none, so serve the volume with podfs run",
             source.path
@@ -48,7 +48,7 @@ pub(super) fn open(
     // podfs records the directories for the mount before `local::mount` makes the root directory. So it removes them all with the
     // pod, even the root directory.
     let expected = setting.mount_points().expect(path, MountPointType::Directory);
-    expected.map_err(|error| RefreshFailure::Temporary(error.to_string()))?;
+    expected.map_err(RefreshFailure::temporary)?;
     let user = GlobalMountUser { uid: pod.identity.uid.as_str(), claim: &claim };
     let (source, read_only) = local::mount(&device, bound, source, &root, user)?;
     Ok(OpenedLocal { source, read_only, warnings: Vec::new() })

@@ -2,10 +2,13 @@
 //!
 //! | module | owns |
 //! |---|---|
-//! | `mounter` | the trait for mounting a volume, and the registry of volume kinds |
+//! | `mounter` | the trait for mounting a volume |
+//! | `registry` | the registry of volume kinds |
+//! | `mount_plan` | the planned mount of a source as it is |
 //! | `projected` | volumes whose files podfs assembles |
 //! | `passthrough` | volumes that show a source as it is, in one file for each kind |
 //! | `device` | volumes that containers get as block devices |
+//! | `failure` | why a refresh failed |
 //! | `growth` | volumes whose PersistentVolume has grown |
 //! | `adopted` | a volume that an earlier supervisor has mounted |
 //! | `driver` | volumes that a driver of another vendor mounts |
@@ -21,15 +24,18 @@
 pub(in crate::supervisor) mod adopted;
 mod device;
 pub(in crate::supervisor) mod driver;
+mod failure;
 mod growth;
 mod hidden;
 mod label;
 pub(in crate::supervisor) mod left;
 mod local;
+mod mount_plan;
 mod mounter;
 mod nfs;
 mod passthrough;
 mod projected;
+mod registry;
 pub mod search;
 mod state;
 pub(in crate::supervisor) mod sub_path;
@@ -48,7 +54,7 @@ use tracing::span::EnteredSpan;
 use tracing::{error_span, field, info, warn};
 
 use self::adopted::{KeptVolume, VolumeRecord};
-use super::run_dir::mount_points::{MountPoints, MountPointsError};
+use super::run_dir::mount_points::MountPoints;
 use super::run_dir::site::Site;
 use crate::driver::CallObserver;
 use crate::host::empty_dir;
@@ -57,10 +63,12 @@ use crate::manifest::PodView;
 use crate::manifest::pod::PodIdentity;
 use crate::source::Condition;
 use crate::volume::{EmptyDir, SubPathMode, Volume, VolumeSource};
+use failure::RefreshFailure;
 pub use growth::{Expansion, ExpansionFailure};
 use hidden::{HiddenReason, UnmountSeries};
 use left::{LeftCause, LeftError};
-use mounter::{Mounter, mounter};
+use mounter::Mounter;
+use registry::mounter;
 pub use state::{ShownContent, VolumeLife};
 
 /// The pauses before podfs retries a refresh that failed; each is twice as long as the pause before.
@@ -102,12 +110,9 @@ impl VolumeContext {
     /// Makes and records the mount point of a volume.
     fn prepare(&self, path: &Path, shape: MountPointType) -> Result<MountPoint, RefreshFailure> {
         let mut mount_points = self.mount_points();
-        let written = |outcome: Result<(), MountPointsError>| {
-            outcome.map_err(|error| RefreshFailure::Temporary(error.to_string()))
-        };
-        written(mount_points.expect(path, shape))?;
+        mount_points.expect(path, shape).map_err(RefreshFailure::temporary)?;
         let point = mount_points.prepare(path, shape).map_err(RefreshFailure::of_mount)?;
-        written(mount_points.record())?;
+        mount_points.record().map_err(RefreshFailure::temporary)?;
         Ok(point)
     }
 
@@ -144,25 +149,6 @@ pub enum PodEnd {
     Stopped,
     /// The supervisor ends with an error: the next podfs of the pod continues with the volumes' content.
     Failed,
-}
-
-/// Why a refresh failed.
-enum RefreshFailure {
-    /// The pod's manifest or its objects are wrong or incomplete; only a change of them helps.
-    Manifests(String),
-    /// The failure may be temporary; podfs tries again.
-    Temporary(String),
-    /// This process can never mount the volume.
-    Permanent(MountError),
-}
-
-impl RefreshFailure {
-    fn of_mount(error: MountError) -> RefreshFailure {
-        match error {
-            MountError::Privilege { .. } | MountError::Unsupported { .. } => RefreshFailure::Permanent(error),
-            MountError::Occupied { .. } | MountError::Failed { .. } => RefreshFailure::Temporary(error.to_string()),
-        }
-    }
 }
 
 /// A volume of the pod.
@@ -327,7 +313,8 @@ impl PodVolume {
                 self.retry()
             }
             Err(RefreshFailure::Permanent(error)) => RefreshOutcome::Permanent(error),
-            Err(RefreshFailure::Manifests(reason)) => {
+            Err(RefreshFailure::Manifests(cause)) => {
+                let reason = cause.to_string();
                 // podfs cannot show this change; only another change helps.
                 self.noticed_at = None;
                 match (pod.known.is_settling, &self.state) {
@@ -339,8 +326,8 @@ impl PodVolume {
                 }
                 if self.is_unmounted() { self.retry() } else { RefreshOutcome::Settled }
             }
-            Err(RefreshFailure::Temporary(reason)) => {
-                self.fail(reason);
+            Err(RefreshFailure::Temporary(cause)) => {
+                self.fail(cause.to_string());
                 self.retry()
             }
         }

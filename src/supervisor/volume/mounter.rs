@@ -1,4 +1,4 @@
-//! The trait for mounting a volume of the pod, and the registry of volume kinds.
+//! The trait for mounting a volume of the pod.
 
 use std::os::fd::OwnedFd;
 use std::path::Path;
@@ -6,23 +6,14 @@ use std::time::{Duration, Instant};
 
 use podfs_fuse::client::{LivePartError, VolumeObserver};
 use podfs_fuse::mount::MountError;
-use podfs_fuse::mount::visible::{MountPoint, VisibleMount};
+use podfs_fuse::mount::visible::VisibleMount;
 use podfs_fuse::projection::old::OldUsage;
 
-use super::device::DeviceVolume;
 use super::growth::Expansion;
-use super::passthrough::claim::ClaimSource;
-use super::passthrough::csi::CsiSource;
-use super::passthrough::empty_dir::EmptyDirSource;
-use super::passthrough::flex::FlexSource;
-use super::passthrough::host_path::HostPathSource;
-use super::passthrough::nfs::NfsSource;
-use super::passthrough::{MountPlan, PassthroughParts, PassthroughSource, PassthroughVolume};
-use super::projected::ProjectedVolume;
 use super::{PodEnd, RefreshFailure, ShownContent, VolumeContext};
 use crate::manifest::PodView;
 use crate::supervisor::volume::adopted::KeptVolume;
-use crate::volume::{Volume, VolumeSource};
+use crate::volume::Volume;
 
 /// Mounts one volume, and owns the mount.
 pub(super) trait Mounter: Send {
@@ -102,35 +93,4 @@ pub(super) trait Mounter: Send {
 
     /// Unmounts the volume, and deletes its content if that ends with the pod.
     fn take_down(self: Box<Self>, volume: &str, end: PodEnd) -> Result<(), MountError>;
-}
-
-/// The mounter of a volume that is not mounted yet. This is the registry of kinds: each kind has a line here. `point`
-/// is the mount point, if podfs has made that already, as it has for the projections of a pod that starts.
-pub(super) fn mounter(spec: &Volume, point: Option<MountPoint>, setting: VolumeContext) -> Box<dyn Mounter> {
-    match &spec.source {
-        VolumeSource::Projection(source) => Box::new(ProjectedVolume::new(source.clone(), spec, point, setting)),
-        VolumeSource::Claim(claim) if claim.usage.device => Box::new(DeviceVolume::new(claim.clone(), setting)),
-        VolumeSource::HostPath(source) => passthrough(HostPathSource::new(source.clone()), setting),
-        VolumeSource::EmptyDir(_) => passthrough(EmptyDirSource::default(), setting),
-        VolumeSource::Claim(claim) => passthrough(ClaimSource::new(claim.clone()), setting),
-        VolumeSource::Nfs(source, options) => {
-            passthrough(NfsSource { source: source.clone(), options: options.clone() }, setting)
-        }
-        VolumeSource::Flex(source) => passthrough(FlexSource(source.clone()), setting),
-        VolumeSource::Csi(source) => passthrough(CsiSource::new(source.clone()), setting),
-        VolumeSource::Unsupported(_) => passthrough(UnsupportedSource, setting),
-    }
-}
-
-fn passthrough(source: impl PassthroughSource + 'static, setting: VolumeContext) -> Box<dyn Mounter> {
-    Box::new(PassthroughVolume::new(Box::new(source), setting))
-}
-
-/// A kind that podfs does not serve.
-struct UnsupportedSource;
-
-impl PassthroughSource for UnsupportedSource {
-    fn find(&mut self, _: &mut PassthroughParts, spec: &Volume, _: &PodView) -> Result<MountPlan, RefreshFailure> {
-        Err(RefreshFailure::Manifests(spec.unsupported_reason().unwrap_or_default()))
-    }
 }

@@ -12,7 +12,8 @@ use podfs_nfs::mount::{MountRequest, MountedExport, reach};
 use podfs_nfs::rpc::Credential;
 use rustix::mount::MountAttrFlags;
 
-use super::{RefreshFailure, VolumeContext};
+use super::VolumeContext;
+use super::failure::{RefreshCause, RefreshFailure};
 use crate::host::{HostSource, kernel_nfs};
 use crate::manifest::PodView;
 use crate::volume::nfs_options::{Backend, BackendError, Security};
@@ -30,16 +31,17 @@ pub(super) fn backend(spec: &Volume, source: &Nfs, options: &NfsOptions) -> Resu
         Ok(backend) => Ok(backend),
         Err(_) => options.choose_backend(wish, kernel_nfs::is_available()),
     };
-    chosen.map_err(|error| refused(source, &error))
+    chosen.map_err(|error| refused(source, error))
 }
 
 /// The failure of a volume that no client can serve. The kernel may get a client at any time, and nothing reports that.
-fn refused(source: &Nfs, error: &BackendError) -> RefreshFailure {
-    let sentence = format!("{}: {error}", source.address);
-    match error {
-        BackendError::NeedsOtherThanAskedFor { .. } => RefreshFailure::Manifests(sentence),
-        BackendError::AskedForAbsent | BackendError::NeedsAbsent { .. } => RefreshFailure::Temporary(sentence),
-    }
+fn refused(source: &Nfs, error: BackendError) -> RefreshFailure {
+    let is_temporary = match error {
+        BackendError::NeedsOtherThanAskedFor { .. } => false,
+        BackendError::AskedForAbsent | BackendError::NeedsAbsent { .. } => true,
+    };
+    let cause = RefreshCause::NfsBackend { export: source.address.clone(), cause: error };
+    if is_temporary { RefreshFailure::Temporary(cause) } else { RefreshFailure::Manifests(cause) }
 }
 
 /// Mounts an export with the kernel's client.
@@ -89,7 +91,7 @@ impl ReachedExport {
         };
         let connections = usize::from(options.connections);
         let sockets = setting.server.nfs_sockets().join(&serving, connections, options.reserved_port);
-        let sockets = sockets.map_err(|error| RefreshFailure::Temporary(format!("no socket for NFS: {error}")))?;
+        let sockets = sockets.map_err(|cause| RefreshFailure::Temporary(RefreshCause::NfsSocket(cause)))?;
         let attributes = [
             (options.no_suid, MountAttrFlags::MOUNT_ATTR_NOSUID),
             (options.no_dev, MountAttrFlags::MOUNT_ATTR_NODEV),
@@ -107,7 +109,7 @@ fn reach_any(source: &Nfs, options: &NfsOptions) -> Result<MountedExport, Refres
     let search = search(options);
     let mount_address = mount_address(&search)?;
     let budget = BUDGET / u32::try_from(addresses.len()).unwrap_or(u32::MAX);
-    let mut failure = RefreshFailure::Temporary(format!("NFS server {} has no address", source.address.server));
+    let mut failure = RefreshFailure::temporary(format!("NFS server {} has no address", source.address.server));
     for address in addresses {
         let request = MountRequest {
             rsize: options.rsize,
@@ -117,7 +119,7 @@ fn reach_any(source: &Nfs, options: &NfsOptions) -> Result<MountedExport, Refres
         };
         match reach(&request) {
             Ok(reached) => return Ok(reached),
-            Err(error) => failure = RefreshFailure::Temporary(error.to_string()),
+            Err(error) => failure = RefreshFailure::temporary(error),
         }
     }
     Err(failure)
@@ -160,9 +162,8 @@ fn search(options: &NfsOptions) -> PortOptions {
 pub(super) fn resolve(server: &str) -> Result<Vec<IpAddr>, RefreshFailure> {
     const MOST: usize = 4;
     let resolved = address::resolve(server);
-    let mut addresses = resolved.map_err(|error| {
-        RefreshFailure::Temporary(format!("NFS server {server}: its address cannot be found: {error}"))
-    })?;
+    let mut addresses = resolved
+        .map_err(|cause| RefreshFailure::Temporary(RefreshCause::NfsAddress { server: server.to_owned(), cause }))?;
     addresses.dedup();
     addresses.truncate(MOST);
     Ok(addresses)
@@ -214,12 +215,12 @@ mod tests {
             let parsed = NfsOptions::parse([options]).expect(options);
             let error = parsed.choose_backend(wish, false).expect_err(options);
             let sentence = format!("files:/srv: {error}");
-            match refused(&source, &error) {
-                RefreshFailure::Temporary(reason) => {
-                    assert_eq!((is_tried_again, reason), (true, sentence), "{options}")
+            match refused(&source, error) {
+                RefreshFailure::Temporary(cause) => {
+                    assert_eq!((is_tried_again, cause.to_string()), (true, sentence), "{options}")
                 }
-                RefreshFailure::Manifests(reason) => {
-                    assert_eq!((is_tried_again, reason), (false, sentence), "{options}")
+                RefreshFailure::Manifests(cause) => {
+                    assert_eq!((is_tried_again, cause.to_string()), (false, sentence), "{options}")
                 }
                 RefreshFailure::Permanent(error) => panic!("{options}: {error}"),
             }

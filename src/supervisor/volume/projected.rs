@@ -61,9 +61,10 @@ enum RefreshError {
 impl From<RefreshError> for RefreshFailure {
     fn from(error: RefreshError) -> RefreshFailure {
         match error {
-            RefreshError::Payload(_) | RefreshError::Layout(_) => RefreshFailure::Manifests(error.to_string()),
+            RefreshError::Payload(error) => RefreshFailure::manifests(error),
+            RefreshError::Layout(error) => RefreshFailure::manifests(error),
             RefreshError::Mount(error) => RefreshFailure::of_mount(error),
-            RefreshError::Commit(_) => RefreshFailure::Temporary(error.to_string()),
+            RefreshError::Commit(error) => RefreshFailure::temporary(error),
         }
     }
 }

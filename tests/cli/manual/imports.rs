@@ -8,6 +8,7 @@ use crate::common::packages::top;
 use crate::manual::source::sources;
 
 /// A folder of modules: a crate's, or one in it.
+#[derive(Clone)]
 pub struct Folder {
     /// The source folder of the crate.
     root: PathBuf,
@@ -39,10 +40,12 @@ impl Folder {
         Folder { root: top().join(root), path: path.iter().map(|part| (*part).to_owned()).collect() }
     }
 
-    /// The folders in this folder.
+    /// The folders below this folder, at all depths.
     pub fn folders(self) -> Vec<Folder> {
         let path = |name| self.path.iter().cloned().chain([name]).collect();
-        self.directories().into_iter().map(|name| Folder { root: self.root.clone(), path: path(name) }).collect()
+        let inside = |name| Folder { root: self.root.clone(), path: path(name) };
+        let with_deeper = |folder: Folder| [folder.clone()].into_iter().chain(folder.folders());
+        self.directories().into_iter().map(inside).flat_map(with_deeper).collect()
     }
 
     pub fn name(&self) -> String {

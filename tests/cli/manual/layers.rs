@@ -131,12 +131,13 @@ fn modules_of_a_folder_do_not_import_each_other_in_a_circle() {
         count += 1;
         for circle in folder.circles() {
             let imports = folder.imports().into_iter();
-            let is_in_circle = |import: &Import| circle.contains(&import.from) && circle.contains(&import.to);
+            let is_in_circle =
+                |Import { from, to, .. }: &Import| from != to && circle.contains(from) && circle.contains(to);
             println!("{}: {:#?}", folder.name(), imports.filter(is_in_circle).collect::<Vec<_>>());
             circles.push((folder.name(), circle));
         }
     }
-    assert!(count > 30, "these are not all: {count}");
+    assert!(count > 50, "these are not all: {count}");
     let known = CIRCLES.iter().map(|(folder, modules)| {
         ((*folder).to_owned(), modules.iter().map(|module| (*module).to_owned()).collect::<Vec<_>>())
     });

@@ -21,14 +21,23 @@ fn strings(rules: &toml::Table, section: &str, list: &str) -> Vec<String> {
     list.iter().map(|text| text.as_str().expect("a text").to_owned()).collect()
 }
 
-/// Every crate of the workspace's graph for the targets of `deny.toml`, with those of tests and build scripts.
+/// The manifests whose crates are checked: each has a lock file of its own.
+const MANIFESTS: [&str; 2] = ["Cargo.toml", "fuse/fuzz/Cargo.toml"];
+
+/// Every crate of the graphs of these manifests for the targets of `deny.toml`, with those of tests and build scripts.
 fn crates() -> Vec<Value> {
     let targets = strings(&rules(), "graph", "targets");
-    let platforms = targets.iter().map(|target| format!("--filter-platform={target}"));
-    let mut command = Command::new(env!("CARGO"));
-    command.args(["metadata", "--locked", "--format-version=1"]).args(platforms).current_dir(top());
-    let mut metadata: Value = serde_json::from_str(&stdout_of(&mut command)).expect("JSON");
-    let Value::Array(crates) = metadata["packages"].take() else { panic!("no packages") };
+    let platforms: Vec<_> = targets.iter().map(|target| format!("--filter-platform={target}")).collect();
+    let crates_of = |manifest: &str| {
+        let mut command = Command::new(env!("CARGO"));
+        command.args(["metadata", "--locked", "--format-version=1", "--manifest-path", manifest]);
+        let output = stdout_of(command.args(&platforms).current_dir(top()));
+        let mut metadata: Value = serde_json::from_str(&output).expect("JSON");
+        let Value::Array(crates) = metadata["packages"].take() else { panic!("no packages") };
+        assert!(crates.len() > 20, "these are not all crates of {manifest}: {}", crates.len());
+        crates
+    };
+    let crates: Vec<_> = MANIFESTS.iter().flat_map(|manifest| crates_of(manifest)).collect();
     assert!(crates.len() > 200, "these are not all crates: {}", crates.len());
     crates
 }

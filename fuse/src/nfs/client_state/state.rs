@@ -215,3 +215,27 @@ pub fn read_bytes(words: &[AtomicU64], length: usize) -> Vec<u8> {
 pub fn no_memory(_: std::io::Error) -> Errno {
     Errno::NOMEM
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::region::shared::assert_layout;
+
+    #[test]
+    fn cells_have_the_layout_that_other_versions_read() {
+        assert_layout::<NfsNodeCell>(
+            "tag 0, form 4, id 8, lookups 16, fileid 24, name 32, flags 40, handle 48; 112 bytes",
+        );
+        assert_layout::<NameCell>("tag 0, length 4, parent 8, next 16, bytes 24; 128 bytes");
+        assert_layout::<NfsOpenCell>(
+            "tag 0, flags 4, handle 8, node 16, unique 24, verifier 32, identity 40; 120 bytes",
+        );
+        assert_layout::<CallCell>(
+            "tag 0, xid 4, unique 8, step 16, nanoseconds 20, seconds 24, identity 32; 112 bytes",
+        );
+        assert_layout::<RootCell>("tag 0, spare 4, words 8; 96 bytes");
+        assert_layout::<IdentityRecord>("uid 0, gid 4, count 8, groups 12; 76 bytes");
+        let tags = [NfsNodeCell::TAG, NameCell::TAG, NfsOpenCell::TAG, CallCell::TAG, RootCell::TAG];
+        assert_eq!(tags, [16, 17, 18, 19, 20], "other versions know the cells by these tags");
+    }
+}

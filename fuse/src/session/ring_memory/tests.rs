@@ -1,6 +1,7 @@
 //! The memory of rings as a successor finds it.
 
 use super::*;
+use crate::region::shared::assert_layout;
 
 fn map(file: OwnedFd) -> io::Result<RingMemory> {
     RingMemory::map(file, &VolumeLabel::new("data"))
@@ -91,4 +92,15 @@ fn a_file_that_is_no_memory_of_rings_is_refused() {
     fcntl_add_seals(&file, SealFlags::SHRINK).expect("sealed");
     assert!(RingMemory::adopt(file).is_err(), "it begins with zeros");
     assert!(RingMemory::create(0).is_err() && RingMemory::create(MOST_QUEUES + 1).is_err());
+}
+
+#[test]
+fn the_memory_has_the_layout_that_other_versions_read() {
+    assert_layout::<RingHeader>("magic 0, layout 8, queues 12, address 16, state 24, used 28; 32 bytes");
+    assert_layout::<EntryJournal>(
+        "queue 0, state 4, unique 8, request 16, in_place 20, error 24, answer 28, answer_in_place 32, slot 64; 128 bytes",
+    );
+    let offsets = [PAGE, ENTRY, PAYLOAD, OPERATION, COMMIT_ID, PAYLOAD_SIZE, KERNELS, ANSWER, REQUEST];
+    assert_eq!(offsets, [4096, 77_824, 73_728, 128, 264, 272, 288, 512, 1024], "give a changed layout a new LAYOUT");
+    assert_eq!((MAGIC, LAYOUT), (u64::from_le_bytes(*b"podfsrng"), 1));
 }

@@ -25,6 +25,7 @@
 //! |---|---|
 //! | `cpus` | how many queues there are, and whether the kernel offers them |
 //! | `ring` | the system calls of io_uring |
+//! | `volume` | the state that the threads share, and the requests that they execute |
 //! | `serve` | the thread of a ring |
 //! | `workers` | threads for slow requests |
 //! | `wake` | requests that waited while there was no server |
@@ -32,6 +33,7 @@
 mod cpus;
 mod ring;
 mod serve;
+mod volume;
 mod wake;
 mod workers;
 
@@ -44,9 +46,9 @@ use std::thread;
 use rustix::thread::{CpuSet, sched_getaffinity};
 
 pub use cpus::{are_offered, possible_cpus};
-use serve::{IdleRing, RingVolume, ThreadAssignment};
+use serve::{IdleRing, RingShares, ThreadAssignment};
+use volume::RingVolume;
 use wake::Waker;
-use workers::Workers;
 
 use super::Filesystem;
 use super::ring_memory::{RingMemory, RingState};
@@ -55,7 +57,7 @@ use crate::region::Region;
 /// Threads with rings, for one volume.
 pub(super) struct Rings {
     memory: Arc<RingMemory>,
-    threads: Vec<Sender<Arc<RingVolume>>>,
+    threads: Vec<Sender<RingShares>>,
     begun: Receiver<io::Result<()>>,
     /// The CPUs that they run on.
     cpus: Vec<usize>,
@@ -109,12 +111,12 @@ impl Rings {
             device: Arc::clone(device),
             region: Arc::clone(region),
             service: Arc::clone(service),
-            workers: Workers::default(),
             waker,
         });
+        let shares = RingShares { volume: Arc::clone(&served), workers: Arc::default() };
         for thread in &self.threads {
             // A thread that has ended has already sent its error.
-            let _ended = thread.send(Arc::clone(&served));
+            let _ended = thread.send(shares.clone());
         }
         let begun: io::Result<()> = self.begun.iter().take(self.threads.len()).collect();
         match (begun, self.memory.state()) {

@@ -6,25 +6,20 @@
 //! An entry that waits for its answer takes no request. So before a request may wait, its queue gets another entry.
 
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender};
 use std::time::Instant;
 
-use rustix::io::Errno;
 use rustix::thread::{CpuSet, sched_setaffinity};
 
 use super::ring::{Completion, FuseCommand, Ring};
-use super::wake::Waker;
+use super::volume::{ExecutingRequest, RingVolume};
 use super::workers::Workers;
-use crate::caller::ending::has_signal;
-use crate::region::{BegunRequest, Region};
-use crate::session::abi::{UNIQUE_RESEND, URING_COMMIT_AND_FETCH, URING_REGISTER};
-use crate::session::answer::Responder;
+use crate::session::abi::{URING_COMMIT_AND_FETCH, URING_REGISTER};
 use crate::session::request::{FuseOperation, Request};
-use crate::session::ring_memory::{EntryId, EntryState, RingMemory};
+use crate::session::ring_memory::{EntryId, EntryState};
 use crate::session::ring_reply::{AnsweredEntries, RingReply};
-use crate::session::{Answer, Exchange, Filesystem};
 
 /// The user data of polls. Entries have smaller numbers.
 const THREAD_ENDS: u64 = u64::MAX;
@@ -33,28 +28,11 @@ const ANSWERS: u64 = u64::MAX - 1;
 /// for another one.
 const ENOUGH: usize = 2;
 
-/// State that the threads of a volume share.
-pub(super) struct RingVolume {
-    pub(super) memory: Arc<RingMemory>,
-    pub(super) device: Arc<OwnedFd>,
-    pub(super) region: Arc<Region>,
-    pub(super) service: Arc<dyn Filesystem>,
-    pub(super) workers: Workers,
-    pub(super) waker: Option<Waker>,
-}
-
-impl RingVolume {
-    /// Makes the kernel look into the queues of these CPUs.
-    pub(super) fn wake(&self, cpus: &[usize]) {
-        let woken = self.waker.as_ref().map_or(Ok(()), |waker| waker.wake(cpus));
-        if let Err(error) = woken {
-            let volume = self.memory.volume();
-            tracing::warn!(
-                volume,
-                "calls that waited for the server may wait until other calls come on their CPUs: {error}"
-            );
-        }
-    }
+/// The volume of the rings, and the other threads that execute its requests.
+#[derive(Clone)]
+pub(super) struct RingShares {
+    pub(super) volume: Arc<RingVolume>,
+    pub(super) workers: Arc<Workers>,
 }
 
 /// The CPU and the queues of a thread.
@@ -63,15 +41,6 @@ pub(super) struct ThreadAssignment {
     pub(super) cpu: Option<usize>,
     /// The queue of its CPU, and queues of CPUs that this process does not use.
     pub(super) queues: Vec<usize>,
-}
-
-/// A request that is being executed.
-pub(super) struct ExecutingRequest {
-    reply: RingReply,
-    /// Whether a dead server left it unanswered.
-    is_inherited: bool,
-    earlier: Option<BegunRequest>,
-    may_wait: bool,
 }
 
 /// The first work of a thread.
@@ -109,14 +78,15 @@ impl IdleRing {
     }
 
     /// Waits for a volume, registers its entries, and serves it. Sends to `begun` whether the kernel accepts the entries.
-    pub(super) fn serve(self, volume: &Receiver<Arc<RingVolume>>, begun: &Sender<io::Result<()>>) {
-        let Ok(served) = volume.recv() else { return };
+    pub(super) fn serve(self, volume: &Receiver<RingShares>, begun: &Sender<io::Result<()>>) {
+        let Ok(RingShares { volume: served, workers }) = volume.recv() else { return };
         served.service.begin_thread();
         let Self { assignment, ring, inbox } = self;
         let mut thread = RingThread {
             thread: rustix::thread::gettid().as_raw_nonzero().get(),
             armed: vec![0; served.memory.queues()],
             served,
+            workers,
             ring,
             inbox,
             buffer: Vec::new(),
@@ -130,7 +100,7 @@ impl IdleRing {
         let _session_is_gone = begun.send(outcome);
         if let Some(first) = first {
             thread.run(first);
-            thread.served.workers.end();
+            thread.workers.end();
         }
     }
 }
@@ -139,6 +109,7 @@ impl IdleRing {
 struct RingThread {
     thread: i32,
     served: Arc<RingVolume>,
+    workers: Arc<Workers>,
     ring: Ring,
     inbox: Arc<AnsweredEntries>,
     /// For each queue, how many of its entries can take a request.
@@ -271,7 +242,7 @@ impl RingThread {
             let waits_for_lock = matches!(operation, Some(FuseOperation::SetLock { wait: true, .. }));
             (waits_for_lock, operation.is_some_and(|operation| self.served.service.may_wait(operation)))
         };
-        let hands_over = may_wait && self.served.workers.are_needed();
+        let hands_over = may_wait && self.workers.are_needed();
         // Without memory for another entry, a slow request delays the callers of this CPU. A wait for a lock fails instead.
         let has_room = if waits_for_lock || hands_over { self.has_room(entry)? } else { true };
         if waits_for_lock && !has_room {
@@ -280,7 +251,7 @@ impl RingThread {
         }
         let mut job = ExecutingRequest { reply, is_inherited, earlier, may_wait };
         if hands_over {
-            match Workers::take(&self.served, job) {
+            match Workers::take(&self.workers, &self.served, job) {
                 Ok(()) => return Ok(()),
                 Err(back) => job = back,
             }
@@ -288,7 +259,7 @@ impl RingThread {
         let since = job.may_wait.then(Instant::now);
         job.execute(&self.served, &mut self.buffer);
         if let Some(since) = since {
-            self.served.workers.note(since);
+            self.workers.note(since);
         }
         self.commit_answered()
     }
@@ -338,41 +309,5 @@ impl RingThread {
     fn count(&mut self, entry: EntryId, change: impl FnOnce(usize) -> usize) {
         let armed = &mut self.armed[self.served.memory.queue(entry)];
         *armed = change(*armed);
-    }
-}
-
-impl ExecutingRequest {
-    /// Has the service answer the request.
-    pub(super) fn execute(self, served: &RingVolume, buffer: &mut Vec<u8>) {
-        let Self { reply, is_inherited, earlier, .. } = self;
-        let (memory, entry) = (&served.memory, reply.entry);
-        let number = memory.commit_id(entry);
-        let slot = memory.slot(entry);
-        let mark = if is_inherited { UNIQUE_RESEND } else { 0 };
-        let responder = Responder::of_ring(reply.clone(), number | mark);
-        // SAFETY: only the service uses the borrowed bytes, before it answers.
-        let Some(request) = Request::parse(unsafe { memory.request(entry) }) else {
-            let _short = responder.send(Err(Errno::IO));
-            return;
-        };
-        served.region.counts().request(request.opcode);
-        buffer.clear();
-        let mut exchange = Exchange { buffer, responder: &responder, region: &served.region, slot, earlier };
-        let outcome = match served.service.answer(&request, &mut exchange) {
-            // The kernel waits for an answer to each request that comes here.
-            Ok(Answer::Silence) => Ok(Answer::Done),
-            Ok(Answer::Later) => {
-                // A signal that came before the kernel had put the request here interrupts nothing (Linux 6.18).
-                if has_signal(request.caller.pid) {
-                    served.service.interrupt(number);
-                }
-                return slot.clear_of(number);
-            }
-            outcome => outcome,
-        };
-        if responder.send_with(outcome, buffer).is_err() {
-            // The answer was too long.
-            let _short = responder.send(Err(Errno::IO));
-        }
     }
 }

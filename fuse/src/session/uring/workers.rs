@@ -10,7 +10,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use super::serve::{ExecutingRequest, RingVolume};
+use super::volume::{ExecutingRequest, RingVolume};
 
 /// The most threads.
 const MOST: usize = crate::region::SLOTS - 2;
@@ -54,20 +54,24 @@ impl Workers {
     }
 
     /// Hands a request over to a thread. Returns it if all threads are busy and no other can start.
-    pub(super) fn take(served: &Arc<RingVolume>, job: ExecutingRequest) -> Result<(), ExecutingRequest> {
-        let mut state = served.workers.lock();
+    pub(super) fn take(
+        workers: &Arc<Workers>,
+        served: &Arc<RingVolume>,
+        job: ExecutingRequest,
+    ) -> Result<(), ExecutingRequest> {
+        let mut state = workers.lock();
         if state.idle <= state.jobs.len() {
             if state.running == MOST {
                 return Err(job);
             }
-            let own = Arc::clone(served);
-            if thread::Builder::new().name("slow".to_owned()).spawn(move || Self::work(&own)).is_err() {
+            let (own, served) = (Arc::clone(workers), Arc::clone(served));
+            if thread::Builder::new().name("slow".to_owned()).spawn(move || own.work(&served)).is_err() {
                 return Err(job);
             }
             state.running += 1;
         }
         state.jobs.push_back(job);
-        served.workers.changed.notify_one();
+        workers.changed.notify_one();
         Ok(())
     }
 
@@ -77,13 +81,13 @@ impl Workers {
         self.changed.notify_all();
     }
 
-    fn work(served: &Arc<RingVolume>) {
+    fn work(&self, served: &RingVolume) {
         served.service.begin_thread();
         let mut buffer = Vec::new();
-        while let Some(job) = served.workers.next() {
+        while let Some(job) = self.next() {
             let since = Instant::now();
             job.execute(served, &mut buffer);
-            served.workers.note(since);
+            self.note(since);
         }
     }
 

@@ -16,6 +16,7 @@ use crate::host::neighbours::{self, NeighbourLock};
 use crate::host::{HostError, HostSource};
 use crate::manifest::PodView;
 use crate::supervisor::volume::driver::{self, Republication, expand_csi};
+use crate::supervisor::volume::failure::RefreshCause;
 use crate::supervisor::volume::growth::{Expansion, ExpansionState};
 use crate::supervisor::volume::label::label;
 use crate::supervisor::volume::local;
@@ -86,7 +87,7 @@ impl PassthroughSource for ClaimSource {
         let turn = lock_exclusive(setting, &path, bound.exclusive)?;
         let shared = neighbours::has_neighbour(&path);
         if bound.exclusive && shared {
-            return Err(RefreshFailure::Temporary(IN_USE.to_owned()));
+            return Err(RefreshFailure::temporary(IN_USE));
         }
         let mut access = access(bound.read_only);
         let mut warnings = bound.warnings.clone();
@@ -164,7 +165,7 @@ pub(in crate::supervisor::volume) fn resolve(
     pod: &PodView,
 ) -> Result<BoundVolume, RefreshFailure> {
     let bound = binding::resolve(spec.name.as_str(), claim, &pod.identity, &pod.facts, &pod.known.objects);
-    bound.map_err(|error| RefreshFailure::Manifests(error.to_string()))
+    bound.map_err(RefreshFailure::manifests)
 }
 
 /// The lock for a volume that one pod alone may use, while podfs mounts it at `path`, or makes a link to its device there; `None`
@@ -180,8 +181,8 @@ pub(in crate::supervisor::volume) fn lock_exclusive(
     let file = run_directory.join(EXCLUSIVE);
     match NeighbourLock::take(&file, path) {
         Ok(Some(turn)) => Ok(Some(turn)),
-        Ok(None) => Err(RefreshFailure::Temporary(IN_USE.to_owned())),
-        Err(error) => Err(RefreshFailure::Temporary(format!("cannot lock {}: {error}", file.display()))),
+        Ok(None) => Err(RefreshFailure::temporary(IN_USE)),
+        Err(cause) => Err(RefreshFailure::Temporary(RefreshCause::Lock { file, cause })),
     }
 }
 

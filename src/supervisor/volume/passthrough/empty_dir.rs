@@ -105,9 +105,9 @@ fn source(spec: &Volume) -> Option<EmptyDir> {
 }
 
 fn plan(spec: &Volume, pod: &PodView) -> Result<EmptyDirPlan, RefreshFailure> {
-    let source = source(spec).ok_or_else(|| RefreshFailure::Manifests("the volume is no emptyDir".to_owned()))?;
+    let source = source(spec).ok_or_else(|| RefreshFailure::manifests("the volume is no emptyDir"))?;
     let plan = EmptyDirPlan::new(&source, &pod.facts, pod.allocatable());
-    plan.map_err(|error| RefreshFailure::Manifests(error.to_string()))
+    plan.map_err(RefreshFailure::manifests)
 }
 
 /// Makes the content of an emptyDir, or finds it.
@@ -119,7 +119,7 @@ fn set_up(volume: &PassthroughParts, spec: &Volume, plan: &EmptyDirPlan) -> Resu
         return Ok(EmptyDirContent::of_processes(plan, bytes)?);
     }
     let home = setting.mount_points().make_home(home);
-    let content = EmptyDirContent::set_up(&home.map_err(|error| RefreshFailure::Temporary(error.to_string()))?, plan)?;
+    let content = EmptyDirContent::set_up(&home.map_err(RefreshFailure::temporary)?, plan)?;
     if setting.keep_empty_dirs {
         content.leave_to_agent()?;
     }

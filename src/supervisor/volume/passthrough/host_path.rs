@@ -11,7 +11,7 @@ use crate::host::device::BlockDevice;
 use crate::host::disks::PodDisks;
 use crate::host::{FileKind, HostSource, host_path};
 use crate::manifest::PodView;
-use crate::supervisor::run_dir::claim::DISKS;
+use crate::supervisor::run_dir::file_names::DISKS;
 use crate::volume::{HostPath, Volume};
 
 /// A hostPath volume.

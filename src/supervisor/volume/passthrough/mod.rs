@@ -32,11 +32,10 @@ use podfs_fuse::passthrough::{CacheMode, DataPath, PassthroughOptions};
 use podfs_fuse::region::VolumeKind;
 
 use super::growth::Expansion;
+use super::mount_plan::{MountPlan, PlannedContent, access};
 use super::mounter::Mounter;
 use super::nfs::ReachedExport;
 use super::{PodEnd, RefreshFailure, ShownContent, VolumeContext};
-use crate::host::neighbours::NeighbourLock;
-use crate::host::{HostError, HostSource, serve};
 use crate::manifest::PodView;
 use crate::manifest::pod::PodIdentity;
 use crate::supervisor::volume::adopted::KeptVolume;
@@ -154,45 +153,6 @@ impl VisibleVolume {
     }
 }
 
-/// A planned mount.
-pub(super) struct MountPlan {
-    pub(super) path: PathBuf,
-    pub(super) content: PlannedContent,
-    pub(super) access: ContainerAccess,
-    pub(super) selinux_context: Option<String>,
-    /// The lock of a volume that one pod alone may use. podfs holds it until the mount is in the mount table.
-    pub(super) turn: Option<NeighbourLock>,
-}
-
-impl MountPlan {
-    /// A plan for a source of the node. Chooses whether the server serves it, or a bind mount shows it.
-    fn of_host(
-        spec: &Volume,
-        path: PathBuf,
-        source: HostSource,
-        access: ContainerAccess,
-    ) -> Result<MountPlan, RefreshFailure> {
-        let served_by = serve::choose(&source, spec.preferences.served_by, &path)?;
-        let content = PlannedContent::Source { source, served_by, limit: None, remote: None };
-        Ok(MountPlan { path, content, access, selinux_context: None, turn: None })
-    }
-}
-
-/// The content of a planned mount.
-pub(super) enum PlannedContent {
-    /// A source on this node, or an export that the kernel's NFS client has mounted. `remote` is for an export: the identity with
-    /// which the server accesses it.
-    Source { source: HostSource, served_by: ServedBy, limit: Option<u64>, remote: Option<ActAs> },
-    /// An export that podfs's own NFS client serves.
-    Export(Box<ReachedExport>),
-}
-
-impl From<HostError> for RefreshFailure {
-    fn from(error: HostError) -> RefreshFailure {
-        RefreshFailure::Temporary(error.to_string())
-    }
-}
-
 impl Mounter for PassthroughVolume {
     fn setting(&self) -> &VolumeContext {
         &self.common.setting
@@ -303,10 +263,9 @@ impl PassthroughVolume {
     /// Mounts the volume as planned. Adopts a bind mount of an earlier supervisor instead, if there is one.
     fn mount(&self, spec: &Volume, pod: &PodIdentity, mount_plan: MountPlan) -> Result<VisibleVolume, RefreshFailure> {
         let MountPlan { path, content, access, selinux_context, turn: _until_it_is_mounted } = mount_plan;
-        let temporary = |error: &dyn std::fmt::Display| RefreshFailure::Temporary(error.to_string());
         if let PlannedContent::Source { served_by: ServedBy::Bind, .. } = &content
             && let Some((_, visible)) =
-                self.common.setting.mount_points().adopt(&path).map_err(|error| temporary(&error))?
+                self.common.setting.mount_points().adopt(&path).map_err(RefreshFailure::temporary)?
         {
             // An earlier supervisor has made the bind mount, which needs no server.
             return Ok(VisibleVolume { visible, access, served: None });
@@ -319,18 +278,18 @@ impl PassthroughVolume {
             Some(outdated) if !outdated.visible.is_lost() => MountPoint::of_mount(outdated.visible.path()),
             _ => {
                 let mut mount_points = self.common.setting.mount_points();
-                mount_points.expect(&path, shape).map_err(|error| temporary(&error))?;
+                mount_points.expect(&path, shape).map_err(RefreshFailure::temporary)?;
                 let point = mount_points.prepare(&path, shape);
-                mount_points.record().map_err(|error| temporary(&error))?;
+                mount_points.record().map_err(RefreshFailure::temporary)?;
                 point
             }
         };
-        let point = point.map_err(|error| temporary(&error))?;
+        let point = point.map_err(RefreshFailure::temporary)?;
         let mount = MountOptions { selinux_context, shape };
         match content {
             PlannedContent::Source { source, served_by: ServedBy::Bind, .. } => {
                 let attached = bind(source.as_fd(), access).and_then(|clone| point.attach_bind(&clone));
-                Ok(VisibleVolume { visible: attached.map_err(|error| temporary(&error))?, access, served: None })
+                Ok(VisibleVolume { visible: attached.map_err(RefreshFailure::temporary)?, access, served: None })
             }
             PlannedContent::Source { source, served_by: ServedBy::Fuse, limit, remote } => {
                 let options = self.passthrough_options(spec, limit, remote);
@@ -384,9 +343,4 @@ impl PassthroughVolume {
             ..PassthroughOptions::default()
         }
     }
-}
-
-/// The access of containers to a volume.
-pub(super) fn access(read_only: bool) -> ContainerAccess {
-    if read_only { ContainerAccess::ReadOnly } else { ContainerAccess::ReadWrite }
 }

@@ -4,6 +4,7 @@
 use rustix::io::pwrite;
 
 use super::*;
+use crate::region::shared::assert_layout;
 
 const TARGET: WriteTarget = WriteTarget { node: NodeId(7), open: HandleId(1), offset: 0 };
 
@@ -49,4 +50,36 @@ fn a_foreign_log_is_refused_and_invalid_entries_are_lost() {
     pwrite(&file, b"something", 0).expect("written");
     assert!(Log::adopt(file).is_err());
     assert!(Log::adopt(tempfile::tempfile().expect("a file").into()).is_err());
+}
+
+#[test]
+fn a_log_has_the_bytes_that_other_versions_read() {
+    assert_layout::<LogHeader>("magic 0, layout 8, segments 12; 16 bytes");
+    assert_layout::<RecordCell>(
+        "state 0, length 4, node 8, open 16, offset 24, sequence 32, place 40, spare 44; 64 bytes",
+    );
+    let log = Log::create(4).expect("a log");
+    let target = WriteTarget { node: NodeId(7), open: HandleId(1), offset: 0x1234 };
+    log.append(target, b"first").expect("room");
+    let (failed, _) = log.append(target, b"data").expect("room");
+    log.fail(failed, Errno::DQUOT);
+    let bytes = |offset: u64, length: usize| {
+        let mut bytes = vec![0; length];
+        rustix::io::pread(&log, &mut bytes[..], offset).expect("read");
+        bytes.iter().map(|byte| format!("{byte:02x}")).collect::<String>()
+    };
+    let changed =
+        "servers of other versions read the log: give it a new LAYOUT, and add a test that the older log is adopted";
+    assert_eq!(bytes(0, 16), "706f6466736c6f670100000004000000", "the header: {changed}");
+    assert_eq!(
+        bytes(4096, 64),
+        "01000000050000000700000000000000010000000000000034120000000000000100000000000000000000000000000000000000000000000000000000000000",
+        "a record: {changed}"
+    );
+    assert_eq!(
+        bytes(4096 + 64, 64),
+        "0200000004000000070000000000000001000000000000007a000000000000000200000000000000050000000000000000000000000000000000000000000000",
+        "a failed record: {changed}"
+    );
+    assert_eq!(bytes(4096 + 256 * 64, 9), "666972737464617461", "the data: {changed}");
 }
