@@ -59,7 +59,7 @@ pub(super) struct Mounts {
     pod_ips: Vec<IpAddr>,
     /// The pod's name in its network, for /etc/hosts, with its domain if it has one. Without it, the hostname of the manifest,
     /// or the pod's name.
-    #[arg(long, value_name = "NAME")]
+    #[arg(long, value_name = "NAME", value_parser = host_name)]
     hostname: Option<String>,
     /// The pod shares the node's network, and so its /etc/hosts, even if the manifest does not say so.
     #[arg(long)]
@@ -99,6 +99,17 @@ enum MountsOutput {
     Docker,
     Podman,
     Json,
+}
+
+/// A name for a line of /etc/hosts.
+fn host_name(text: &str) -> Result<String, String> {
+    let is_label = |label: &str| {
+        !label.is_empty() && label.bytes().all(|byte| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_'))
+    };
+    match text.split('.').all(is_label) {
+        true => Ok(text.to_owned()),
+        false => Err("a host name has letters, digits, '-' and '_', in parts that a '.' separates".to_owned()),
+    }
 }
 
 impl From<MountsOutput> for OutputFormat {
