@@ -94,12 +94,12 @@ impl VolumeObserver {
         self.region.counts().propagations.distribution()
     }
 
-    /// The size of a passthrough volume and its free room, as statfs(2) reports them to containers; `None` for other kinds. Blocks
+    /// The size of a passthrough volume and its free space, as statfs(2) reports them to containers; `None` for other kinds. Blocks
     /// while the source does, and keeps only the source open meanwhile.
     ///
     /// # Errors
     /// When the volume has ended, or statfs(2) fails on the source.
-    pub fn room(&self) -> io::Result<Option<SpaceUsage>> {
+    pub fn space_usage(&self) -> io::Result<Option<SpaceUsage>> {
         let held = self.held.upgrade().ok_or(io::ErrorKind::NotFound)?;
         let Some(passthrough) = held.of_kind::<HeldPassthrough>() else { return Ok(None) };
         let (source, limit) = (passthrough.source().try_clone_to_owned()?, passthrough.options().limit);

@@ -161,7 +161,7 @@ impl Readers {
         let earlier = if request.is_resent() { slots.earlier(number) } else { None };
         self.region.counts().request(request.opcode);
         if self.idle.load(Ordering::Relaxed) == 0 && self.service.may_wait(&request.operation) {
-            self.make_room();
+            self.start_next_reader();
         }
         let responder = Responder::of_device(&self.device, request.unique);
         buffer.clear();
@@ -191,7 +191,7 @@ impl Readers {
     }
 
     /// Starts a thread that reads requests while this one waits. If none can start, the volume is slower, not wrong.
-    fn make_room(self: &Arc<Self>) {
+    fn start_next_reader(self: &Arc<Self>) {
         if self.running.load(Ordering::Relaxed) < SLOTS {
             let _ = Arc::clone(self).spawn();
         }

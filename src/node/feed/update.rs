@@ -16,7 +16,7 @@ use crate::volume::{CredentialKey, TokenKey};
 
 /// How many bytes of objects a push may have before its last object. The control socket takes pushes of at most 16 MiB; escapes
 /// in JSON can make several bytes of one.
-const ROOM: Option<usize> = Some(2 << 20);
+const PUSH_LIMIT: Option<usize> = Some(2 << 20);
 /// Why an object is not in a push that is full.
 const LATER: &str = "podfs node sends it in a moment";
 
@@ -48,7 +48,7 @@ impl PodReferences {
     /// Omits objects that would make the push too large. Until the next push, the supervisor does not know them, or has
     /// their version before.
     pub(super) fn limit(&mut self, before: Option<&PodReferences>) {
-        let mut room = ROOM;
+        let mut room = PUSH_LIMIT;
         let mut later = Vec::new();
         for (key, object) in &self.objects {
             let sent = before.and_then(|before| before.objects.get(key));
