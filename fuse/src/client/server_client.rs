@@ -11,7 +11,7 @@ use std::time::{Duration, SystemTime};
 use rustix::thread::Pid;
 
 use super::affinity::{Affinity, SharedCpuGuard};
-use super::connection::{KeeperLink, ServerConnection, unexpected};
+use super::connection::{FdKeeperLink, ServerConnection, unexpected};
 use super::held::{HeldPassthrough, HeldVolume};
 use super::identity::name_in;
 use crate::live::tree::LiveUpdate;
@@ -323,7 +323,7 @@ impl ServerClient {
             (ServerReply::Kept { keeper: pid }, mut descriptors) => {
                 // The new keeper is a clone of a process with threads, so it cannot start one.
                 let starts_successor = false;
-                connection.set_keeper(KeeperLink { pid, channel: descriptors.pop(), starts_successor });
+                connection.set_keeper(FdKeeperLink { pid, channel: descriptors.pop(), starts_successor });
                 Ok(())
             }
             (other, _) => Err(unexpected(&other)),

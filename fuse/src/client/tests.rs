@@ -44,7 +44,7 @@ fn play(mut answer: impl FnMut(&ServerRequest) -> ServerReply + Send + 'static) 
 }
 
 /// A supervisor with one projection, whose server is dead.
-fn bereaved() -> (Arc<ServerClient>, MountedVolume, LastKeeper) {
+fn bereaved() -> (Arc<ServerClient>, MountedVolume, LastFdKeeper) {
     let (server, socket) = play(|_| ServerReply::Done);
     let client = Arc::new(ServerClient::new(socket, greeting()).expect("a server"));
     let root = Root { mode: 0o755, gid: 0, directories: BTreeSet::new() };

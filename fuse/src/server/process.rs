@@ -16,7 +16,7 @@ use rustix::event::{PollFd, PollFlags, poll};
 use rustix::net::{RecvFlags, Shutdown, recv, shutdown};
 use rustix::process::{Resource, getrlimit};
 
-use super::fd_keeper::{self, FAR_END, FIRST_FREE, Handover, KeeperHandle, LISTENER};
+use super::fd_keeper::{self, FAR_END, FIRST_FREE, FdKeeperHandle, Handover, LISTENER};
 use super::volumes::{
     LiveParts, NfsExport, Passthrough, ServedProjection, ServedVolumes, VolumeDescriptors, end_without_resources,
 };
@@ -48,7 +48,7 @@ const MAX_CONNECTIONS: usize = 8;
 pub fn serve(program: &str, pod: &str) -> io::Result<()> {
     // The lines of audited volumes go there.
     let output = standard_error();
-    let keeper = fd_keeper::reserve_numbers().and_then(|()| KeeperHandle::start_first()).map_err(with_file_limit);
+    let keeper = fd_keeper::reserve_numbers().and_then(|()| FdKeeperHandle::start_first()).map_err(with_file_limit);
     let keeper = keeper.inspect_err(|error| refuse(&error.to_string()))?;
     let greeting = Greeting::new(program, pod);
     let mut process = RunningServer {
@@ -89,7 +89,7 @@ pub fn refuse(reason: &str) {
 
 struct RunningServer {
     greeting: Greeting,
-    keeper: KeeperHandle,
+    keeper: FdKeeperHandle,
     /// Whether no supervisor has got the far end of the keeper's channel yet.
     has_channel: bool,
     volumes: ServedVolumes,
@@ -196,7 +196,7 @@ impl RunningServer {
                 return Ok((ServerReply::Described(description), descriptors));
             }
             ServerRequest::Keep => {
-                self.keeper = KeeperHandle::start_another()?;
+                self.keeper = FdKeeperHandle::start_another()?;
                 ServerReply::Kept { keeper: self.keeper.pid() }
             }
             ServerRequest::Announce { volume, steps, staged, time } => {

@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use nix::errno::Errno;
 use nix::sys::wait::{Id, WaitPidFlag, WaitStatus, waitid};
-use podfs_fuse::client::{LastKeeper, StartedSuccessor};
+use podfs_fuse::client::{LastFdKeeper, StartedSuccessor};
 use podfs_fuse::confinement::Profile;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{
@@ -127,7 +127,7 @@ impl WatchedProcess {
     ///
     /// # Errors
     /// When the keeper does not answer, or there are no more processes or descriptors.
-    pub(super) fn start_by_keeper(keeper: &LastKeeper, profile: Profile) -> io::Result<Option<(Self, UnixStream)>> {
+    pub(super) fn start_by_keeper(keeper: &LastFdKeeper, profile: Profile) -> io::Result<Option<(Self, UnixStream)>> {
         let Some(pid) = keeper.pid() else { return Ok(None) };
         if confined_to(pid) != Some(profile) {
             return Ok(None);

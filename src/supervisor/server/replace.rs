@@ -6,7 +6,7 @@ use podfs_fuse::confinement::Profile;
 use tokio::time::timeout;
 use tracing::info;
 
-use super::{KILL_TIMEOUT, PodServer, Program, ServerLife, WatchdogState, WatchedProcess, blocking, keeper};
+use super::{KILL_TIMEOUT, PodServer, Program, ServerLife, WatchdogState, WatchedProcess, blocking, fd_keeper};
 
 /// Why a server was not replaced.
 #[derive(Debug, thiserror::Error)]
@@ -81,7 +81,7 @@ impl PodServer {
         self.history.silent_sources.clear();
         self.watchdog = WatchdogState::default();
         let mut keeper = self.client.mark_dead();
-        if keeper::is_gone(&keeper).await {
+        if fd_keeper::is_gone(&keeper).await {
             keeper.let_go();
         }
         let client = Arc::clone(&self.client);
