@@ -130,7 +130,7 @@ mod tests {
     use super::*;
     use crate::region::VolumeKind;
 
-    const NOBODY: Caller = Caller { uid: u32::MAX, gid: u32::MAX, pid: 0 };
+    const UNKNOWN_CALLER: Caller = Caller { uid: u32::MAX, gid: u32::MAX, pid: 0 };
 
     fn audit() -> (Audit, PipeReader) {
         let (reader, writer) = pipe().expect("a pipe");
@@ -149,8 +149,8 @@ mod tests {
     #[test]
     fn a_line_has_only_known_values() {
         let (audit, reader) = audit();
-        audit.open("a\"b\n/ü", NOBODY, false);
-        audit.open("b", NOBODY, true);
+        audit.open("a\"b\n/ü", UNKNOWN_CALLER, false);
+        audit.open("b", UNKNOWN_CALLER, true);
         let mut lines = lines(audit, reader);
         let time = lines[0].as_object_mut().expect("an object").remove("time").expect("a time");
         assert_eq!(time.as_str().map(str::len), Some("2026-11-21T16:40:01.123456Z".len()));
@@ -166,7 +166,7 @@ mod tests {
         std::thread::scope(|scope| {
             let thread = scope.spawn(|| {
                 let pid = rustix::thread::gettid().as_raw_nonzero().get().cast_unsigned();
-                audit.open("k", Caller { pid, ..NOBODY }, false);
+                audit.open("k", Caller { pid, ..UNKNOWN_CALLER }, false);
             });
             thread.join().expect("it ends");
         });
@@ -182,14 +182,14 @@ mod tests {
         let (audit, mut reader) = audit();
         let opens = || audit.region.opens().counted();
         while opens().lost < 3 {
-            audit.open("k", NOBODY, false);
+            audit.open("k", UNKNOWN_CALLER, false);
         }
         let written = opens().opens - 3;
         let mut text = vec![0; 1 << 20];
         let length = reader.read(&mut text).expect("what fitted");
         assert_eq!(text[..length].iter().filter(|byte| **byte == b'\n').count() as u64, written);
-        audit.open("k", NOBODY, false);
-        audit.open("k", NOBODY, false);
+        audit.open("k", UNKNOWN_CALLER, false);
+        audit.open("k", UNKNOWN_CALLER, false);
         assert_eq!((opens().opens, opens().lost), (written + 5, 3));
         let lines = lines(audit, reader);
         assert_eq!(lines.iter().map(|line| line["lost"].as_u64()).collect::<Vec<_>>(), [Some(3), None]);
@@ -198,7 +198,7 @@ mod tests {
     #[test]
     fn a_line_always_fits_into_a_pipe_at_once() {
         let (audit, reader) = audit();
-        audit.open(&"\u{1}ü".repeat(4096), NOBODY, false);
+        audit.open(&"\u{1}ü".repeat(4096), UNKNOWN_CALLER, false);
         let line = lines(audit, reader).remove(0);
         assert!(line["key"].as_str().expect("a key").ends_with('…'));
     }

@@ -34,7 +34,7 @@ use crate::trace::Trace;
 /// The device reports by an error, and by nothing else, that its file system is unmounted.
 const WANTED: Interest = Interest::READABLE.add(Interest::ERROR);
 /// The interval at which podfs checks whether an interrupted caller is being killed.
-const LOOK_AGAIN: Duration = Duration::from_millis(200);
+const CHECK_INTERVAL: Duration = Duration::from_millis(200);
 /// Requests that are read before other volumes have their turn.
 const AT_A_TIME: usize = 64;
 /// Bytes that take longer to copy than a thread takes to wake up.
@@ -174,7 +174,7 @@ impl NfsVolume {
                     }
                     return;
                 }
-                sleep(LOOK_AGAIN).await;
+                sleep(CHECK_INTERVAL).await;
             }
         });
     }

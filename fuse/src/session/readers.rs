@@ -16,7 +16,7 @@ use crate::region::{Region, SLOTS};
 
 /// The pause after which a thread reads again that gets only FORGET and INTERRUPT. The kernel wakes no thread meanwhile, and then
 /// gives many forgotten nodes at once: `rm -r` forgets a node with each file.
-const GATHERING: Duration = Duration::from_millis(1);
+const GATHERING_PAUSE: Duration = Duration::from_millis(1);
 
 /// The threads of a session.
 pub(super) struct Readers {
@@ -111,7 +111,7 @@ impl Readers {
                 },
             }
             if self.beside_rings {
-                thread::sleep(GATHERING);
+                thread::sleep(GATHERING_PAUSE);
             }
         }
     }

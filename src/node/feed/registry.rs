@@ -28,7 +28,7 @@ use super::server::{FollowedObject, ObjectServer, TaskMessage};
 use crate::manifest::objects::{Missing, ObjectKey, ObjectKind};
 use crate::manifest::pod::PodUid;
 use crate::manifest::tokens::Token;
-use crate::source::{IssuedCredentials, ObjectUpdate, SETTLE};
+use crate::source::{IssuedCredentials, ObjectUpdate, SETTLE_DELAY};
 
 /// A reference of a pod.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -163,7 +163,7 @@ impl ObjectRegistry {
             FilesKnown::Are(files) => of_files(&files, want),
             FilesKnown::NotYet { since } => {
                 let reason = format!("{}: the manifest directory was not read yet", want.title());
-                let absence = Absence { reason, settles: Some(since + SETTLE) };
+                let absence = Absence { reason, settles: Some(since + SETTLE_DELAY) };
                 return WantedObjectAnswer { objects: Vec::new(), absence: Some(absence), is_answered: false };
             }
         };

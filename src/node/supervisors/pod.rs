@@ -42,9 +42,9 @@ use crate::supervisor::status::{PodState, PodStatus};
 /// The longest pause before the task calls a supervisor again.
 const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 /// How long a supervisor may be silent before the task reports it.
-const SILENT: Duration = Duration::from_secs(3);
+const SILENCE_TIMEOUT: Duration = Duration::from_secs(3);
 /// How long systemd may take to start a supervisor.
-const UNIT: Duration = Duration::from_secs(30);
+const UNIT_START_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// The task of a pod.
 pub(super) struct PodTask {
@@ -380,13 +380,13 @@ impl PodTask {
                 if process.is_none() && !calling.is_unit && found == FoundSupervisor::Dead {
                     return self.ended("it is gone".to_owned()).await;
                 }
-                if process.is_none() && silent_for > UNIT {
+                if process.is_none() && silent_for > UNIT_START_TIMEOUT {
                     return self
                         .ended("systemd does not start it; see systemctl status and journalctl".to_owned())
                         .await;
                 }
                 calling.process = process;
-                if silent_for > SILENT && !std::mem::replace(&mut calling.is_reported, true) {
+                if silent_for > SILENCE_TIMEOUT && !std::mem::replace(&mut calling.is_reported, true) {
                     // Supervisors of other pods can start meanwhile.
                     calling.permit = None;
                     let reason =

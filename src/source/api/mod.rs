@@ -52,7 +52,7 @@ pub(crate) use events::{Conditions, grown, post, post_growth, post_read_only};
 pub use live::live_pod;
 pub use notices::Condition;
 pub(crate) use object_request::ObjectRequest;
-pub(crate) use problem_log::{ProblemLog, SETTLE};
+pub(crate) use problem_log::{ProblemLog, SETTLE_DELAY};
 pub(crate) use single::{AbortOnDrop, ObjectUpdate, ObjectWatcher, ServedObject, origin};
 pub use start::StartError;
 pub(crate) use tokens::IssuedCredentials;

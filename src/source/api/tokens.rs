@@ -39,10 +39,10 @@ const SPREAD: Duration = Duration::from_secs(10);
 /// The shortest use of a token, unless it is valid for less: a clock may be wrong.
 const SHORTEST_USE: Duration = Duration::from_secs(60);
 /// How often podfs checks the age of a token: clocks can be set, and time passes while a machine sleeps.
-const LOOK: Duration = Duration::from_secs(600);
+const CHECK_INTERVAL: Duration = Duration::from_secs(600);
 /// How late an answer may arrive, and how much correct clocks may differ, at most.
 const TOLERANCE: Duration = Duration::from_secs(60);
-const QUEUE: usize = 16;
+const QUEUE_LENGTH: usize = 16;
 
 /// All tokens and certificates of a pod.
 pub(crate) struct IssuedCredentials {
@@ -72,7 +72,7 @@ struct WantedCredentials {
 impl IssuedCredentials {
     /// No tokens.
     pub(crate) fn new(client: ApiClient, contacts: Contacts) -> IssuedCredentials {
-        let (sender, updates) = channel(QUEUE);
+        let (sender, updates) = channel(QUEUE_LENGTH);
         IssuedCredentials { client, contacts, owner: None, tokens: BTreeMap::new(), sender, updates }
     }
 
@@ -87,7 +87,7 @@ impl IssuedCredentials {
         forgotten.iter().for_each(|title| self.contacts.forget(title));
         if !is_same_owner {
             // The channel may have tokens of the other owner.
-            (self.sender, self.updates) = channel(QUEUE);
+            (self.sender, self.updates) = channel(QUEUE_LENGTH);
         }
         for key in keys {
             if self.tokens.contains_key(key) {
@@ -345,7 +345,7 @@ impl CredentialLifetime {
             if left.is_zero() {
                 return;
             }
-            sleep(left.min(LOOK)).await;
+            sleep(left.min(CHECK_INTERVAL)).await;
         }
     }
 

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 /// How long a file has to be unchanged if its writer does not close it.
-const QUIET: Duration = Duration::from_secs(1);
+const SETTLE_DELAY: Duration = Duration::from_secs(1);
 
 /// Why a file is settled.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -79,13 +79,13 @@ impl Activity {
 
     /// When the next file will have been unchanged for long enough.
     pub(super) fn next_quiet(&self) -> Option<Instant> {
-        self.writing.values().min().map(|last| *last + QUIET)
+        self.writing.values().min().map(|last| *last + SETTLE_DELAY)
     }
 
     /// Marks files that have been unchanged for long enough as settled.
     pub(super) fn settle_quiet_files(&mut self) {
         let now = Instant::now();
-        for (path, _) in self.writing.extract_if(|_, last| *last + QUIET <= now) {
+        for (path, _) in self.writing.extract_if(|_, last| *last + SETTLE_DELAY <= now) {
             self.settled.insert(path, SettledBy::Quiet);
             self.scan_due = true;
         }

@@ -69,7 +69,7 @@ use work::{FinishedWork, RefreshTime};
 const TIMEOUT: Duration = Duration::from_secs(2);
 
 /// How long after its last work the supervisor returns unused memory to the kernel.
-const TIDY: Duration = Duration::from_secs(1);
+const MEMORY_RETURN_DELAY: Duration = Duration::from_secs(1);
 
 /// Serves the volumes until a signal ends the process.
 ///
@@ -145,7 +145,7 @@ impl Supervisor {
         self.allow_all_volumes().await;
         let mut heartbeat = Heartbeat::of_unit();
         let mut run_directory_timer = RunDirectoryTimer::new(self.watches_run_directory());
-        let mut tidy_at = Some(Instant::now() + TIDY);
+        let mut tidy_at = Some(Instant::now() + MEMORY_RETURN_DELAY);
         loop {
             self.start_errands();
             self.start_work();
@@ -166,7 +166,7 @@ impl Supervisor {
                 snapshot = self.source.changed() => self.take_snapshot(snapshot),
                 Some(finished) = self.working.join_next() => {
                     self.finish_work(finished)?;
-                    tidy_at = Some(Instant::now() + TIDY);
+                    tidy_at = Some(Instant::now() + MEMORY_RETURN_DELAY);
                 }
                 event = self.containers.next() => self.handle_container_event(event),
                 Some(unmounted) = self.unmounting.join_next() => self.finish_unmount(unmounted),

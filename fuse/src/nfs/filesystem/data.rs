@@ -24,7 +24,7 @@ use crate::session::{Answer, HandleId};
 /// The kernel opens a file to execute it (`FMODE_EXEC`).
 const EXECUTE: u32 = 0x20;
 /// The interval at which podfs checks whether the caller of close(2) is being killed, while the server does not answer.
-const LOOK_AGAIN: Duration = Duration::from_millis(200);
+const CHECK_INTERVAL: Duration = Duration::from_millis(200);
 
 impl NfsFilesystem {
     pub(super) async fn open(&self, node: &Rc<NfsNode>, flags: u32, turn: &NfsRequest) -> Result<NfsAnswer, Errno> {
@@ -212,8 +212,8 @@ impl NfsFilesystem {
         let flushed = self.writeback().flush_for_close(FileKey { node: open.node.id, open: open.handle });
         let caller_exits = async {
             loop {
-                sleep(LOOK_AGAIN).await;
-                if self.export.server().silent() >= LOOK_AGAIN && is_exiting(turn.caller.pid) {
+                sleep(CHECK_INTERVAL).await;
+                if self.export.server().silent() >= CHECK_INTERVAL && is_exiting(turn.caller.pid) {
                     return;
                 }
             }

@@ -33,8 +33,8 @@ const GROUP_EXECUTE: u32 = 0o010;
 /// The bits of SETATTR that ask for a change.
 const CHANGES: u32 = fattr::MODE | fattr::UID | fattr::GID | fattr::SIZE | fattr::ATIME | fattr::MTIME;
 
-/// How long a request that finds no room waits for a RELEASE that may be under way.
-const RELEASE: Duration = Duration::from_millis(50);
+/// How long a request that finds no free space waits for a RELEASE that may be under way.
+const RELEASE_TIMEOUT: Duration = Duration::from_millis(50);
 
 impl PassthroughFilesystem {
     pub(super) fn make_directory(
@@ -399,7 +399,7 @@ impl PassthroughFilesystem {
             root.held().is_some_and(|directory| account.free_blocks_of_root(&root, directory.as_fd()))
         });
         let mut checked = if freed { check(account) } else { checked };
-        let until = Instant::now() + RELEASE;
+        let until = Instant::now() + RELEASE_TIMEOUT;
         while matches!(checked, Err(Errno::NOSPC)) && self.files.has_nameless() && account.wait_for_close(until) {
             checked = check(account);
         }
