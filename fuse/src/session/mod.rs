@@ -94,7 +94,7 @@ pub trait Filesystem: Send + Sync + 'static {
     /// with `EINTR` if nothing was done.
     fn interrupt(&self, unique: u64);
 
-    /// Whether the source may be away for long, so that no code may depend on its answer.
+    /// Whether the source may be unreachable for long, so that no code may depend on its answer.
     fn is_remote(&self) -> bool {
         false
     }

@@ -23,7 +23,7 @@ pub(super) struct Readers {
     device: Arc<OwnedFd>,
     region: Arc<Region>,
     service: Arc<dyn Filesystem>,
-    /// `Some` if the source may be away.
+    /// `Some` if the source may be unreachable.
     stall_guard: Option<Arc<StallGuard>>,
     /// The number of threads while no request is slow.
     wanted: usize,
@@ -123,7 +123,7 @@ impl Readers {
         }
     }
 
-    /// Answers `request`, whose source may be away, or lets the guard park it. After an answer, the thread also answers the
+    /// Answers `request`, whose source may be unreachable, or lets the guard park it. After an answer, the thread also answers the
     /// requests that are parked.
     fn answer_guarded(
         self: &Arc<Self>,

@@ -55,7 +55,7 @@ use crate::supervisor::volume::search::Searches;
 use crate::supervisor::volume::{PodEnd, PodVolume, VolumeContext};
 use crate::volume::{Volume, VolumeSource};
 pub use assignment::{Assignment, SupervisorError};
-use containers::ContainerErrands;
+use containers::ContainerOperations;
 use heartbeat::Heartbeat;
 use orders::{OrderSignals, SupervisorOrder};
 use publishing::{PendingUnmounts, UnmountedVolume};
@@ -136,7 +136,7 @@ struct Supervisor {
     unmount_watch: Option<UnmountWatch>,
     /// Why the supervisor cannot make its run directory again, if it cannot. The log has this already.
     run_directory_trouble: Option<String>,
-    containers: ContainerErrands,
+    containers: ContainerOperations,
 }
 
 impl Supervisor {
@@ -147,7 +147,7 @@ impl Supervisor {
         let mut run_directory_timer = RunDirectoryTimer::new(self.watches_run_directory());
         let mut tidy_at = Some(Instant::now() + MEMORY_RETURN_DELAY);
         loop {
-            self.start_errands();
+            self.start_operations();
             self.start_work();
             self.report.progress();
             let next = self.next_work();

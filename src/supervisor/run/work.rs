@@ -7,7 +7,7 @@ use podfs_fuse::mount::MountError;
 use tokio::task::JoinError;
 use tokio::time::Instant;
 
-use super::containers::VolumeErrandOutcome;
+use super::containers::OperationPartOutcome;
 use super::{Supervisor, SupervisorError};
 use crate::supervisor::volume::{PodVolume, RefreshOutcome, VolumeLife};
 use crate::volume::VolumeSource;
@@ -45,8 +45,8 @@ pub(super) enum WorkOutcome {
     },
     /// The thread has removed old generations.
     Cleared,
-    /// The thread has done the volume's part of an errand.
-    Errand(VolumeErrandOutcome),
+    /// The thread has done the volume's part of an operation.
+    ContainerOperation(OperationPartOutcome),
 }
 
 impl Supervisor {
@@ -114,7 +114,7 @@ impl Supervisor {
                 }
             }
             WorkOutcome::Cleared => {}
-            WorkOutcome::Errand(part) => self.containers.take(part),
+            WorkOutcome::ContainerOperation(part) => self.containers.take(part),
         }
         if self.is_unmounting(place) {
             self.start_unmount(place, volume);
@@ -167,7 +167,7 @@ impl Supervisor {
                 Some(finished) = self.working.join_next() => {
                     let finished = finished.expect("a blocking thread that panics ends the process");
                     let FinishedWork { place, volume, outcome } = finished;
-                    if let WorkOutcome::Errand(part) = outcome {
+                    if let WorkOutcome::ContainerOperation(part) = outcome {
                         self.containers.take(part);
                     }
                     match self.is_unmounting(place) {

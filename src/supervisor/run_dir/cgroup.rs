@@ -73,7 +73,7 @@ pub(in crate::supervisor) struct Cgroup {
 }
 
 impl Cgroup {
-    /// A cgroup for the pod's server, with a limit of `memory` bytes. `left` is the cgroup that an earlier podfs made
+    /// A cgroup for the pod's server, with a limit of `memory` bytes. `removal_error` is the cgroup that an earlier podfs made
     /// for the pod: it is used again if it has processes, and removed otherwise. `None` if podfs can make no cgroup.
     pub(in crate::supervisor) fn of_server(uid: &PodUid, memory: Option<u64>, left: Option<&Path>) -> Option<Cgroup> {
         let made = match left.filter(|left| has_processes(left)) {

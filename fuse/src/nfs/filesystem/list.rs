@@ -12,7 +12,7 @@ use rustix::io::Errno;
 use zerocopy::IntoBytes;
 
 use super::attributes::entry;
-use super::turn::NfsRequest;
+use super::nfs_request::NfsRequest;
 use super::{NfsAnswer, NfsFilesystem, new_node};
 use crate::nfs::client_state::freshness::AttributeChange;
 use crate::nfs::client_state::inherit::is_name;
@@ -24,9 +24,9 @@ use crate::session::abi::{Attr, EntryOut, OpenOut, ReadIn};
 use crate::session::{Answer, NodeId, ReaddirEntry};
 
 impl NfsFilesystem {
-    pub(super) fn open_directory(&self, node: &Rc<NfsNode>, turn: &NfsRequest) -> Result<NfsAnswer, Errno> {
-        let open = self.state.files.add(turn.unique, node, self.credential(turn), true)?;
-        turn.set_opened(&open);
+    pub(super) fn open_directory(&self, node: &Rc<NfsNode>, nfs_request: &NfsRequest) -> Result<NfsAnswer, Errno> {
+        let open = self.state.files.add(nfs_request.unique, node, self.credential(nfs_request), true)?;
+        nfs_request.set_opened(&open);
         Ok(Answer::Open(OpenOut { fh: open.handle, open_flags: 0, backing_id: 0 }).into())
     }
 

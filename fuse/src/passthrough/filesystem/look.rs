@@ -95,7 +95,7 @@ impl PassthroughFilesystem {
         }))
     }
 
-    /// Answers about the root from memory, for as long as its source is away.
+    /// Answers about the root from memory, for as long as its source is unreachable.
     pub(super) fn remembered(&self, question: RootQuestion) -> Option<Answer> {
         let root = self.nodes.get(NodeId::ROOT)?;
         let found = || {

@@ -35,7 +35,7 @@ use super::growth::Expansion;
 use super::mounter::Mounter;
 use super::nfs::ReachedExport;
 use super::{PodEnd, RefreshFailure, ShownContent, VolumeContext};
-use crate::host::neighbours::NeighbourLock;
+use crate::host::volume_users::VolumeUsersLock;
 use crate::host::{HostError, HostSource, serve};
 use crate::manifest::PodView;
 use crate::manifest::pod::PodIdentity;
@@ -161,7 +161,7 @@ pub(super) struct MountPlan {
     pub(super) access: ContainerAccess,
     pub(super) selinux_context: Option<String>,
     /// The lock of a volume that one pod alone may use. podfs holds it until the mount is in the mount table.
-    pub(super) turn: Option<NeighbourLock>,
+    pub(super) turn: Option<VolumeUsersLock>,
 }
 
 impl MountPlan {

@@ -27,7 +27,7 @@ use rustix::io::Errno;
 use tokio::time::sleep;
 
 use super::NfsFilesystem;
-use super::turn::{NonIdempotentOutcome, PAUSE};
+use super::nfs_request::{NonIdempotentOutcome, PAUSE};
 use crate::nfs::client_state::node::NfsNode;
 
 /// By how much the clocks of servers may be behind, in seconds.
