@@ -13,7 +13,7 @@ use rustix::thread::Pid;
 use super::affinity::{Affinity, SharedCpuGuard};
 use super::connection::{FdKeeperLink, ServerConnection, unexpected};
 use super::held::{HeldPassthrough, HeldVolume};
-use super::identity::name_in;
+use crate::label::name_in;
 use crate::live::tree::LiveUpdate;
 use crate::nfs::sockets::SocketSets;
 use crate::passthrough::SpaceUsage;

@@ -130,6 +130,7 @@ fn run(
 ) -> io::Result<DataPath> {
     let threads = options.threads.map_or(SESSION_THREADS, usize::from).max(1);
     let data_path = tables.data_path;
+    let session = session.labelled(options.name.clone());
     let filesystem = Arc::new(PassthroughFilesystem::new(&session, region, tables, options, trace));
     filesystem.start_reopening();
     session.run_waking(filesystem, threads, mount)?;

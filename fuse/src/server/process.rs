@@ -20,13 +20,14 @@ use super::fd_keeper::{self, FAR_END, FIRST_FREE, FdKeeperHandle, Handover, LIST
 use super::volumes::{
     LiveParts, NfsExport, Passthrough, ServedProjection, ServedVolumes, VolumeDescriptors, end_without_resources,
 };
+use crate::label::VolumeLabel;
 use crate::live::tree::LiveUpdate;
 use crate::log::standard_error::standard_error;
 use crate::memory_lock;
 use crate::mount::enclosed::SourceWithMounts;
 use crate::passthrough;
 use crate::projection::Image;
-use crate::protocol::{Greeting, ServerReply, ServerRequest, VolumeNumber, check, receive, send};
+use crate::protocol::{Greeting, ServerReply, ServerRequest, check, receive, send};
 use crate::region::Region;
 use crate::shortage::is_shortage;
 
@@ -105,9 +106,10 @@ impl RunningServer {
     fn serve_alone(&mut self) {
         if self.listens {
             // No supervisor would start another server.
-            for (VolumeNumber(number), reason) in self.volumes.start(|_| {}) {
-                tracing::error!("this server cannot serve volume {number} of the server before: {reason}");
-            }
+            drop(self.volumes.start(|volume, error| {
+                let volume = volume.as_str();
+                tracing::error!(volume, "this server cannot serve volume {volume:?} of the server before: {error}");
+            }));
         }
     }
 
@@ -183,7 +185,9 @@ impl RunningServer {
             }
             ServerRequest::Resume(description) => {
                 let held = descriptors.held()?;
-                volumes.load(description, held, descriptors.0.collect()).inspect_err(end_without_resources)?;
+                let label = VolumeLabel::in_record(&description.about);
+                let loaded = volumes.load(description, held, descriptors.0.collect());
+                loaded.inspect_err(|error| end_without_resources(&label, error))?;
                 ServerReply::Done
             }
             ServerRequest::Start => match volumes.start(end_without_resources) {

@@ -12,6 +12,7 @@ use zerocopy::IntoBytes;
 use super::answer::Responder;
 use super::stall_guard::StallGuard;
 use super::{Exchange, Filesystem, FuseOperation, InputBuffer, KernelReferences, Request, read};
+use crate::label::VolumeLabel;
 use crate::region::{Region, SLOTS};
 
 /// The pause after which a thread reads again that gets only FORGET and INTERRUPT. The kernel wakes no thread meanwhile, and then
@@ -20,6 +21,7 @@ const GATHERING_PAUSE: Duration = Duration::from_millis(1);
 
 /// The threads of a session.
 pub(super) struct Readers {
+    label: VolumeLabel,
     device: Arc<OwnedFd>,
     region: Arc<Region>,
     service: Arc<dyn Filesystem>,
@@ -41,6 +43,7 @@ impl Readers {
     /// `wanted` is the number of threads while no request is slow. Beside rings there is one thread: only FORGET and INTERRUPT
     /// come through the device then.
     pub(super) fn new(
+        label: VolumeLabel,
         device: Arc<OwnedFd>,
         region: Arc<Region>,
         service: Arc<dyn Filesystem>,
@@ -49,6 +52,7 @@ impl Readers {
         beside_rings: bool,
     ) -> Arc<Self> {
         Arc::new(Self {
+            label,
             device,
             region,
             service,
@@ -94,7 +98,7 @@ impl Readers {
         self.service.begin_thread();
         let mut input = InputBuffer::new(self.service.longest_request()).unwrap_or_else(|error| {
             // Without memory this server ends, and the supervisor starts another one.
-            tracing::error!("no memory for requests: {error}");
+            tracing::error!(volume = self.label.as_str(), "no memory for requests: {error}");
             std::process::abort()
         });
         let mut buffer = Vec::new();
@@ -211,7 +215,7 @@ impl Readers {
             Err(error) if matches!(error.raw_os_error(), Some(libc::ENODEV | libc::ECONNABORTED)) => None,
             Err(error) => {
                 // Callers would wait for ever. When this server ends, the supervisor starts another one.
-                tracing::error!("cannot read requests: {error}");
+                tracing::error!(volume = self.label.as_str(), "cannot read requests: {error}");
                 std::process::abort()
             }
         }
