@@ -17,7 +17,7 @@ use super::{Setting, check};
 /// Most bytes that podfs reads of a file of settings.
 pub(super) const LONGEST: u64 = 1 << 20;
 
-/// The settings of a file. There are none if the file at the default path does not exist. It calls `podfs`, which describes the
+/// The settings of a file. There are none if the file at the default path does not exist. Calls `podfs`, which describes the
 /// commands, only if the file has text.
 ///
 /// # Errors

@@ -34,7 +34,7 @@ impl StatusWatch {
     /// When the supervisor sends no status.
     pub(super) async fn begin(mut follower: StatusFollower) -> Result<StatusWatch, AskError> {
         let silent = |reason: &str| AskError::Silent { pid: follower.pid(), reason: reason.to_owned() };
-        let (no_status, closed) = (silent("it does not say how the pod is"), silent("it closed the connection"));
+        let (no_status, closed) = (silent("it sent no status of the pod"), silent("it closed the connection"));
         match timeout(FIRST_STATUS_TIMEOUT, follower.next()).await {
             Ok(Ok(Some(status))) => Ok(StatusWatch { follower, first: Some(Box::new(status)) }),
             Ok(Ok(None)) => Err(closed),

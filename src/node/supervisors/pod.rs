@@ -378,7 +378,7 @@ impl PodTask {
                 calling.next = Instant::now() + calling.pause;
                 calling.pause = (calling.pause * 5 / 4).min(LONGEST_PAUSE);
                 if process.is_none() && !calling.is_unit && found == FoundSupervisor::Dead {
-                    return self.ended("it is gone".to_owned()).await;
+                    return self.ended("its process is gone".to_owned()).await;
                 }
                 if process.is_none() && silent_for > UNIT_START_TIMEOUT {
                     return self

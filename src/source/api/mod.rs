@@ -129,7 +129,7 @@ impl ApiSource {
             });
         };
         thread::Builder::new().name("api".into()).spawn(serve).map_err(StartError::Thread)?;
-        let gone = || StartError::Thread(io::Error::other("it has ended"));
+        let gone = || StartError::Thread(io::Error::other("the thread of the API source has ended"));
         let (updates, snapshot, conditions) = start.recv().map_err(|_| gone())??;
         Ok((ApiSource { updates, contacts, conditions, start_problem }, snapshot))
     }

@@ -288,7 +288,7 @@ fn serve_metrics(listener: TcpListener, report: &Report) {
     let store = report.store();
     let read = move || Exposition::of(vec![metrics::read(&store)]);
     if let Err(error) = exporter::start(listener, read) {
-        warn!("metrics are not served: {error}");
+        warn!("podfs cannot serve metrics: {error}");
     }
 }
 

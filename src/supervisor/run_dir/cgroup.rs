@@ -86,12 +86,12 @@ impl Cgroup {
         match (&made, memory) {
             (Ok(cgroup), Some(bytes)) => {
                 if let Err(error) = cgroup.limit_memory(&bytes.to_string()) {
-                    warn!("the memory of the server is not limited: {error}");
+                    warn!("podfs cannot limit the memory of the server: {error}");
                 }
             }
             // An earlier podfs may have had a limit.
             (Ok(cgroup), None) => drop(fs::write(cgroup.path.join("memory.max"), "max")),
-            (Err(error), Some(_)) => warn!("the memory of the server is not limited: {error}"),
+            (Err(error), Some(_)) => warn!("podfs cannot limit the memory of the server: {error}"),
             (Err(error), None) => info!("the server has no cgroup of its own: {error}"),
         }
         made.inspect(|cgroup| debug!("the server's cgroup is {}", cgroup.path.display())).ok()

@@ -337,7 +337,9 @@ impl PodServer {
             match WatchedProcess::start_by_keeper(keeper, self.profile) {
                 Ok(Some(started)) => return Ok(started),
                 Ok(None) => {}
-                Err(error) => warn!("the keeper of the server's open files starts no server: {error}"),
+                Err(error) => {
+                    warn!("podfs-keeper cannot start the next server: {error}; podfs executes the server's program");
+                }
             }
         }
         let (program, cgroup) = (Program::Own(&self.program), self.cgroup.as_ref());
@@ -377,7 +379,7 @@ impl PodServer {
     /// Records that no server could be started, and schedules the next attempt.
     fn fail(&mut self, error: &io::Error, keeper: LastFdKeeper) {
         self.history.unanswered += 1;
-        self.history.last_end = Some(format!("it did not get ready: {error}"));
+        self.history.last_end = Some(format!("the next server did not start: {error}"));
         let pause = self.pause();
         error!("podfs cannot start a server for the volumes: {error}; it tries again in {} ms", pause.as_millis());
         self.life = ServerLife::Dead { until: Instant::now() + pause, keeper, by_keeper: false };

@@ -53,7 +53,7 @@ impl PodServer {
     /// # Errors
     /// When a server of the old program goes on: the same process, or a new process.
     pub(in crate::supervisor) async fn upgrade(&mut self, program: Program<'_>) -> Result<(), UpgradeError> {
-        self.replace(program, "it gave way to an upgrade").await
+        self.replace(program, "an upgrade replaced it").await
     }
 
     /// As [`Self::upgrade`]. `reason` becomes the end of the old server in the history.

@@ -160,7 +160,7 @@ impl Watchdog {
                 StuckVolumeAction::SourceIsSilent => report_silent_source(&volume),
                 StuckVolumeAction::Ask => must_ask = true,
                 StuckVolumeAction::Hangs => {
-                    return Some(format!("it does not get on with a request of volume {volume:?}"));
+                    return Some(format!("a request of volume {volume:?} makes no progress"));
                 }
             }
             still_stuck.insert(volume, stuck);

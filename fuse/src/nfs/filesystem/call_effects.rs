@@ -123,7 +123,8 @@ impl NfsFilesystem {
         Err(error.errno())
     }
 
-    /// The outcome of a call that gives `file` the name `name` in a directory. The call itself may be the cause of an error `sign`.
+    /// The outcome of a call that gives `file` the name `name` in a directory. An error `sign` may be the effect of the call
+    /// itself.
     pub(super) async fn named<T>(
         &self,
         once: NonIdempotentOutcome<T>,

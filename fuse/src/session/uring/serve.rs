@@ -51,7 +51,8 @@ impl RingVolume {
             let volume = self.memory.volume();
             tracing::warn!(
                 volume,
-                "calls that waited for the server may wait until other calls come on their CPUs: {error}"
+                "podfs cannot make the kernel send requests that waited for the server: {error}; each waits for the next \
+                 request on its CPU"
             );
         }
     }
@@ -205,7 +206,10 @@ impl RingThread {
                 // No thread answers the callers of this CPU any more, so the server ends, and its successor does.
                 let error = io::Error::from_raw_os_error(error);
                 let volume = self.served.memory.volume();
-                tracing::error!(volume, "the kernel refuses a ring that it took before: {error}");
+                tracing::error!(
+                    volume,
+                    "the kernel refuses a ring that it accepted before: {error}; this server ends, and the supervisor starts another one"
+                );
                 std::process::abort()
             }
         }
