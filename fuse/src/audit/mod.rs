@@ -95,7 +95,7 @@ impl Audit {
 impl AuditLine<'_> {
     /// The line with its line break. Shortens the paths of a line that is too long; `None` if it still is.
     fn text(mut self) -> Option<String> {
-        let mut room = LONGEST_PATH;
+        let mut limit = LONGEST_PATH;
         loop {
             // Strings and numbers are always valid JSON.
             let mut text = serde_json::to_string(&self).ok()?;
@@ -103,19 +103,19 @@ impl AuditLine<'_> {
             if text.len() <= LONGEST_LINE {
                 return Some(text);
             }
-            if room == 0 {
+            if limit == 0 {
                 return None;
             }
-            shorten(&mut self.key, room);
-            self.opener.cgroup.iter_mut().for_each(|cgroup| shorten(cgroup, room));
-            room /= 2;
+            shorten(&mut self.key, limit);
+            self.opener.cgroup.iter_mut().for_each(|cgroup| shorten(cgroup, limit));
+            limit /= 2;
         }
     }
 }
 
-fn shorten(path: &mut String, room: usize) {
-    if path.len() > room {
-        let whole = (0..=room).rev().find(|end| path.is_char_boundary(*end));
+fn shorten(path: &mut String, limit: usize) {
+    if path.len() > limit {
+        let whole = (0..=limit).rev().find(|end| path.is_char_boundary(*end));
         path.truncate(whole.unwrap_or_default());
         path.push('…');
     }

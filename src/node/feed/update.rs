@@ -48,15 +48,15 @@ impl PodReferences {
     /// Omits objects that would make the push too large. Until the next push, the supervisor does not know them, or has
     /// their version before.
     pub(super) fn limit(&mut self, before: Option<&PodReferences>) {
-        let mut room = PUSH_LIMIT;
+        let mut left = PUSH_LIMIT;
         let mut later = Vec::new();
         for (key, object) in &self.objects {
             let sent = before.and_then(|before| before.objects.get(key));
             if sent.is_some_and(|sent| Arc::ptr_eq(sent, object)) {
                 continue;
             }
-            match room {
-                Some(bytes) => room = bytes.checked_sub(weight(&object.value)),
+            match left {
+                Some(bytes) => left = bytes.checked_sub(weight(&object.value)),
                 None => later.push((key.clone(), sent.cloned())),
             }
         }

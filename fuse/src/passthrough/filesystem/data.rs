@@ -228,8 +228,8 @@ impl PassthroughFilesystem {
         let size = arguments.size as usize;
         buffer.reserve(size);
         // Limits the read to the requested size: the buffer may have more room.
-        let room = &mut buffer.spare_capacity_mut()[..size];
-        let read = pread(&*open.data()?, room, arguments.offset)?.0.len();
+        let spare = &mut buffer.spare_capacity_mut()[..size];
+        let read = pread(&*open.data()?, spare, arguments.offset)?.0.len();
         // SAFETY: the call has filled as many bytes.
         unsafe { buffer.set_len(read) };
         Ok(Answer::Buffer)
