@@ -17,6 +17,7 @@ use nix::errno::Errno;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{FileType, OFlags, fcntl_getfl, fcntl_setfl, fstat};
 
+use crate::caller::credentials::UNSENT;
 use crate::session::Caller;
 use crate::utc::utc;
 
@@ -24,8 +25,6 @@ use crate::utc::utc;
 const MAX_READERS: usize = 4;
 /// Longest path in a line, in bytes. The whole line fits into `PIPE_BUF`.
 const LONGEST_PATH: usize = 3 * 1024;
-/// The id in requests without a caller: those from ID-mapped mounts, and those of the kernel itself.
-const NOBODY: u32 = u32::MAX;
 
 /// The readers of one volume's requests.
 #[derive(Default)]
@@ -137,7 +136,7 @@ impl TraceLine<'_> {
     pub fn end(self, operation: &str, caller: Caller, error: Option<Errno>) {
         let result = error.map_or("ok".to_owned(), |errno| format!("{errno:?}"));
         // The kernel's own requests have no caller.
-        let (pid, uid) = if caller.pid == 0 { (NOBODY, NOBODY) } else { (caller.pid, caller.uid) };
+        let (pid, uid) = if caller.pid == 0 { (UNSENT, UNSENT) } else { (caller.pid, caller.uid) };
         let line = format!(
             "{} {operation} {} pid={} uid={} {result} {}us\n",
             utc(self.at).strftime("%H:%M:%S%.6f"),
@@ -151,7 +150,7 @@ impl TraceLine<'_> {
 }
 
 fn id_or_dash(id: u32) -> String {
-    if id == NOBODY { "-".to_owned() } else { id.to_string() }
+    if id == UNSENT { "-".to_owned() } else { id.to_string() }
 }
 
 fn shortened(mut path: String) -> String {
@@ -218,7 +217,7 @@ mod tests {
     fn an_unknown_caller_is_a_dash() {
         let trace = Trace::default();
         let mut reader = attached(&trace);
-        request(&trace, "/a", Caller { uid: NOBODY, ..CALLER });
+        request(&trace, "/a", Caller { uid: UNSENT, ..CALLER });
         request(&trace, "/b", Caller { pid: 0, uid: 0, gid: 0 });
         trace.detach();
         let mut lines = String::new();

@@ -394,7 +394,7 @@ impl<'a> Cleanup<'a> {
             None => match server_state(path) {
                 ServerState::Dead => None,
                 ServerState::Alive => Some("a process still answers for it".to_owned()),
-                ServerState::Silent => Some("it does not answer, but its server may still be there".to_owned()),
+                ServerState::Silent => Some("the volume does not answer, and its server may still exist".to_owned()),
             },
         };
         let reason =

@@ -28,7 +28,7 @@ impl ProcessDelay {
         match self {
             ProcessDelay::Stopped => "it is stopped; SIGCONT continues it",
             ProcessDelay::Disk => {
-                "it waits in the kernel, as for a disk that is slow, frozen or failing; its log says for what"
+                "it waits in a system call, as for a disk that is slow, frozen or failing; its log names the step"
             }
         }
     }

@@ -188,8 +188,7 @@ fn not_listening(directory: &Path, record: &PodLockRecord) -> PodStatus {
             PodStatus { server, ..PodStatus::without_answer(uid(directory), PodState::NoSupervisor, reason) }
         }
         Err(_) => {
-            let reason =
-                "no process serves it; podfs run of the pod continues with what is left, podfs cleanup removes it";
+            let reason = "no process serves the pod; podfs run of the pod takes over its mounts and files, podfs cleanup removes them";
             PodStatus::without_answer(uid(directory), PodState::Dead, reason)
         }
     }

@@ -21,7 +21,7 @@ use crate::supervisor::status::VolumeState;
 /// Most requests to a server that does not answer, mostly because its successor starts.
 const TRIES: u32 = 20;
 /// How long a pod may take to end after the server has closed the trace, and how often podfs looks whether it has ended.
-const END: Duration = Duration::from_secs(10);
+const END_TIMEOUT: Duration = Duration::from_secs(10);
 const PAUSE: Duration = Duration::from_millis(50);
 
 /// Print the FUSE requests of a live volume until Ctrl-C, or until the volume ends.
@@ -98,7 +98,7 @@ fn attach(directory: &Path, volume: &str) -> anyhow::Result<PipeReader> {
 /// Whether a volume that cannot be traced any more has ended. Waits a while for a pod that ends: its supervisor unmounts all
 /// volumes before it gives up the claim.
 fn has_ended(directory: &Path, volume: &str) -> bool {
-    let until = Instant::now() + END;
+    let until = Instant::now() + END_TIMEOUT;
     loop {
         let is_held = claim::is_held(directory);
         if PodLockRecord::read(directory).is_none() {

@@ -79,7 +79,9 @@ fn upgrade(directory: &Path) -> bool {
         Ok(Upgrade::Done { version }) => (format!("done, podfs {version} serves it"), true),
         Ok(Upgrade::Refused { reason }) => (format!("refused: {reason}"), false),
         Ok(Upgrade::RolledBack { reason }) => (format!("rolled back: {reason}"), false),
-        Ok(Upgrade::Started) => ("failed: its end is not known".to_owned(), false),
+        Ok(Upgrade::Started) => {
+            ("failed: the supervisor did not report how the upgrade ended; see podfs status".to_owned(), false)
+        }
         Err(AskError::NotListening(_)) => {
             ("refused: it has no supervisor; podfs run of the pod takes it over".to_owned(), false)
         }

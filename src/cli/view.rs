@@ -24,7 +24,7 @@ use crate::view::entries::{Reader, ViewVolumes};
 use crate::view::{Audience, MountedView};
 
 /// Delay of the report that a volume waits, while the API server still answers requests.
-const SETTLE: Duration = Duration::from_secs(1);
+const REPORT_DELAY: Duration = Duration::from_secs(1);
 
 /// Mount a live, read-only view of a pod's projected volumes, without root.
 ///
@@ -142,7 +142,7 @@ impl ViewReports {
         let now = Instant::now();
         self.due = match self.reasons == self.reported {
             true => None,
-            false if snapshot.known.is_settling => Some(self.due.unwrap_or(now + SETTLE)),
+            false if snapshot.known.is_settling => Some(self.due.unwrap_or(now + REPORT_DELAY)),
             false => Some(now),
         };
         Ok(reader.read(&rendering, before))

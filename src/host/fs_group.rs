@@ -105,11 +105,11 @@ pub fn give_to_group(
         observer.report(volume, None);
         walked.map_err(failed)?;
         if change.refused > 0 {
-            warn!("volume {volume:?}: {} entries could not be given to group {group}", change.refused);
+            warn!("volume {volume:?}: podfs cannot give {} entries to group {group}", change.refused);
         }
     }
     if let Err(errno) = give_one(source.as_fd(), &root, group) {
-        warn!("volume {volume:?}: its root cannot be given to group {group}: {errno}");
+        warn!("volume {volume:?}: podfs cannot give its root to group {group}: {errno}");
     }
     Ok(())
 }
@@ -165,7 +165,12 @@ impl Visitor for OwnershipChange<'_> {
             self.refused += 1;
             if self.refused <= NAMED {
                 let path = place.path();
-                warn!("volume {:?}: {} cannot be given to group {}: {errno}", self.volume, path.display(), self.group);
+                warn!(
+                    "volume {:?}: podfs cannot give {} to group {}: {errno}",
+                    self.volume,
+                    path.display(),
+                    self.group
+                );
             }
         }
         self.given += 1;
@@ -188,7 +193,7 @@ impl OwnershipChange<'_> {
         if now >= self.notice {
             self.notice = now + NEXT_NOTICE;
             warn!(
-                "volume {:?}: {} entries were given to group {} in {} s, and more are left; \
+                "volume {:?}: podfs has given {} entries to group {} in {} s, and more are left; \
                  fsGroupChangePolicy: OnRootMismatch does this only once",
                 self.volume,
                 self.given,

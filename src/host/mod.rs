@@ -14,7 +14,7 @@
 //! | [`global_mount`] | mounts of the node that several pods use, and which pods use them |
 //! | [`fs_group`] | giving a volume to the fsGroup of a pod |
 //! | [`serve`] | whether podfs serves a source through FUSE, or a bind mount shows it |
-//! | [`neighbours`] | whether other pods of this node use the same PersistentVolume |
+//! | [`volume_users`] | whether other pods of this node use the same PersistentVolume |
 //! | [`sub_path`] | a part of a volume (subPath): found or made, never outside of the volume |
 //! | [`walk`], [`delete`] | walking a tree and deleting one, by descriptors |
 //! | [`error`] | errors, one sentence each |
@@ -31,10 +31,10 @@ pub mod host_path;
 pub mod kernel_nfs;
 pub mod local;
 pub mod memory;
-pub mod neighbours;
 pub mod open;
 pub mod serve;
 pub mod sub_path;
+pub mod volume_users;
 pub mod walk;
 
 pub use error::HostError;

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use podfs_fuse::DoublingPause;
 
-const FIRST: Duration = Duration::from_millis(100);
+const FIRST_PAUSE: Duration = Duration::from_millis(100);
 
 /// The failures in a row.
 #[derive(Debug, Default)]
@@ -24,7 +24,7 @@ impl JitteredBackoff {
 
     /// Counts a failure. Returns the pause, at most `longest`.
     pub(crate) fn fail_within(&mut self, longest: Duration) -> Duration {
-        let full = DoublingPause::new(FIRST, longest).after(self.failures);
+        let full = DoublingPause::new(FIRST_PAUSE, longest).after(self.failures);
         self.failures = self.failures.saturating_add(1);
         full.mul_f64(0.5 + fastrand::f64() / 2.0)
     }
@@ -51,8 +51,8 @@ mod tests {
             let pause = backoff.fail().as_millis();
             assert!((full / 2..=full).contains(&pause), "{pause} of {full}");
         }
-        assert!(backoff.fail_within(FIRST * 2) <= FIRST * 2);
+        assert!(backoff.fail_within(FIRST_PAUSE * 2) <= FIRST_PAUSE * 2);
         backoff.reset();
-        assert!(backoff.fail() <= FIRST);
+        assert!(backoff.fail() <= FIRST_PAUSE);
     }
 }

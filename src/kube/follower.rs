@@ -42,10 +42,10 @@ const WATCH_OF_ONE: std::ops::Range<u64> = 1800..3600;
 const SLACK: Duration = Duration::from_secs(30);
 /// How long a watch may take to send all objects. A server that takes longer does not support the request. A server that is slow
 /// to begin its answer is busy: then the watch may take [`INITIAL_OF_BUSY`] times as long as the server took to begin.
-const INITIAL: Duration = Duration::from_secs(3);
+const INITIAL_LIST_TIMEOUT: Duration = Duration::from_secs(3);
 const INITIAL_OF_BUSY: u32 = 5;
 /// If a server that sends no bookmark is quiet for this time, it has sent all objects.
-const QUIET: Duration = Duration::from_millis(300);
+const QUIET_TIMEOUT: Duration = Duration::from_millis(300);
 /// A watch that ends sooner, and without a change, counts as a failure: the next one does not begin at once.
 const SHORT: Duration = Duration::from_secs(1);
 /// The annotation of the bookmark after all objects.
@@ -215,7 +215,7 @@ impl Follower {
         };
         if !self.collection.is_single() {
             self.is_list_forbidden = true;
-            self.begin_initial_list(watching, QUIET, ListEnd::Quiet);
+            self.begin_initial_list(watching, QUIET_TIMEOUT, ListEnd::Quiet);
             return None;
         }
         let object = match self.client.get_part(&self.collection, self.part).await {
@@ -242,7 +242,11 @@ impl Follower {
         let sent_at = Instant::now();
         match self.watch(WatchStart::Beginning).await {
             Ok(watching) => {
-                self.begin_initial_list(watching, INITIAL.max(sent_at.elapsed() * INITIAL_OF_BUSY), ListEnd::Bookmark);
+                self.begin_initial_list(
+                    watching,
+                    INITIAL_LIST_TIMEOUT.max(sent_at.elapsed() * INITIAL_OF_BUSY),
+                    ListEnd::Bookmark,
+                );
                 None
             }
             // A server that does not support `sendInitialEvents` refuses it. If it refuses the watch for another reason, it also
@@ -264,7 +268,7 @@ impl Follower {
             return None;
         };
         if beginning.end == ListEnd::Quiet {
-            beginning.until = Instant::now() + QUIET;
+            beginning.until = Instant::now() + QUIET_TIMEOUT;
         }
         let change = match next {
             Ok(Some(change)) => change,

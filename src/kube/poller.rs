@@ -15,7 +15,7 @@ use super::retry::{Pause, Retry};
 use super::version::is_not_newer;
 
 /// The longest pause between two requests, and so the longest delay of a change.
-const LONGEST: Duration = Duration::from_secs(5);
+const LONGEST_PAUSE: Duration = Duration::from_secs(5);
 
 /// Gets an object again and again.
 pub(crate) struct Poller {
@@ -62,7 +62,7 @@ impl Poller {
             Ok(object) => {
                 self.retry.reset();
                 let event = self.take(object);
-                self.pause = Pause::Until(Instant::now() + self.pace.fail_within(LONGEST));
+                self.pause = Pause::Until(Instant::now() + self.pace.fail_within(LONGEST_PAUSE));
                 event
             }
             Err(error) => {

@@ -60,7 +60,7 @@ pub fn start(listener: TcpListener, read: impl Fn() -> Exposition + Send + Sync 
         .build()?;
     let serve = move || {
         let Err(error) = runtime.block_on(serve(listener, read));
-        warn!("metrics are not served: {error}");
+        warn!("podfs cannot serve metrics: {error}");
     };
     thread::Builder::new().name("metrics".to_owned()).spawn(serve).map(drop)
 }

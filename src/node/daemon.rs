@@ -123,7 +123,7 @@ pub async fn run(options: NodeOptions) -> Result<(), NodeError> {
     if let Some(listener) = metrics
         && let Err(error) = metrics::serve(listener, run_directory, handle.clone(), recorder.clone())
     {
-        warn!("metrics are not served: {error}");
+        warn!("podfs cannot serve metrics: {error}");
     }
     if let (Some(client), Some(node)) = (feed.client(), node) {
         if report_volumes_in_use {

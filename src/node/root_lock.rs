@@ -20,7 +20,7 @@ use crate::supervisor::run_dir::timed_lock::is_still_at;
 use crate::supervisor::run_dir::timed_lock::{AlreadyLocked, lock_until};
 
 /// How long a daemon that ends, or a child of a killed one, may hold the lock.
-const DYING: Duration = Duration::from_secs(3);
+const LOCK_TIMEOUT: Duration = Duration::from_secs(3);
 
 /// Why the daemon cannot use the root directory.
 #[derive(Debug, thiserror::Error)]
@@ -62,7 +62,7 @@ impl RootLock {
     pub fn take(root_directory: &Path) -> Result<RootLock, RootLockError> {
         let failed = |cause| RootLockError::Directory { path: root_directory.to_owned(), cause };
         DirBuilder::new().recursive(true).mode(0o755).create(root_directory).map_err(failed)?;
-        let (path, until) = (root_directory.join(LOCK), Instant::now() + DYING);
+        let (path, until) = (root_directory.join(LOCK), Instant::now() + LOCK_TIMEOUT);
         loop {
             let file = match open(&path) {
                 Ok(file) => file,

@@ -19,7 +19,7 @@ use super::service::{self, DaemonError, DaemonLock};
 use super::supervisors::Supervisors;
 
 /// How often the daemon checks its files. A check takes a few system calls for each pod.
-const CHECK: Duration = Duration::from_secs(5);
+const CHECK_INTERVAL: Duration = Duration::from_secs(5);
 
 /// Serves agents. After another process has deleted the socket, the daemon makes a new one.
 ///
@@ -46,7 +46,7 @@ pub(super) async fn serve(mut lock: DaemonLock, node: NodeHandle, supervisors: S
                         warn!("{reason}; agents cannot reach podfs node until that is fixed");
                     }
                     last = Some(reason);
-                    sleep(CHECK).await;
+                    sleep(CHECK_INTERVAL).await;
                 }
             }
         };
@@ -55,7 +55,7 @@ pub(super) async fn serve(mut lock: DaemonLock, node: NodeHandle, supervisors: S
 
 /// Makes missing files of pods again. Returns when the daemon's lock or socket is missing.
 async fn until_files_are_missing(lock: &DaemonLock, supervisors: &Supervisors) {
-    let mut checks = interval(CHECK);
+    let mut checks = interval(CHECK_INTERVAL);
     checks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     while lock.is_in_place() {
         supervisors.restore_files().await;

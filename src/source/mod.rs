@@ -22,7 +22,7 @@ use crate::types::Allocatable;
 use crate::volume::Volume;
 
 pub(crate) use api::{
-    AbortOnDrop, Conditions, IssuedCredentials, ObjectRequest, ObjectUpdate, ObjectWatcher, ProblemLog, SETTLE,
+    AbortOnDrop, Conditions, IssuedCredentials, ObjectRequest, ObjectUpdate, ObjectWatcher, ProblemLog, SETTLE_DELAY,
     ServedObject, SignerWatcher, grown, origin, post as post_events, post_growth, post_read_only, title_of_signer,
 };
 pub use api::{

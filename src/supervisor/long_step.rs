@@ -9,7 +9,7 @@ use std::time::Duration;
 use tracing::{info, warn};
 
 /// How long a step may take before podfs reports it.
-pub(in crate::supervisor) const LONG: Duration = Duration::from_secs(2);
+pub(in crate::supervisor) const REPORT_DELAY: Duration = Duration::from_secs(2);
 
 /// Enough for one line of the log.
 const STACK: usize = 256 << 10;
@@ -17,13 +17,13 @@ const STACK: usize = 256 << 10;
 /// The end of the log line: the probable reason.
 const HINT: &str = "a disk that is slow, frozen or failing may be the reason";
 
-/// Runs `work`, a step, on this thread. If the step takes longer than [`LONG`], another thread reports that, and this thread
-/// reports the end of the step. `step` is the verb and the object of the step, for the log.
+/// Runs `work`, a step, on this thread. If the step takes longer than [`REPORT_DELAY`], another thread reports that, and
+/// this thread reports the end of the step. `step` is the verb and the object of the step, for the log.
 pub(in crate::supervisor) fn report_if_long<T>(step: &str, work: impl FnOnce() -> T) -> T {
     let (ended, waiting) = channel::<()>();
     scope(|scope| {
         let watch = move || {
-            let is_long = waiting.recv_timeout(LONG) == Err(RecvTimeoutError::Timeout);
+            let is_long = waiting.recv_timeout(REPORT_DELAY) == Err(RecvTimeoutError::Timeout);
             if is_long {
                 report_long(step);
             }

@@ -11,7 +11,7 @@ use fuser::{
     OpenAccMode, OpenFlags, ReplyAttr, ReplyData, ReplyDirectory, ReplyEmpty, ReplyEntry, ReplyOpen, Request,
 };
 
-use super::tree::{ViewNode, ViewNodeKind, ViewTree};
+use super::tree::{ViewNode, ViewNodeId, ViewNodeKind, ViewTree};
 
 /// The time for which the kernel caches names and attributes that never change.
 const FOR_EVER: Duration = Duration::from_secs(24 * 3600);
@@ -28,7 +28,7 @@ pub(super) struct TreeFs {
 }
 
 struct ListedName {
-    number: u64,
+    number: ViewNodeId,
     kind: FileType,
     name: String,
 }
@@ -50,8 +50,8 @@ impl TreeFs {
 impl Filesystem for TreeFs {
     fn lookup(&self, _: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
         let mut tree = self.tree();
-        let names_stay = tree.node(parent.0).is_some_and(|node| node.is_final);
-        match name.to_str().and_then(|name| tree.look_up(parent.0, name)) {
+        let names_stay = tree.node(ViewNodeId(parent.0)).is_some_and(|node| node.is_final);
+        match name.to_str().and_then(|name| tree.look_up(ViewNodeId(parent.0), name)) {
             Some(node) => {
                 let (attributes, entry) = (cache_time(node.is_final), cache_time(names_stay));
                 reply.entry_with_ttls(&attributes, &entry, &attributes_of(node), Generation(0));
@@ -61,18 +61,18 @@ impl Filesystem for TreeFs {
     }
 
     fn forget(&self, _: &Request, number: INodeNo, lookups: u64) {
-        self.tree().forget(number.0, lookups);
+        self.tree().forget(ViewNodeId(number.0), lookups);
     }
 
     fn getattr(&self, _: &Request, number: INodeNo, _: Option<FileHandle>, reply: ReplyAttr) {
-        match self.tree().node(number.0) {
+        match self.tree().node(ViewNodeId(number.0)) {
             Some(node) => reply.attr(&cache_time(node.is_final), &attributes_of(node)),
             None => reply.error(Errno::ENOENT),
         }
     }
 
     fn readlink(&self, _: &Request, number: INodeNo, reply: ReplyData) {
-        match self.tree().node(number.0).map(|node| &node.kind) {
+        match self.tree().node(ViewNodeId(number.0)).map(|node| &node.kind) {
             Some(ViewNodeKind::Link(target)) => reply.data(target.as_bytes()),
             Some(_) => reply.error(Errno::EINVAL),
             None => reply.error(Errno::ENOENT),
@@ -82,7 +82,7 @@ impl Filesystem for TreeFs {
     /// The kernel sends ACCESS only for [`Audience::Owner`](super::Audience::Owner), because otherwise it checks modes
     /// itself. The owner may read everything, may write nothing, and may run files that have an execute bit.
     fn access(&self, _: &Request, number: INodeNo, mask: AccessFlags, reply: ReplyEmpty) {
-        match self.tree().node(number.0) {
+        match self.tree().node(ViewNodeId(number.0)) {
             None => reply.error(Errno::ENOENT),
             Some(_) if mask.contains(AccessFlags::W_OK) => reply.error(Errno::EROFS),
             Some(ViewNode { kind: ViewNodeKind::File(_), mode, .. })
@@ -95,7 +95,7 @@ impl Filesystem for TreeFs {
     }
 
     fn open(&self, _: &Request, number: INodeNo, flags: OpenFlags, reply: ReplyOpen) {
-        match self.tree().node(number.0).map(|node| &node.kind) {
+        match self.tree().node(ViewNodeId(number.0)).map(|node| &node.kind) {
             Some(ViewNodeKind::File(_)) if flags.acc_mode() != OpenAccMode::O_RDONLY => reply.error(Errno::EROFS),
             // The file of a number never changes its content.
             Some(ViewNodeKind::File(_)) => reply.opened(FileHandle(0), FopenFlags::FOPEN_KEEP_CACHE),
@@ -115,7 +115,7 @@ impl Filesystem for TreeFs {
         _: Option<LockOwner>,
         reply: ReplyData,
     ) {
-        match self.tree().node(number.0).map(|node| &node.kind) {
+        match self.tree().node(ViewNodeId(number.0)).map(|node| &node.kind) {
             Some(ViewNodeKind::File(content)) => {
                 let start = usize::try_from(offset).unwrap_or(usize::MAX).min(content.len());
                 let end = start.saturating_add(size as usize).min(content.len());
@@ -126,7 +126,7 @@ impl Filesystem for TreeFs {
     }
 
     fn opendir(&self, _: &Request, number: INodeNo, _: OpenFlags, reply: ReplyOpen) {
-        let Some(listed) = list(&self.tree(), number.0) else { return reply.error(Errno::ENOTDIR) };
+        let Some(listed) = list(&self.tree(), ViewNodeId(number.0)) else { return reply.error(Errno::ENOTDIR) };
         let handle = self.next_handle.fetch_add(1, Ordering::Relaxed);
         self.listings().insert(handle, listed);
         reply.opened(FileHandle(handle), FopenFlags::empty());
@@ -137,7 +137,7 @@ impl Filesystem for TreeFs {
         let Some(listed) = listings.get(&handle.0) else { return reply.error(Errno::EBADF) };
         // The offset in an entry is the one at which the kernel continues: that of the next entry.
         for (entry, next) in listed.iter().zip(1..).skip(usize::try_from(offset).unwrap_or(usize::MAX)) {
-            if reply.add(INodeNo(entry.number), next, entry.kind, &entry.name) {
+            if reply.add(INodeNo(entry.number.0), next, entry.kind, &entry.name) {
                 break;
             }
         }
@@ -154,7 +154,7 @@ fn cache_time(is_final: bool) -> Duration {
     if is_final { FOR_EVER } else { NOT_AT_ALL }
 }
 
-fn list(tree: &ViewTree, number: u64) -> Option<Vec<ListedName>> {
+fn list(tree: &ViewTree, number: ViewNodeId) -> Option<Vec<ListedName>> {
     let ViewNodeKind::Directory { entries, .. } = &tree.node(number)?.kind else { return None };
     // The kernel resolves `..` by itself, whatever number it has here.
     let dots = [".", ".."].map(|name| ListedName { number, kind: FileType::Directory, name: name.to_owned() });
@@ -180,7 +180,7 @@ fn attributes_of(node: &ViewNode) -> FileAttr {
     };
     let size = size as u64;
     FileAttr {
-        ino: INodeNo(node.number),
+        ino: INodeNo(node.number.0),
         size,
         blocks: size.div_ceil(512),
         atime: node.modified,

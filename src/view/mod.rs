@@ -170,7 +170,7 @@ impl MountedView {
         };
         for (directory, name) in stale {
             // An error means that the kernel does not have the name, or that the view is just being unmounted.
-            let _unknown = self.notifier.inval_entry(INodeNo(directory), OsStr::new(&name));
+            let _unknown = self.notifier.inval_entry(INodeNo(directory.0), OsStr::new(&name));
         }
         lines
     }

@@ -15,21 +15,27 @@ use podfs_fuse::projection::GenerationName;
 use super::entries::{ViewEntry, ViewEntryKind, ViewVolumes};
 use crate::render::model::DATA;
 
-/// The number of the view's root.
-pub(super) const ROOT: u64 = 1;
+/// The number of a node, which FUSE has as its inode number.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(super) struct ViewNodeId(pub(super) u64);
+
+impl ViewNodeId {
+    /// The view's root.
+    pub(super) const ROOT: ViewNodeId = ViewNodeId(1);
+}
 
 /// All nodes, and their content.
 pub(super) struct ViewTree {
-    nodes: HashMap<u64, ViewNode>,
+    nodes: HashMap<ViewNodeId, ViewNode>,
     /// The next number.
-    next: u64,
+    next: ViewNodeId,
     shown: ViewVolumes,
     volumes: BTreeMap<String, ViewVolume>,
 }
 
 /// A directory, link or file.
 pub(super) struct ViewNode {
-    pub(super) number: u64,
+    pub(super) number: ViewNodeId,
     pub(super) mode: u16,
     pub(super) uid: u32,
     pub(super) gid: u32,
@@ -45,24 +51,24 @@ pub(super) struct ViewNode {
 pub(super) enum ViewNodeKind {
     Directory {
         /// The entries by name.
-        entries: BTreeMap<String, u64>,
+        entries: BTreeMap<String, ViewNodeId>,
         /// An entry that a lookup finds and a listing does not have.
-        unlisted: Option<(String, u64)>,
+        unlisted: Option<(String, ViewNodeId)>,
     },
     Link(String),
     File(Arc<[u8]>),
 }
 
 /// A name that the kernel should forget, and the number of the directory that it is in.
-pub(super) type StaleName = (u64, String);
+pub(super) type StaleName = (ViewNodeId, String);
 
 /// The nodes of a volume.
 struct ViewVolume {
-    root: u64,
+    root: ViewNodeId,
     /// Nodes outside of the generations, by path.
-    fixed: BTreeMap<String, u64>,
+    fixed: BTreeMap<String, ViewNodeId>,
     /// The link to the current generation.
-    data: u64,
+    data: ViewNodeId,
     current: Generation,
     /// The generation before the current one.
     before: Option<Generation>,
@@ -70,15 +76,19 @@ struct ViewVolume {
 
 struct Generation {
     name: String,
-    directory: u64,
-    nodes: Vec<u64>,
+    directory: ViewNodeId,
+    nodes: Vec<ViewNodeId>,
 }
 
 impl ViewTree {
     /// A tree that shows no volume.
     pub(super) fn new(now: SystemTime) -> ViewTree {
-        let mut tree =
-            ViewTree { nodes: HashMap::new(), next: ROOT, shown: ViewVolumes::default(), volumes: BTreeMap::new() };
+        let mut tree = ViewTree {
+            nodes: HashMap::new(),
+            next: ViewNodeId::ROOT,
+            shown: ViewVolumes::default(),
+            volumes: BTreeMap::new(),
+        };
         // The root directory belongs to the user that mounts the view, not to a pod's user.
         let (uid, gid) = (rustix::process::getuid().as_raw(), rustix::process::getgid().as_raw());
         let root = ViewEntry { path: String::new(), mode: 0o755, uid, gid, kind: ViewEntryKind::Directory };
@@ -92,12 +102,12 @@ impl ViewTree {
     }
 
     /// The node of this number.
-    pub(super) fn node(&self, number: u64) -> Option<&ViewNode> {
+    pub(super) fn node(&self, number: ViewNodeId) -> Option<&ViewNode> {
         self.nodes.get(&number)
     }
 
     /// The node of this name in a directory. Counts a lookup, because the kernel holds the node from now on.
-    pub(super) fn look_up(&mut self, directory: u64, name: &str) -> Option<&ViewNode> {
+    pub(super) fn look_up(&mut self, directory: ViewNodeId, name: &str) -> Option<&ViewNode> {
         let ViewNodeKind::Directory { entries, unlisted } = &self.nodes.get(&directory)?.kind else { return None };
         let unlisted = unlisted.iter().find(|(unlisted, _)| unlisted == name).map(|(_, number)| number);
         let number = *entries.get(name).or(unlisted)?;
@@ -107,7 +117,7 @@ impl ViewTree {
     }
 
     /// Handles FORGET: reduces the lookup count of a node.
-    pub(super) fn forget(&mut self, number: u64, lookups: u64) {
+    pub(super) fn forget(&mut self, number: ViewNodeId, lookups: u64) {
         let Some(node) = self.nodes.get_mut(&number) else { return };
         node.lookups = node.lookups.saturating_sub(lookups);
         if node.lookups == 0 && !node.is_shown {
@@ -129,11 +139,11 @@ impl ViewTree {
             self.volumes.insert(name.clone(), volume);
         }
         for (name, volume) in before {
-            stale.push((ROOT, name));
+            stale.push((ViewNodeId::ROOT, name));
             self.hide_volume(volume);
         }
         let entries = self.volumes.iter().map(|(name, volume)| (name.clone(), volume.root)).collect();
-        self.fill(ROOT, entries, None, now);
+        self.fill(ViewNodeId::ROOT, entries, None, now);
         self.shown = volumes;
         stale
     }
@@ -194,10 +204,10 @@ impl ViewTree {
     }
 
     /// Adds the directory of a new generation, with all nodes below it, and a link to it.
-    fn add_generation(&mut self, entries: &[ViewEntry], now: SystemTime) -> (Generation, u64) {
+    fn add_generation(&mut self, entries: &[ViewEntry], now: SystemTime) -> (Generation, ViewNodeId) {
         let name = GenerationName::new(now).to_string();
-        let mut numbers: BTreeMap<&str, u64> = BTreeMap::new();
-        let mut children: BTreeMap<&str, BTreeMap<String, u64>> = BTreeMap::new();
+        let mut numbers: BTreeMap<&str, ViewNodeId> = BTreeMap::new();
+        let mut children: BTreeMap<&str, BTreeMap<String, ViewNodeId>> = BTreeMap::new();
         for (entry, path) in entries.iter().filter_map(|entry| Some((entry, entry.in_generation()?))) {
             let number = self.add(entry, now, true);
             numbers.insert(path, number);
@@ -220,7 +230,7 @@ impl ViewTree {
 
     /// Puts the entries of a volume into those of its directories that may change.
     fn fill_volume(&mut self, volume: &ViewVolume, now: SystemTime) {
-        let mut children: BTreeMap<u64, BTreeMap<String, u64>> = BTreeMap::new();
+        let mut children: BTreeMap<ViewNodeId, BTreeMap<String, ViewNodeId>> = BTreeMap::new();
         let of_root = children.entry(volume.root).or_default();
         of_root.insert(DATA.to_owned(), volume.data);
         of_root.insert(volume.current.name.clone(), volume.current.directory);
@@ -237,9 +247,9 @@ impl ViewTree {
 
     fn fill(
         &mut self,
-        directory: u64,
-        entries: BTreeMap<String, u64>,
-        unlisted: Option<(String, u64)>,
+        directory: ViewNodeId,
+        entries: BTreeMap<String, ViewNodeId>,
+        unlisted: Option<(String, ViewNodeId)>,
         now: SystemTime,
     ) {
         if let Some(node) = self.nodes.get_mut(&directory) {
@@ -248,9 +258,9 @@ impl ViewTree {
         }
     }
 
-    fn add(&mut self, entry: &ViewEntry, now: SystemTime, is_final: bool) -> u64 {
+    fn add(&mut self, entry: &ViewEntry, now: SystemTime, is_final: bool) -> ViewNodeId {
         let number = self.next;
-        self.next += 1;
+        self.next = ViewNodeId(number.0 + 1);
         let kind = match &entry.kind {
             ViewEntryKind::Directory => ViewNodeKind::Directory { entries: BTreeMap::new(), unlisted: None },
             ViewEntryKind::Link(target) => ViewNodeKind::Link(target.clone()),
@@ -262,7 +272,7 @@ impl ViewTree {
         number
     }
 
-    fn set_attributes(&mut self, number: u64, entry: &ViewEntry, now: SystemTime) {
+    fn set_attributes(&mut self, number: ViewNodeId, entry: &ViewEntry, now: SystemTime) {
         if let Some(node) = self.nodes.get_mut(&number) {
             (node.mode, node.uid, node.gid, node.modified) = (entry.mode, entry.uid, entry.gid, now);
         }
@@ -275,7 +285,7 @@ impl ViewTree {
     }
 
     /// Hides a node that no directory shows any more. It stays until the kernel forgets it.
-    fn hide(&mut self, number: u64) {
+    fn hide(&mut self, number: ViewNodeId) {
         if let Some(node) = self.nodes.get_mut(&number) {
             node.is_shown = false;
             if node.lookups == 0 {
@@ -295,7 +305,7 @@ fn is_link(entry: &ViewEntry) -> bool {
 }
 
 /// The directory that a path of a volume is in, and its name there.
-fn place<'a>(fixed: &BTreeMap<String, u64>, root: u64, path: &'a str) -> (u64, &'a str) {
+fn place<'a>(fixed: &BTreeMap<String, ViewNodeId>, root: ViewNodeId, path: &'a str) -> (ViewNodeId, &'a str) {
     match path.rsplit_once('/') {
         Some((directory, name)) => (fixed.get(directory).copied().unwrap_or(root), name),
         None => (root, path),

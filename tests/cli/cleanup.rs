@@ -291,7 +291,7 @@ fn a_mount_that_does_not_answer_delays_nothing_and_stays() {
     let stopped = Stopped::server(&served);
     let outcome = fixture.cleanup(&[]);
     drop(stopped);
-    let left = format!("left {}: it does not answer, but its server may still be there", hung.display());
+    let left = format!("left {}: the volume does not answer, and its server may still exist", hung.display());
     assert!(outcome.stdout.contains(&left), "{}", outcome.stdout);
     assert_eq!(fs::read_to_string(served.path().join("a")).expect("it is there"), "1");
     assert!(fixture.path("run/hung/lock").exists(), "the next podfs or cleanup has to know of the mount");

@@ -278,7 +278,7 @@ fn a_pod_of_which_both_processes_were_killed_is_dead_even_if_its_pid_lives_again
     fs::write(&lock, record.to_string()).expect("written");
     let outcome = fixture.status(&[]);
     outcome.says(1, &["pod default/web is dead"]);
-    assert!(outcome.stdout.contains("podfs cleanup removes it"), "{}", outcome.stdout);
+    assert!(outcome.stdout.contains("podfs cleanup removes them"), "{}", outcome.stdout);
     assert!(!outcome.stdout.contains("supervisor"), "{}", outcome.stdout);
     // The stale socket is no obstacle for the next podfs.
     let mut next = fixture.run();

@@ -55,7 +55,7 @@ fn end_server(running: &Running, signal: Signal) -> (Pid, Start) {
 /// podfs logs this and executes the program, and the function kills the server again.
 #[track_caller]
 fn replace_with_clone(running: &Running) -> Pid {
-    let late_keepers = || running.log().matches("the keeper of the server's open files starts no server: ").count();
+    let late_keepers = || running.log().matches("podfs-keeper cannot start the next server: ").count();
     for _ in 0..5 {
         let before = late_keepers();
         match end_server(running, Signal::SIGKILL) {
@@ -182,7 +182,7 @@ fn a_keeper_that_does_not_answer_starts_no_server_and_leaves_none_when_it_contin
     let (before, stack) = (running.server(), start_of_stack(running.server()));
     let stopped = Stopped::process(keeper);
     kill(before, Signal::SIGKILL).expect("the server exists");
-    running.wait_log("the keeper of the server's open files starts no server");
+    running.wait_log("podfs-keeper cannot start the next server");
     drop(stopped);
     file.write_all(b"1").expect("the file is still open");
     assert_eq!(wait_for_successor(&running, before, stack).1, Start::Executed);

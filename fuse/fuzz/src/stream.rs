@@ -16,7 +16,7 @@ pub fn feed(
 ) -> Result<(), StreamError> {
     let mut rest = stream;
     while !rest.is_empty() {
-        let room = incoming.room();
+        let room = incoming.read_buffer();
         let count = pieces.next().expect("pieces are endless").min(room.len()).min(rest.len());
         assert!(count > 0 && room.len() <= LARGE, "there is room for {} bytes", room.len());
         let (piece, behind) = rest.split_at(count);

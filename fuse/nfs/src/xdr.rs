@@ -10,9 +10,9 @@ use std::ops::Range;
 #[error("{0}")]
 pub struct Malformed(pub(crate) &'static str);
 
-const SHORT: Malformed = Malformed("it ends too early");
-const LONG: Malformed = Malformed("a length in it is beyond its limit");
-const UNKNOWN: Malformed = Malformed("it has a value that the protocol does not know");
+const SHORT: Malformed = Malformed("the message ends too early");
+const LONG: Malformed = Malformed("the message has a length beyond its limit");
+const UNKNOWN: Malformed = Malformed("the message has a value that the protocol does not know");
 
 /// The bytes that fill `length` up to a multiple of four.
 pub const fn padding(length: usize) -> usize {

@@ -95,7 +95,7 @@ impl Audit {
 impl AuditLine<'_> {
     /// The line with its line break. Shortens the paths of a line that is too long; `None` if it still is.
     fn text(mut self) -> Option<String> {
-        let mut room = LONGEST_PATH;
+        let mut limit = LONGEST_PATH;
         loop {
             // Strings and numbers are always valid JSON.
             let mut text = serde_json::to_string(&self).ok()?;
@@ -103,19 +103,19 @@ impl AuditLine<'_> {
             if text.len() <= LONGEST_LINE {
                 return Some(text);
             }
-            if room == 0 {
+            if limit == 0 {
                 return None;
             }
-            shorten(&mut self.key, room);
-            self.opener.cgroup.iter_mut().for_each(|cgroup| shorten(cgroup, room));
-            room /= 2;
+            shorten(&mut self.key, limit);
+            self.opener.cgroup.iter_mut().for_each(|cgroup| shorten(cgroup, limit));
+            limit /= 2;
         }
     }
 }
 
-fn shorten(path: &mut String, room: usize) {
-    if path.len() > room {
-        let whole = (0..=room).rev().find(|end| path.is_char_boundary(*end));
+fn shorten(path: &mut String, limit: usize) {
+    if path.len() > limit {
+        let whole = (0..=limit).rev().find(|end| path.is_char_boundary(*end));
         path.truncate(whole.unwrap_or_default());
         path.push('…');
     }
@@ -130,7 +130,7 @@ mod tests {
     use super::*;
     use crate::region::VolumeKind;
 
-    const NOBODY: Caller = Caller { uid: u32::MAX, gid: u32::MAX, pid: 0 };
+    const UNKNOWN_CALLER: Caller = Caller { uid: u32::MAX, gid: u32::MAX, pid: 0 };
 
     fn audit() -> (Audit, PipeReader) {
         let (reader, writer) = pipe().expect("a pipe");
@@ -149,8 +149,8 @@ mod tests {
     #[test]
     fn a_line_has_only_known_values() {
         let (audit, reader) = audit();
-        audit.open("a\"b\n/ü", NOBODY, false);
-        audit.open("b", NOBODY, true);
+        audit.open("a\"b\n/ü", UNKNOWN_CALLER, false);
+        audit.open("b", UNKNOWN_CALLER, true);
         let mut lines = lines(audit, reader);
         let time = lines[0].as_object_mut().expect("an object").remove("time").expect("a time");
         assert_eq!(time.as_str().map(str::len), Some("2026-11-21T16:40:01.123456Z".len()));
@@ -166,7 +166,7 @@ mod tests {
         std::thread::scope(|scope| {
             let thread = scope.spawn(|| {
                 let pid = rustix::thread::gettid().as_raw_nonzero().get().cast_unsigned();
-                audit.open("k", Caller { pid, ..NOBODY }, false);
+                audit.open("k", Caller { pid, ..UNKNOWN_CALLER }, false);
             });
             thread.join().expect("it ends");
         });
@@ -182,14 +182,14 @@ mod tests {
         let (audit, mut reader) = audit();
         let opens = || audit.region.opens().counted();
         while opens().lost < 3 {
-            audit.open("k", NOBODY, false);
+            audit.open("k", UNKNOWN_CALLER, false);
         }
         let written = opens().opens - 3;
         let mut text = vec![0; 1 << 20];
         let length = reader.read(&mut text).expect("what fitted");
         assert_eq!(text[..length].iter().filter(|byte| **byte == b'\n').count() as u64, written);
-        audit.open("k", NOBODY, false);
-        audit.open("k", NOBODY, false);
+        audit.open("k", UNKNOWN_CALLER, false);
+        audit.open("k", UNKNOWN_CALLER, false);
         assert_eq!((opens().opens, opens().lost), (written + 5, 3));
         let lines = lines(audit, reader);
         assert_eq!(lines.iter().map(|line| line["lost"].as_u64()).collect::<Vec<_>>(), [Some(3), None]);
@@ -198,7 +198,7 @@ mod tests {
     #[test]
     fn a_line_always_fits_into_a_pipe_at_once() {
         let (audit, reader) = audit();
-        audit.open(&"\u{1}ü".repeat(4096), NOBODY, false);
+        audit.open(&"\u{1}ü".repeat(4096), UNKNOWN_CALLER, false);
         let line = lines(audit, reader).remove(0);
         assert!(line["key"].as_str().expect("a key").ends_with('…'));
     }

@@ -4,11 +4,9 @@ use std::fs;
 
 use serde::Serialize;
 
+use crate::caller::credentials::UNSENT;
 use crate::caller::status::ThreadStatus;
 use crate::caller::{Caller, cgroup};
-
-/// The id of a request from an ID-mapped mount, where the kernel does not send the real one.
-const NOBODY: u32 = u32::MAX;
 
 /// A process that opens a file. Unknown fields are `null` in JSON.
 #[derive(Debug, Default, PartialEq, Eq, Serialize)]
@@ -26,7 +24,7 @@ pub(super) struct Opener {
 impl Opener {
     /// The process of a thread that waits for the answer to a request.
     pub(super) fn of(caller: Caller) -> Self {
-        let sent = |id: u32| (id != NOBODY).then_some(id);
+        let sent = |id: u32| (id != UNSENT).then_some(id);
         let known = Self { uid: sent(caller.uid), gid: sent(caller.gid), ..Self::default() };
         if caller.pid == 0 {
             return known;

@@ -1,8 +1,8 @@
 //! The user and groups of a call to another machine.
 //!
 //! The kernel reports the user, the group and the thread of a caller. Its supplementary groups are in `/proc/<thread>/status`,
-//! which podfs opens once for each thread and reads again after `VALID`: an open file belongs to one thread, and read(2) fails
-//! after the thread has ended. podfs notices a change of the user or group at once, because the kernel reports both.
+//! which podfs opens once for each thread and reads again after `REREAD_INTERVAL`: an open file belongs to one thread, and read(2)
+//! fails after the thread has ended. podfs notices a change of the user or group at once, because the kernel reports both.
 
 use std::cell::{Cell, RefCell};
 use std::fs::{self, File};
@@ -20,7 +20,7 @@ use super::status::{self, ThreadStatus};
 /// The most threads in the cache.
 const CACHED: NonZeroUsize = NonZeroUsize::new(128).expect("it is not zero");
 /// How long the cached groups of a thread are valid, if its user and group have not changed.
-const VALID: Duration = Duration::from_secs(1);
+const REREAD_INTERVAL: Duration = Duration::from_secs(1);
 
 /// The user of calls to a source on another machine.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -77,7 +77,7 @@ impl Credentials {
         if let Some(thread) = known.get_mut(&caller.pid) {
             // Requests from an ID-mapped mount have no user, so podfs could not notice a change of user.
             let same = (thread.uid, thread.gid) == (caller.uid, caller.gid) && self.act_as == ActAs::Caller;
-            if same && thread.at.elapsed() < VALID {
+            if same && thread.at.elapsed() < REREAD_INTERVAL {
                 return thread.credential.clone();
             }
             if let Ok(status) = ThreadStatus::read(&thread.status) {
@@ -105,7 +105,7 @@ impl Credentials {
             ActAs::CallerInItsNamespace => {
                 let ids = self.ids(caller.pid);
                 // The fourth id is that for files (`fsuid`).
-                let own = |name| ids.inside(status.numbers(name).nth(3).unwrap_or(NOBODY));
+                let own = |name| ids.inside(status.numbers(name).nth(3).unwrap_or(OVERFLOW_ID));
                 // In a request that creates a file, the kernel sends the id that the mount maps for the caller.
                 let pick = |sent: u32, in_namespace: u32| if sent == UNSENT { in_namespace } else { sent };
                 Credential::User {
@@ -132,10 +132,10 @@ impl Credentials {
     }
 }
 
-/// The id of a request in which the kernel does not send the real one.
-const UNSENT: u32 = u32::MAX;
-/// The kernel's id for users without a mapping (`overflowuid`).
-const NOBODY: u32 = 65534;
+/// The id of a request in which the kernel does not send the real one: from an ID-mapped mount, or from the kernel itself.
+pub(crate) const UNSENT: u32 = u32::MAX;
+/// The kernel's id for users and groups without a mapping (`overflowuid`).
+const OVERFLOW_ID: u32 = 65534;
 /// The kubelet maps a multiple of this number of ids for a pod. The first id of the host is a multiple of it, too (KEP-127).
 const POD_IDS: u32 = 1 << 16;
 
@@ -163,14 +163,14 @@ impl Ids {
     fn inside(self, id: u32) -> u32 {
         match self {
             Self::All => id,
-            Self::Pod(first, count) => id.checked_sub(first).filter(|inside| *inside < count).unwrap_or(NOBODY),
-            Self::None => NOBODY,
+            Self::Pod(first, count) => id.checked_sub(first).filter(|inside| *inside < count).unwrap_or(OVERFLOW_ID),
+            Self::None => OVERFLOW_ID,
         }
     }
 }
 
 fn or_overflow_id(id: u32) -> u32 {
-    if id == UNSENT { NOBODY } else { id }
+    if id == UNSENT { OVERFLOW_ID } else { id }
 }
 
 #[cfg(test)]
@@ -210,8 +210,11 @@ mod tests {
     #[test]
     fn ids_of_a_pod_are_mapped_and_others_are_nobodys() {
         let ids = Ids::of_pod("         0     131072      65536\n").expect("of a pod");
-        assert_eq!([131_072, 132_071, 5, 0, 196_608].map(|id| ids.inside(id)), [0, 999, NOBODY, NOBODY, NOBODY]);
-        assert_eq!(Ids::None.inside(0), NOBODY);
+        assert_eq!(
+            [131_072, 132_071, 5, 0, 196_608].map(|id| ids.inside(id)),
+            [0, 999, OVERFLOW_ID, OVERFLOW_ID, OVERFLOW_ID]
+        );
+        assert_eq!(Ids::None.inside(0), OVERFLOW_ID);
     }
 
     #[test]
@@ -223,6 +226,6 @@ mod tests {
         let Credential::User { uid, gid, .. } = credentials.of(Caller { uid: UNSENT, gid: UNSENT, pid: 0 }) else {
             panic!("a user")
         };
-        assert_eq!((uid, gid), (NOBODY, NOBODY));
+        assert_eq!((uid, gid), (OVERFLOW_ID, OVERFLOW_ID));
     }
 }

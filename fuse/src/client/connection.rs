@@ -21,12 +21,12 @@ pub(super) struct ServerConnection {
     shutdown_handle: UnixStream,
     broken: AtomicBool,
     greeting: Greeting,
-    keeper: Mutex<KeeperLink>,
+    keeper: Mutex<FdKeeperLink>,
 }
 
 /// The keeper of a server.
 #[derive(Default)]
-pub(super) struct KeeperLink {
+pub(super) struct FdKeeperLink {
     /// Its process.
     pub(super) pid: i32,
     /// Its channel, until [`ServerConnection::take_keeper`].
@@ -55,7 +55,7 @@ impl ServerConnection {
             shutdown_handle,
             broken: AtomicBool::new(false),
             greeting: theirs,
-            keeper: Mutex::new(KeeperLink { pid, channel: descriptors.pop(), starts_successor }),
+            keeper: Mutex::new(FdKeeperLink { pid, channel: descriptors.pop(), starts_successor }),
         })
     }
 
@@ -138,17 +138,17 @@ impl ServerConnection {
     }
 
     /// Takes the channel of the server's keeper out of the connection.
-    pub(super) fn take_keeper(&self) -> KeeperLink {
-        let KeeperLink { pid, channel, starts_successor } = &mut *self.keeper_of();
-        KeeperLink { pid: *pid, channel: channel.take(), starts_successor: *starts_successor }
+    pub(super) fn take_keeper(&self) -> FdKeeperLink {
+        let FdKeeperLink { pid, channel, starts_successor } = &mut *self.keeper_of();
+        FdKeeperLink { pid: *pid, channel: channel.take(), starts_successor: *starts_successor }
     }
 
     /// Notes the server's keeper.
-    pub(super) fn set_keeper(&self, keeper: KeeperLink) {
+    pub(super) fn set_keeper(&self, keeper: FdKeeperLink) {
         *self.keeper_of() = keeper;
     }
 
-    fn keeper_of(&self) -> MutexGuard<'_, KeeperLink> {
+    fn keeper_of(&self) -> MutexGuard<'_, FdKeeperLink> {
         self.keeper.lock().expect("a thread that panics ends the process")
     }
 }

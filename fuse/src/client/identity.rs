@@ -6,11 +6,8 @@
 
 use serde_json::Value;
 
-use crate::label::VolumeLabel;
+use crate::label::{NAME, VolumeLabel};
 use crate::protocol::Reporting;
-
-/// The field for the name in the subject of the access log and in the record.
-const NAME: &str = "volume";
 
 /// The name of a volume, and the record for the supervisor that adopts it.
 #[derive(Clone, Debug, Default)]
@@ -55,17 +52,13 @@ impl VolumeIdentity {
     }
 }
 
-/// The name in the record about a volume.
-pub(super) fn name_in(about: &Value) -> Option<&str> {
-    about[NAME].as_str()
-}
-
 #[cfg(test)]
 mod tests {
     use serde_json::json;
 
     use super::*;
     use crate::audit::AuditSubject;
+    use crate::label::name_in;
 
     #[test]
     fn the_name_is_where_other_versions_look_for_it() {

@@ -35,7 +35,7 @@ pub use live::LivePartError;
 pub use mounted::MountedVolume;
 pub use projection::{Commit, ProjectionMount};
 pub use server_client::{ServerClient, VolumeActivity, VolumeObserver};
-pub use succession::{AdoptedVolume, LastKeeper, Successor, TakeoverOutcome, UnloadableVolume};
+pub use succession::{AdoptedVolume, LastFdKeeper, Successor, TakeoverOutcome, UnloadableVolume};
 
 #[cfg(test)]
 mod tests;

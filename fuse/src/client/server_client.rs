@@ -11,9 +11,9 @@ use std::time::{Duration, SystemTime};
 use rustix::thread::Pid;
 
 use super::affinity::{Affinity, SharedCpuGuard};
-use super::connection::{KeeperLink, ServerConnection, unexpected};
+use super::connection::{FdKeeperLink, ServerConnection, unexpected};
 use super::held::{HeldPassthrough, HeldVolume};
-use super::identity::name_in;
+use crate::label::name_in;
 use crate::live::tree::LiveUpdate;
 use crate::nfs::sockets::SocketSets;
 use crate::passthrough::SpaceUsage;
@@ -94,12 +94,12 @@ impl VolumeObserver {
         self.region.counts().propagations.distribution()
     }
 
-    /// The size of a passthrough volume and its free room, as statfs(2) reports them to containers; `None` for other kinds. Blocks
+    /// The size of a passthrough volume and its free space, as statfs(2) reports them to containers; `None` for other kinds. Blocks
     /// while the source does, and keeps only the source open meanwhile.
     ///
     /// # Errors
     /// When the volume has ended, or statfs(2) fails on the source.
-    pub fn room(&self) -> io::Result<Option<SpaceUsage>> {
+    pub fn space_usage(&self) -> io::Result<Option<SpaceUsage>> {
         let held = self.held.upgrade().ok_or(io::ErrorKind::NotFound)?;
         let Some(passthrough) = held.of_kind::<HeldPassthrough>() else { return Ok(None) };
         let (source, limit) = (passthrough.source().try_clone_to_owned()?, passthrough.options().limit);
@@ -323,7 +323,7 @@ impl ServerClient {
             (ServerReply::Kept { keeper: pid }, mut descriptors) => {
                 // The new keeper is a clone of a process with threads, so it cannot start one.
                 let starts_successor = false;
-                connection.set_keeper(KeeperLink { pid, channel: descriptors.pop(), starts_successor });
+                connection.set_keeper(FdKeeperLink { pid, channel: descriptors.pop(), starts_successor });
                 Ok(())
             }
             (other, _) => Err(unexpected(&other)),

@@ -18,7 +18,7 @@
 //! 8. The supervisor repeats the calls to which the last server did not answer. They are idempotent, so the last server may have
 //!    executed them.
 //!
-//! When the keeper is dead, too, the supervisor waits for its end and [lets it go](LastKeeper::let_go). At 3, the successor then
+//! When the keeper is dead, too, the supervisor waits for its end and [lets it go](LastFdKeeper::let_go). At 3, the successor then
 //! inherits no descriptors. First, it erases their numbers from the regions: it may open other files under them. If it dies before
 //! 5, the next successor does the same. It reopens the open files after 6, as far as it can find them (`passthrough::open_files`).
 //! A keeper that dies while it hands descriptors over ends the attempt; the next attempt begins without it.
@@ -37,13 +37,13 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use serde_json::Value;
 
 use super::connection::unexpected;
-use super::connection::{KeeperLink, ServerConnection};
+use super::connection::{FdKeeperLink, ServerConnection};
 use super::held::HeldVolume;
-use super::identity::name_in;
 use super::live::LiveMount;
 use super::mounted::MountedVolume;
 use super::projection::ProjectionMount;
 use super::server_client::ServerClient;
+use crate::label::name_in;
 use crate::nfs::sockets::SocketSets;
 use crate::protocol::{Greeting, ServerReply, ServerRequest, VolumeNumber};
 use crate::region::VolumeKind;
@@ -72,9 +72,9 @@ pub struct Successor(ServerConnection);
 
 /// The keeper of a dead server, if it has one. To drop this does not end the keeper.
 #[derive(Default)]
-pub struct LastKeeper(KeeperLink);
+pub struct LastFdKeeper(FdKeeperLink);
 
-impl LastKeeper {
+impl LastFdKeeper {
     /// The keeper's process id, unless it was [let go](Self::let_go).
     pub fn pid(&self) -> Option<i32> {
         self.0.channel.as_ref().map(|_| self.0.pid)
@@ -154,11 +154,11 @@ impl AdoptedVolume {
 
 impl ServerClient {
     /// Notes that the server is dead. Calls wait until [a successor](Self::succeed) serves.
-    pub fn mark_dead(&self) -> LastKeeper {
-        let Some(connection) = self.lose() else { return LastKeeper::default() };
+    pub fn mark_dead(&self) -> LastFdKeeper {
+        let Some(connection) = self.lose() else { return LastFdKeeper::default() };
         let mut keeper = connection.take_keeper();
         keeper.starts_successor &= connection.program() == self.greeting.program;
-        LastKeeper(keeper)
+        LastFdKeeper(keeper)
     }
 
     /// Greets the server at the other end of `control`, which will replace the present one.
@@ -177,7 +177,7 @@ impl ServerClient {
     pub fn succeed(
         &self,
         successor: Successor,
-        keeper: &mut LastKeeper,
+        keeper: &mut LastFdKeeper,
         unloadable: UnloadableVolume,
     ) -> io::Result<TakeoverOutcome> {
         let Successor(connection) = successor;
@@ -266,7 +266,7 @@ impl ServerClient {
 fn inherit(
     connection: &ServerConnection,
     volumes: &[(VolumeNumber, Arc<HeldVolume>)],
-    keeper: &LastKeeper,
+    keeper: &LastFdKeeper,
 ) -> io::Result<()> {
     let with_files = volumes.iter().filter(|(_, held)| held.kind().has_open_files());
     let regions = with_files.map(|(_, held)| held.region.as_fd());

@@ -44,7 +44,7 @@ fn play(mut answer: impl FnMut(&ServerRequest) -> ServerReply + Send + 'static) 
 }
 
 /// A supervisor with one projection, whose server is dead.
-fn bereaved() -> (Arc<ServerClient>, MountedVolume, LastKeeper) {
+fn client_of_killed_server() -> (Arc<ServerClient>, MountedVolume, LastFdKeeper) {
     let (server, socket) = play(|_| ServerReply::Done);
     let client = Arc::new(ServerClient::new(socket, greeting()).expect("a server"));
     let root = Root { mode: 0o755, gid: 0, directories: BTreeSet::new() };
@@ -73,7 +73,7 @@ fn a_server_that_owes_an_answer_can_be_replaced() {
 
 #[test]
 fn a_volume_that_is_removed_during_a_takeover_is_removed_from_the_successor() {
-    let (client, mounted, mut keeper) = bereaved();
+    let (client, mounted, mut keeper) = client_of_killed_server();
     let (number, mut mounted) = (mounted.volume, Some(mounted));
     let removed = Arc::new(Mutex::new(Vec::new()));
     let seen = Arc::clone(&removed);
@@ -95,7 +95,7 @@ fn a_volume_that_is_removed_during_a_takeover_is_removed_from_the_successor() {
 
 #[test]
 fn a_volume_that_a_successor_cannot_serve_is_given_up() {
-    let (client, mounted, mut keeper) = bereaved();
+    let (client, mounted, mut keeper) = client_of_killed_server();
     let number = mounted.volume;
     let (_server, socket) = play(move |request| match request {
         ServerRequest::Start => ServerReply::Started { failed: vec![(number, "no rings".to_owned())] },
@@ -109,7 +109,7 @@ fn a_volume_that_a_successor_cannot_serve_is_given_up() {
 
 #[test]
 fn a_volume_that_a_server_of_another_version_cannot_load_stays_for_the_server_of_the_old_version() {
-    let (client, mounted, mut keeper) = bereaved();
+    let (client, mounted, mut keeper) = client_of_killed_server();
     let newer = "its region has layout 9, which this version does not know";
     let (_server, socket) = play(move |request| match request {
         ServerRequest::Resume(_) => ServerReply::Failed(newer.to_owned()),

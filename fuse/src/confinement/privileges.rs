@@ -41,7 +41,7 @@ const FOR_THE_HOST: &[CapabilitySet] = &[
 /// to no container with a user namespace.
 const FIRST_ID: u32 = 0x7000_0000;
 /// The overflow uid, for a user namespace that does not map the server's uid.
-const NOBODY: u32 = 65534;
+const OVERFLOW_ID: u32 = 65534;
 
 /// Removes the limits on locked memory and threads, if this process may.
 pub fn raise_limits() {
@@ -74,7 +74,7 @@ pub fn give_up_root() -> io::Result<()> {
     set_thread_groups(&[])?;
     let own = FIRST_ID | rustix::process::getpid().as_raw_pid().cast_unsigned();
     // A user namespace may not map this id.
-    become_user(own).or_else(|_| become_user(NOBODY))?;
+    become_user(own).or_else(|_| become_user(OVERFLOW_ID))?;
     Ok(())
 }
 

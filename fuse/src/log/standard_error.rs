@@ -13,8 +13,8 @@ use rustix::io::Errno;
 use rustix::net::{SendFlags, send};
 use rustix::stdio::stderr;
 
-/// If poll(2) reports room in a pipe or a terminal, it has room for so many bytes (`PIPE_BUF`, `pipe(7)`).
-const ROOM: usize = 4096;
+/// If poll(2) reports a pipe or a terminal as writable, it takes at least so many bytes (`PIPE_BUF`, `pipe(7)`).
+const PIPE_BUF: usize = 4096;
 
 static STANDARD_ERROR: LazyLock<Arc<LineOutput>> = LazyLock::new(|| Arc::new(LineOutput::of_standard_error()));
 
@@ -82,7 +82,7 @@ impl LineOutput {
         while written < lines.len() {
             match self.write_part(&lines[written..], written > 0) {
                 Ok(more) => (written, until) = (written + more, Instant::now() + timeout),
-                Err(Errno::AGAIN) if !self.wait_for_room(until) => return false,
+                Err(Errno::AGAIN) if !self.wait_until_writable(until) => return false,
                 Err(Errno::AGAIN) => {}
                 Err(_) => return true,
             }
@@ -108,8 +108,8 @@ impl LineOutput {
                 OutputKind::Reopened(output) => rustix::io::write(output, bytes),
                 OutputKind::Socket => send(stderr(), bytes, SendFlags::DONTWAIT | SendFlags::NOSIGNAL),
                 OutputKind::File => rustix::io::write(stderr(), bytes),
-                OutputKind::Polled if !has_room(stderr(), Duration::ZERO) => Err(Errno::AGAIN),
-                OutputKind::Polled => rustix::io::write(stderr(), &bytes[..bytes.len().min(ROOM)]),
+                OutputKind::Polled if !is_writable(stderr(), Duration::ZERO) => Err(Errno::AGAIN),
+                OutputKind::Polled => rustix::io::write(stderr(), &bytes[..bytes.len().min(PIPE_BUF)]),
                 OutputKind::Nowhere => Err(Errno::BADF),
             };
             if written != Err(Errno::INTR) {
@@ -119,18 +119,18 @@ impl LineOutput {
     }
 
     /// Waits for room, or for an error that a write reports. Returns false if there is neither at this time.
-    fn wait_for_room(&self, until: Instant) -> bool {
+    fn wait_until_writable(&self, until: Instant) -> bool {
         let output = match &self.kind {
             OutputKind::Reopened(output) => output.as_fd(),
             _ => stderr(),
         };
         let timeout = until.saturating_duration_since(Instant::now());
-        !timeout.is_zero() && has_room(output, timeout)
+        !timeout.is_zero() && is_writable(output, timeout)
     }
 }
 
-/// Waits until the descriptor has room, or has an error, which a write reports.
-fn has_room(output: BorrowedFd<'_>, timeout: Duration) -> bool {
+/// Waits until the descriptor is writable, or has an error, which a write reports.
+fn is_writable(output: BorrowedFd<'_>, timeout: Duration) -> bool {
     let timeout = Timespec { tv_sec: timeout.as_secs() as i64, tv_nsec: timeout.subsec_nanos().into() };
     // A signal ends the wait early; then the caller tries again.
     poll(&mut [PollFd::new(&output, PollFlags::OUT)], Some(&timeout)) != Ok(0)
@@ -150,15 +150,15 @@ mod tests {
     fn nearly_full() -> (LineOutput, PipeReader) {
         let (reader, writer) = pipe().expect("a pipe");
         let output = LineOutput::to_pipe(writer.into());
-        while output.write(&[b'x'; ROOM]) {}
-        (&reader).read_exact(&mut [0; ROOM]).expect("a page");
+        while output.write(&[b'x'; PIPE_BUF]) {}
+        (&reader).read_exact(&mut [0; PIPE_BUF]).expect("a page");
         (output, reader)
     }
 
     #[test]
     fn lines_wait_for_room_and_are_written_whole_when_the_reader_goes_on() {
         let (output, mut reader) = nearly_full();
-        let lines = vec![b'y'; 3 * ROOM];
+        let lines = vec![b'y'; 3 * PIPE_BUF];
         thread::scope(|scope| {
             let all = scope.spawn(|| output.write_within(LONG, &lines));
             let mut received = vec![0; 1 << 16];
@@ -168,17 +168,17 @@ mod tests {
         drop(output);
         let mut rest = Vec::new();
         reader.read_to_end(&mut rest).expect("the rest");
-        assert_eq!(rest, [b'y'; 2 * ROOM]);
+        assert_eq!(rest, [b'y'; 2 * PIPE_BUF]);
     }
 
     #[test]
     fn a_line_of_which_only_a_part_had_room_gets_its_line_break_from_the_next_line() {
         let (output, mut reader) = nearly_full();
-        assert!(!output.write_within(SHORT, &[b'y'; 2 * ROOM]), "the pipe is full after the first page");
+        assert!(!output.write_within(SHORT, &[b'y'; 2 * PIPE_BUF]), "the pipe is full after the first page");
         assert!(!output.write_within(SHORT, b"lost\n") && !output.write(b"lost, too\n"));
         let mut received = vec![0; 1 << 16];
         reader.read_exact(&mut received).expect("a full pipe");
-        assert!(received.ends_with(&[b'y'; ROOM]));
+        assert!(received.ends_with(&[b'y'; PIPE_BUF]));
         assert!(output.write_within(SHORT, b"next\n"));
         drop(output);
         let mut rest = String::new();

@@ -1,7 +1,7 @@
 //! The one thread that serves all exports of a process.
 //!
 //! It reads the FUSE devices and the sockets to servers, so that no call has to wake another thread. The thread never blocks:
-//! each wait is a task. `awake` decides whether the thread sleeps between two calls.
+//! each wait is a task. `busy_poll` decides whether the thread sleeps between two calls.
 
 use std::cell::RefCell;
 use std::io;
@@ -22,7 +22,7 @@ use tokio::sync::mpsc::{UnboundedSender, unbounded_channel};
 use tokio::task::{LocalSet, spawn_local};
 use tokio::time::timeout;
 
-use super::awake::Awake;
+use super::busy_poll::BusyPoll;
 use super::client_state::ClientState;
 use super::client_state::calls::Calls;
 use super::client_state::inherit::InheritedState;
@@ -90,7 +90,7 @@ impl NfsThread {
             let local_set = LocalSet::new();
             let work = async move {
                 let state = Rc::new(ThreadState::new(input));
-                spawn_local(Rc::clone(&state.awake).run());
+                spawn_local(Rc::clone(&state.busy_poll).run());
                 while let Some(task) = incoming.recv().await {
                     let (export, resumes, outcome) = match task {
                         ThreadTask::Serve { export, resumes, outcome } => (export, resumes, outcome),
@@ -164,7 +164,7 @@ pub fn can_resume(region: &Arc<Region>, log: &OwnedFd) -> io::Result<()> {
 struct ThreadState {
     servers: Servers,
     input: Rc<RefCell<InputBuffer>>,
-    awake: Rc<Awake>,
+    busy_poll: Rc<BusyPoll>,
     filesystems: RefCell<Vec<Weak<NfsFilesystem>>>,
 }
 
@@ -173,7 +173,7 @@ impl ThreadState {
         Self {
             servers: Servers::default(),
             input: Rc::new(RefCell::new(input)),
-            awake: Awake::new(),
+            busy_poll: BusyPoll::new(),
             filesystems: RefCell::default(),
         }
     }
@@ -235,8 +235,13 @@ impl ThreadState {
         let mut all = self.filesystems.borrow_mut();
         all.retain(|other| other.strong_count() > 0);
         all.push(Rc::downgrade(&filesystem));
-        let volume =
-            NfsVolume::new(filesystem, session.into_polled()?, Rc::clone(&self.input), Rc::clone(&self.awake), trace)?;
+        let volume = NfsVolume::new(
+            filesystem,
+            session.into_polled()?,
+            Rc::clone(&self.input),
+            Rc::clone(&self.busy_poll),
+            trace,
+        )?;
         spawn_local(volume.run());
         Ok(())
     }

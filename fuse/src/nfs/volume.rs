@@ -24,8 +24,8 @@ use tokio::task::{AbortHandle, spawn_local, yield_now};
 use tokio::time::{sleep, timeout};
 use zerocopy::IntoBytes;
 
-use super::awake::Awake;
-use super::filesystem::turn::NfsRequest;
+use super::busy_poll::BusyPoll;
+use super::filesystem::nfs_request::NfsRequest;
 use super::filesystem::{NfsAnswer, NfsFilesystem};
 use crate::caller::ending::is_dying;
 use crate::session::{DeferredAnswer, FuseOperation, InputBuffer, PolledSession, Request};
@@ -34,7 +34,7 @@ use crate::trace::Trace;
 /// The device reports by an error, and by nothing else, that its file system is unmounted.
 const WANTED: Interest = Interest::READABLE.add(Interest::ERROR);
 /// The interval at which podfs checks whether an interrupted caller is being killed.
-const LOOK_AGAIN: Duration = Duration::from_millis(200);
+const CHECK_INTERVAL: Duration = Duration::from_millis(200);
 /// Requests that are read before other volumes have their turn.
 const AT_A_TIME: usize = 64;
 /// Bytes that take longer to copy than a thread takes to wake up.
@@ -47,7 +47,7 @@ pub struct NfsVolume {
     filesystem: Rc<NfsFilesystem>,
     session: AsyncFd<PolledSession>,
     input: Rc<RefCell<InputBuffer>>,
-    awake: Rc<Awake>,
+    busy_poll: Rc<BusyPoll>,
     trace: Arc<Trace>,
     /// Requests that are being answered, by their numbers.
     running: RefCell<HashMap<u64, RunningRequest>>,
@@ -67,12 +67,12 @@ impl NfsVolume {
         filesystem: Rc<NfsFilesystem>,
         session: PolledSession,
         input: Rc<RefCell<InputBuffer>>,
-        awake: Rc<Awake>,
+        busy_poll: Rc<BusyPoll>,
         trace: Arc<Trace>,
     ) -> io::Result<Rc<Self>> {
         // SAFETY: the session has the device open for as long as it lives, and always names it by the same number.
         let session = unsafe { AsyncFd::register_with_interest(session, WANTED) }?;
-        Ok(Rc::new(Self { filesystem, session, input, awake, trace, running: RefCell::default() }))
+        Ok(Rc::new(Self { filesystem, session, input, busy_poll, trace, running: RefCell::default() }))
     }
 
     /// Answers until the file system is unmounted everywhere.
@@ -114,34 +114,34 @@ impl NfsVolume {
 
     fn begin(self: &Rc<Self>, request: &Request<'_>, bytes: &[u8]) {
         let reply = PendingAnswer(Some(self.session.get_ref().owe(request)));
-        let turn = NfsRequest::new(request.number(), request.caller, request.is_resent());
+        let nfs_request = NfsRequest::new(request.number(), request.caller, request.is_resent());
         let is_write = matches!(request.operation, FuseOperation::Write { .. });
         if is_write && !self.filesystem.options().stable && !self.trace.is_on() {
-            let answer = pin!(self.filesystem.answer(request, &turn));
+            let answer = pin!(self.filesystem.answer(request, &nfs_request));
             if let Poll::Ready(outcome) = answer.poll(&mut Context::from_waker(Waker::noop())) {
                 reply.send(outcome);
-                return self.filesystem.end(&turn);
+                return self.filesystem.end(&nfs_request);
             }
             // The log has no room yet. The task accepts bytes that were accepted already once more, which changes nothing.
         }
         let (volume, buffer, number) = (Rc::clone(self), RequestBuffer::new(bytes), request.number());
         let task = spawn_local(async move {
-            volume.answer(&buffer, turn, reply).await;
+            volume.answer(&buffer, nfs_request, reply).await;
             volume.running.borrow_mut().remove(&number);
         });
         let running = RunningRequest { pid: request.caller.pid, task: task.abort_handle() };
         self.running.borrow_mut().insert(number, running);
     }
 
-    async fn answer(&self, buffer: &RequestBuffer, turn: NfsRequest, reply: PendingAnswer) {
+    async fn answer(&self, buffer: &RequestBuffer, nfs_request: NfsRequest, reply: PendingAnswer) {
         let Some(request) = buffer.request() else { return };
         // The records of the request are needed until the answer is written, because the kernel would send the request to a
         // successor again. This is dropped after the answer, also if the task is dropped.
-        let _end = RequestEnd { filesystem: &self.filesystem, turn: &turn };
+        let _end = RequestEnd { filesystem: &self.filesystem, nfs_request: &nfs_request };
         let reply = reply;
         let entry = request.operation.entry().map(|name| name.as_encoded_bytes());
         let line = self.trace.begin(|| self.filesystem.path(request.node, entry));
-        let outcome = self.filesystem.answer(&request, &turn).await;
+        let outcome = self.filesystem.answer(&request, &nfs_request).await;
         if let Some(line) = line {
             let error = outcome.as_ref().err().map(|errno| nix::errno::Errno::from_raw(errno.raw_os_error()));
             line.end(request.name(), request.caller, error);
@@ -158,7 +158,7 @@ impl NfsVolume {
             _ => 0,
         };
         if bytes < LARGE_TRANSFER {
-            self.awake.note_event();
+            self.busy_poll.note_event();
         }
     }
 
@@ -174,7 +174,7 @@ impl NfsVolume {
                     }
                     return;
                 }
-                sleep(LOOK_AGAIN).await;
+                sleep(CHECK_INTERVAL).await;
             }
         });
     }
@@ -221,12 +221,12 @@ impl RequestBuffer {
 /// Dropping it forgets the inherited state of a request, which is answered.
 struct RequestEnd<'a> {
     filesystem: &'a NfsFilesystem,
-    turn: &'a NfsRequest,
+    nfs_request: &'a NfsRequest,
 }
 
 impl Drop for RequestEnd<'_> {
     fn drop(&mut self) {
-        self.filesystem.end(self.turn);
+        self.filesystem.end(self.nfs_request);
     }
 }
 

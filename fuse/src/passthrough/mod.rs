@@ -34,7 +34,7 @@
 //! | `attributes` | attributes, and how long they hold |
 //! | `extents` | where a file has blocks |
 //! | `usage` | a limit on the space of the volume |
-//! | `room` | the free space of the volume |
+//! | `space` | the free space of the volume |
 //!
 //! A thread takes the locks of this program in this order: a listing, then a node's open files, then any of the tables (nodes,
 //! open files, mounts, directories, listings, waits). It holds the lock of a table for moments, and never during a system call on
@@ -61,9 +61,9 @@ mod open_node;
 mod options;
 mod pruner;
 mod readdirplus;
-mod room;
 mod share;
 mod source_mount;
+mod space;
 mod state;
 mod tables;
 mod takeover;
@@ -77,7 +77,7 @@ use std::sync::Arc;
 pub use data_path::DataPath;
 pub use inherit::TakeoverError;
 pub use options::{CacheMode, PassthroughOptions, SESSION_THREADS};
-pub use room::SpaceUsage;
+pub use space::SpaceUsage;
 pub use state::{descriptors, forget_descriptors};
 pub use takeover::{LoadedVolume, load};
 
@@ -130,6 +130,7 @@ fn run(
 ) -> io::Result<DataPath> {
     let threads = options.threads.map_or(SESSION_THREADS, usize::from).max(1);
     let data_path = tables.data_path;
+    let session = session.labelled(options.name.clone());
     let filesystem = Arc::new(PassthroughFilesystem::new(&session, region, tables, options, trace));
     filesystem.start_reopening();
     session.run_waking(filesystem, threads, mount)?;

@@ -16,7 +16,7 @@ use std::time::Duration;
 use crate::session::{NodeId, Notifier};
 
 /// The pause before the thread asks the kernel. Meanwhile the system calls whose requests came last can end.
-const MOMENT: Duration = Duration::from_millis(20);
+const PAUSE: Duration = Duration::from_millis(20);
 
 /// Asks the kernel to forget nodes.
 pub struct Pruner {
@@ -57,7 +57,7 @@ impl Pruner {
 
 fn run(notifier: &Notifier, state: &Mutex<PrunerState>) {
     loop {
-        thread::sleep(MOMENT);
+        thread::sleep(PAUSE);
         let nodes = {
             let mut state = lock(state);
             if state.nodes.is_empty() {

@@ -121,11 +121,11 @@ impl QuotaUsage {
     /// The figures of the source's file system, reduced to what the limit allows.
     pub fn narrow(&self, whole: Kstatfs) -> Kstatfs {
         let unit = u64::from(whole.frsize.max(1));
-        let room = self.lock().room() / unit;
+        let free = self.lock().free_space() / unit;
         Kstatfs {
             blocks: (self.limit() / unit).min(whole.blocks),
-            bfree: room.min(whole.bfree),
-            bavail: room.min(whole.bavail),
+            bfree: free.min(whole.bfree),
+            bavail: free.min(whole.bavail),
             ..whole
         }
     }
@@ -145,9 +145,9 @@ impl QuotaLock<'_> {
     ///
     /// # Errors
     /// `ENOSPC` when none can.
-    pub fn room_for(&self, file: BorrowedFd<'_>, offset: u64, length: u64) -> Result<u64, Errno> {
-        let mut room = self.room();
-        if length.saturating_add(2 * BLOCK) <= room || length == 0 {
+    pub fn free_space_for(&self, file: BorrowedFd<'_>, offset: u64, length: u64) -> Result<u64, Errno> {
+        let mut free = self.free_space();
+        if length.saturating_add(2 * BLOCK) <= free || length == 0 {
             return Ok(length);
         }
         let end = offset.saturating_add(length).next_multiple_of(BLOCK);
@@ -156,34 +156,34 @@ impl QuotaLock<'_> {
             // Blocks that the file has already cost nothing. A hole costs its whole length.
             let there = extents::first_in(file, position..end)?.unwrap_or(end..end);
             let hole = there.start - position;
-            if hole > room {
-                let fits = position + (room - room % BLOCK);
+            if hole > free {
+                let fits = position + (free - free % BLOCK);
                 return if fits > offset { Ok(fits - offset) } else { Err(Errno::NOSPC) };
             }
-            room -= hole;
+            free -= hole;
             position = there.end.next_multiple_of(BLOCK);
         }
         Ok(length)
     }
 
-    /// Checks for room for one more name in `parent`, open as `directory`, and for a file of `blocks` blocks.
+    /// Checks for free space for one more name in `parent`, open as `directory`, and for a file of `blocks` blocks.
     ///
     /// # Errors
-    /// `ENOSPC` when there is no room.
-    pub fn check_room_for_name(&self, parent: &Node, directory: BorrowedFd<'_>, blocks: u64) -> Result<(), Errno> {
+    /// `ENOSPC` when there is none.
+    pub fn check_space_for_name(&self, parent: &Node, directory: BorrowedFd<'_>, blocks: u64) -> Result<(), Errno> {
         let root_is_full = || {
             let grown = attributes_of(directory).map_or(0, |found| bytes_taken(&found).saturating_sub(BLOCK));
             parent.id == NodeId::ROOT && grown >= self.usage.limit() && grown >= self.usage.root_free()
         };
-        if self.room() >= (1 + blocks) * BLOCK && !root_is_full() { Ok(()) } else { Err(Errno::NOSPC) }
+        if self.free_space() >= (1 + blocks) * BLOCK && !root_is_full() { Ok(()) } else { Err(Errno::NOSPC) }
     }
 
-    /// Checks for room for an extended attribute of `length` bytes.
+    /// Checks for free space for an extended attribute of `length` bytes.
     ///
     /// # Errors
-    /// `ENOSPC` when there is no room.
-    pub fn check_room_for_attribute(&self, length: usize) -> Result<(), Errno> {
-        if self.room() >= (length.max(1) as u64).next_multiple_of(BLOCK) { Ok(()) } else { Err(Errno::NOSPC) }
+    /// `ENOSPC` when there is none.
+    pub fn check_space_for_attribute(&self, length: usize) -> Result<(), Errno> {
+        if self.free_space() >= (length.max(1) as u64).next_multiple_of(BLOCK) { Ok(()) } else { Err(Errno::NOSPC) }
     }
 
     /// Checks whether a name may move to another directory, which may grow by a block. It may in a full volume, because
@@ -256,7 +256,7 @@ impl QuotaLock<'_> {
         self.counters.used.load(Relaxed)
     }
 
-    fn room(&self) -> u64 {
+    fn free_space(&self) -> u64 {
         self.usage.limit().saturating_sub(self.used())
     }
 }

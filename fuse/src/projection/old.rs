@@ -75,11 +75,11 @@ impl OldGenerations {
 
     /// The generations to remove now: their time is over, or newer ones exceed the limits.
     pub(crate) fn due(&self, now: Instant) -> Vec<OldGeneration> {
-        let (mut room, mut bytes) = (MOST, MOST_BYTES);
+        let (mut generations, mut bytes) = (MOST, MOST_BYTES);
         let newest_first = self.all.iter().rev().enumerate();
         let due = newest_first.filter(|(age, old)| {
-            let fits = room > 0 && old.image.memory() <= bytes;
-            (room, bytes) = if fits { (room - 1, bytes - old.image.memory()) } else { (0, 0) };
+            let fits = generations > 0 && old.image.memory() <= bytes;
+            (generations, bytes) = if fits { (generations - 1, bytes - old.image.memory()) } else { (0, 0) };
             old.until <= now || (!fits && *age > 0 && old.backoff.failures() == 0)
         });
         let mut due: Vec<_> = due.map(|(_, old)| old.clone()).collect();

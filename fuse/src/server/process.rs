@@ -16,17 +16,18 @@ use rustix::event::{PollFd, PollFlags, poll};
 use rustix::net::{RecvFlags, Shutdown, recv, shutdown};
 use rustix::process::{Resource, getrlimit};
 
-use super::fd_keeper::{self, FAR_END, FIRST_FREE, Handover, KeeperHandle, LISTENER};
+use super::fd_keeper::{self, FAR_END, FIRST_FREE, FdKeeperHandle, Handover, LISTENER};
 use super::volumes::{
     LiveParts, NfsExport, Passthrough, ServedProjection, ServedVolumes, VolumeDescriptors, end_without_resources,
 };
+use crate::label::VolumeLabel;
 use crate::live::tree::LiveUpdate;
 use crate::log::standard_error::standard_error;
 use crate::memory_lock;
 use crate::mount::enclosed::SourceWithMounts;
 use crate::passthrough;
 use crate::projection::Image;
-use crate::protocol::{Greeting, ServerReply, ServerRequest, VolumeNumber, check, receive, send};
+use crate::protocol::{Greeting, ServerReply, ServerRequest, check, receive, send};
 use crate::region::Region;
 use crate::shortage::is_shortage;
 
@@ -48,7 +49,7 @@ const MAX_CONNECTIONS: usize = 8;
 pub fn serve(program: &str, pod: &str) -> io::Result<()> {
     // The lines of audited volumes go there.
     let output = standard_error();
-    let keeper = fd_keeper::reserve_numbers().and_then(|()| KeeperHandle::start_first()).map_err(with_file_limit);
+    let keeper = fd_keeper::reserve_numbers().and_then(|()| FdKeeperHandle::start_first()).map_err(with_file_limit);
     let keeper = keeper.inspect_err(|error| refuse(&error.to_string()))?;
     let greeting = Greeting::new(program, pod);
     let mut process = RunningServer {
@@ -89,7 +90,7 @@ pub fn refuse(reason: &str) {
 
 struct RunningServer {
     greeting: Greeting,
-    keeper: KeeperHandle,
+    keeper: FdKeeperHandle,
     /// Whether no supervisor has got the far end of the keeper's channel yet.
     has_channel: bool,
     volumes: ServedVolumes,
@@ -105,9 +106,10 @@ impl RunningServer {
     fn serve_alone(&mut self) {
         if self.listens {
             // No supervisor would start another server.
-            for (VolumeNumber(number), reason) in self.volumes.start(|_| {}) {
-                tracing::error!("this server cannot serve volume {number} of the server before: {reason}");
-            }
+            drop(self.volumes.start(|volume, error| {
+                let volume = volume.as_str();
+                tracing::error!(volume, "this server cannot serve volume {volume:?} of the server before: {error}");
+            }));
         }
     }
 
@@ -183,7 +185,9 @@ impl RunningServer {
             }
             ServerRequest::Resume(description) => {
                 let held = descriptors.held()?;
-                volumes.load(description, held, descriptors.0.collect()).inspect_err(end_without_resources)?;
+                let label = VolumeLabel::in_record(&description.about);
+                let loaded = volumes.load(description, held, descriptors.0.collect());
+                loaded.inspect_err(|error| end_without_resources(&label, error))?;
                 ServerReply::Done
             }
             ServerRequest::Start => match volumes.start(end_without_resources) {
@@ -196,7 +200,7 @@ impl RunningServer {
                 return Ok((ServerReply::Described(description), descriptors));
             }
             ServerRequest::Keep => {
-                self.keeper = KeeperHandle::start_another()?;
+                self.keeper = FdKeeperHandle::start_another()?;
                 ServerReply::Kept { keeper: self.keeper.pid() }
             }
             ServerRequest::Announce { volume, steps, staged, time } => {

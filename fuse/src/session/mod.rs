@@ -47,6 +47,7 @@ use rustix::io::Errno;
 use zerocopy::IntoBytes;
 
 pub use crate::caller::Caller;
+use crate::label::VolumeLabel;
 use abi::{InitOut, MAJOR, MINOR, init};
 use answer::Responder;
 pub use answer::{Answer, DeferredAnswer, Exchange, Notifier, ReaddirEntry};
@@ -94,7 +95,7 @@ pub trait Filesystem: Send + Sync + 'static {
     /// with `EINTR` if nothing was done.
     fn interrupt(&self, unique: u64);
 
-    /// Whether the source may be away for long, so that no code may depend on its answer.
+    /// Whether the source may be unreachable for long, so that no code may depend on its answer.
     fn is_remote(&self) -> bool {
         false
     }
@@ -143,6 +144,8 @@ pub struct Session {
     region: Arc<Region>,
     accepted: u64,
     beginning: SessionStart,
+    /// The volume, for log lines.
+    label: VolumeLabel,
     /// Threads for requests that come over io_uring.
     rings: Option<Rings>,
 }
@@ -223,7 +226,14 @@ impl Session {
             max_stack_depth: if accepted & init::PASSTHROUGH == 0 { 0 } else { wanted.max_stack_depth },
             ..Default::default()
         })?;
-        Ok(Session { device, region, accepted, beginning: SessionStart::Handshake, rings })
+        Ok(Session {
+            device,
+            region,
+            accepted,
+            beginning: SessionStart::Handshake,
+            label: VolumeLabel::default(),
+            rings,
+        })
     }
 
     /// Continues the connection of a dead server on `device`. From here on `region` is this session's: no thread of the
@@ -250,7 +260,7 @@ impl Session {
         };
         region.in_flight().collect_replays();
         let beginning = SessionStart::Resumed(Unanswered::AskedAgain);
-        Ok(Session { device: Arc::new(device), region, accepted, beginning, rings })
+        Ok(Session { device: Arc::new(device), region, accepted, beginning, label: VolumeLabel::default(), rings })
     }
 
     /// Lets a resumed session end all unanswered requests with an error, as on a kernel that cannot send requests again.
@@ -258,6 +268,12 @@ impl Session {
         if let SessionStart::Resumed(unanswered) = &mut self.beginning {
             *unanswered = Unanswered::Failed;
         }
+        self
+    }
+
+    /// Names the volume of the session, for log lines.
+    pub fn labelled(mut self, label: VolumeLabel) -> Session {
+        self.label = label;
         self
     }
 
@@ -307,7 +323,7 @@ impl Session {
         }
         let stall_guard = || StallGuard::start(&self.device, &self.region, &service);
         let stall_guard = service.is_remote().then(stall_guard).transpose()?;
-        Readers::new(self.device, self.region, service, stall_guard, threads, over_rings).start()
+        Readers::new(self.label, self.device, self.region, service, stall_guard, threads, over_rings).start()
     }
 }
 

@@ -12,18 +12,20 @@ use zerocopy::IntoBytes;
 use super::answer::Responder;
 use super::stall_guard::StallGuard;
 use super::{Exchange, Filesystem, FuseOperation, InputBuffer, KernelReferences, Request, read};
+use crate::label::VolumeLabel;
 use crate::region::{Region, SLOTS};
 
 /// The pause after which a thread reads again that gets only FORGET and INTERRUPT. The kernel wakes no thread meanwhile, and then
 /// gives many forgotten nodes at once: `rm -r` forgets a node with each file.
-const GATHERING: Duration = Duration::from_millis(1);
+const GATHERING_PAUSE: Duration = Duration::from_millis(1);
 
 /// The threads of a session.
 pub(super) struct Readers {
+    label: VolumeLabel,
     device: Arc<OwnedFd>,
     region: Arc<Region>,
     service: Arc<dyn Filesystem>,
-    /// `Some` if the source may be away.
+    /// `Some` if the source may be unreachable.
     stall_guard: Option<Arc<StallGuard>>,
     /// The number of threads while no request is slow.
     wanted: usize,
@@ -41,6 +43,7 @@ impl Readers {
     /// `wanted` is the number of threads while no request is slow. Beside rings there is one thread: only FORGET and INTERRUPT
     /// come through the device then.
     pub(super) fn new(
+        label: VolumeLabel,
         device: Arc<OwnedFd>,
         region: Arc<Region>,
         service: Arc<dyn Filesystem>,
@@ -49,6 +52,7 @@ impl Readers {
         beside_rings: bool,
     ) -> Arc<Self> {
         Arc::new(Self {
+            label,
             device,
             region,
             service,
@@ -94,7 +98,7 @@ impl Readers {
         self.service.begin_thread();
         let mut input = InputBuffer::new(self.service.longest_request()).unwrap_or_else(|error| {
             // Without memory this server ends, and the supervisor starts another one.
-            tracing::error!("no memory for requests: {error}");
+            tracing::error!(volume = self.label.as_str(), "no memory for requests: {error}");
             std::process::abort()
         });
         let mut buffer = Vec::new();
@@ -111,7 +115,7 @@ impl Readers {
                 },
             }
             if self.beside_rings {
-                thread::sleep(GATHERING);
+                thread::sleep(GATHERING_PAUSE);
             }
         }
     }
@@ -123,7 +127,7 @@ impl Readers {
         }
     }
 
-    /// Answers `request`, whose source may be away, or lets the guard park it. After an answer, the thread also answers the
+    /// Answers `request`, whose source may be unreachable, or lets the guard park it. After an answer, the thread also answers the
     /// requests that are parked.
     fn answer_guarded(
         self: &Arc<Self>,
@@ -161,7 +165,7 @@ impl Readers {
         let earlier = if request.is_resent() { slots.earlier(number) } else { None };
         self.region.counts().request(request.opcode);
         if self.idle.load(Ordering::Relaxed) == 0 && self.service.may_wait(&request.operation) {
-            self.make_room();
+            self.start_next_reader();
         }
         let responder = Responder::of_device(&self.device, request.unique);
         buffer.clear();
@@ -191,7 +195,7 @@ impl Readers {
     }
 
     /// Starts a thread that reads requests while this one waits. If none can start, the volume is slower, not wrong.
-    fn make_room(self: &Arc<Self>) {
+    fn start_next_reader(self: &Arc<Self>) {
         if self.running.load(Ordering::Relaxed) < SLOTS {
             let _ = Arc::clone(self).spawn();
         }
@@ -211,7 +215,7 @@ impl Readers {
             Err(error) if matches!(error.raw_os_error(), Some(libc::ENODEV | libc::ECONNABORTED)) => None,
             Err(error) => {
                 // Callers would wait for ever. When this server ends, the supervisor starts another one.
-                tracing::error!("cannot read requests: {error}");
+                tracing::error!(volume = self.label.as_str(), "cannot read requests: {error}");
                 std::process::abort()
             }
         }

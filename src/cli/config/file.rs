@@ -14,7 +14,7 @@ use super::error::{ConfigError, ValueProblem};
 use super::keys::{KEYS, Key};
 use super::{LONGEST, Setting, check};
 
-/// The settings of a file. There are none if the file at the default path does not exist. It calls `podfs`, which describes the
+/// The settings of a file. There are none if the file at the default path does not exist. Calls `podfs`, which describes the
 /// commands, only if the file has text.
 ///
 /// # Errors

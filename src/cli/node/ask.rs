@@ -17,9 +17,9 @@ use crate::node::service::{DaemonClient, DaemonClientError};
 use crate::node::{NodeState, PodEntry};
 
 /// Delay before the next try to connect to the daemon.
-const RETRY: Duration = Duration::from_millis(100);
+const RETRY_PAUSE: Duration = Duration::from_millis(100);
 /// Delay before `podfs node wait` says that the daemon or the pod is missing.
-const GRACE: Duration = Duration::from_secs(1);
+const REPORT_DELAY: Duration = Duration::from_secs(1);
 
 /// A question to the daemon.
 #[derive(Subcommand)]
@@ -126,7 +126,7 @@ impl Wait {
     async fn ask(self, run_directory: &Path) -> Result<(), Failure> {
         let waiting = self.answer(run_directory);
         let report = async {
-            sleep(GRACE).await;
+            sleep(REPORT_DELAY).await;
             if let Some(missing) = self.missing(run_directory).await {
                 say(&format!("{missing}; waiting for it, up to {} s", self.timeout));
             }
@@ -166,7 +166,7 @@ impl Wait {
             };
             match answer {
                 Err(DaemonClientError::Absent(_) | DaemonClientError::Ends(_)) if !left.is_zero() => {
-                    sleep(RETRY.min(left)).await
+                    sleep(RETRY_PAUSE.min(left)).await
                 }
                 answer => return Ok(answer?),
             }

@@ -28,7 +28,7 @@ use crate::driver::{DriverError, quoted};
 /// Longest duration of a call, as in the kubelet.
 pub(super) const DEADLINE: Duration = Duration::from_secs(120);
 /// Longest wait for a connection to a driver.
-const CONNECT: Duration = Duration::from_secs(10);
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// A connection to a CSI driver.
 pub(super) struct CsiClient {
@@ -59,7 +59,7 @@ impl CsiClient {
     /// When it does not listen there.
     pub(super) fn connect(driver: &str, socket: &Path) -> Result<CsiClient, DriverError> {
         let runtime = runtime()?;
-        let connected = runtime.block_on(async { timeout(CONNECT, channel(socket)).await });
+        let connected = runtime.block_on(async { timeout(CONNECT_TIMEOUT, channel(socket)).await });
         let channel = match connected {
             Ok(Ok(channel)) => channel,
             Ok(Err(error)) => {

@@ -16,9 +16,9 @@ use crate::driver::{DriverError, quoted};
 /// The type under which a CSI driver registers.
 const CSI_PLUGIN: &str = "CSIPlugin";
 /// Longest wait for an answer of a registration.
-const ANSWER: Duration = Duration::from_secs(2);
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(2);
 /// Longest duration of NodeGetInfo, for which a driver may have to call its cloud.
-const NODE_INFO: Duration = Duration::from_secs(120);
+const NODE_INFO_TIMEOUT: Duration = Duration::from_secs(120);
 
 /// A CSI driver of the node, with its fields in the CSINode object.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -63,8 +63,8 @@ pub async fn node_driver(socket: &Path) -> Result<Option<NodeDriver>, DriverErro
         let answer = NodeClient::new(node).node_get_info(NodeGetInfoRequest {}).await;
         answer.map_err(|status| failed(format!("failed ({:?}): {}", status.code(), quoted(status.message()))))
     };
-    let late = || failed(format!("has not answered for {} s; see the driver's log", NODE_INFO.as_secs()));
-    let info = timeout(NODE_INFO, call).await.map_err(|_| late())??.into_inner();
+    let late = || failed(format!("has not answered for {} s; see the driver's log", NODE_INFO_TIMEOUT.as_secs()));
+    let info = timeout(NODE_INFO_TIMEOUT, call).await.map_err(|_| late())??.into_inner();
     NodeDriver::new(name.clone(), info).map(Some).ok_or_else(|| failed("names no node id".to_owned()))
 }
 
@@ -76,7 +76,7 @@ pub async fn answer(socket: &Path, refusal: Option<&str>) -> bool {
         let channel = channel(socket).await.ok()?;
         RegistrationClient::new(channel).notify_registration_status(status).await.ok()
     };
-    timeout(ANSWER, call).await.ok().flatten().is_some()
+    timeout(ANSWER_TIMEOUT, call).await.ok().flatten().is_some()
 }
 
 /// The CSI driver that a socket of the registry registers, if it is one.
@@ -87,7 +87,7 @@ pub(super) async fn registered(socket: &Path) -> Result<Option<RegisteredPlugin>
         let answer = RegistrationClient::new(channel).get_info(InfoRequest {}).await;
         answer.map_err(|status| failed(&format!("failed ({:?}): {}", status.code(), quoted(status.message()))))
     };
-    let info = timeout(ANSWER, call).await.map_err(|_| failed("does not answer"))??.into_inner();
+    let info = timeout(ANSWER_TIMEOUT, call).await.map_err(|_| failed("does not answer"))??.into_inner();
     let PluginInfo { r#type, name, endpoint, supported_versions: versions } = info;
     // A plugin without an endpoint listens at its registration socket.
     let endpoint = match endpoint.trim_start_matches("unix://") {

@@ -25,7 +25,7 @@ use crate::host::HostError;
 use crate::host::global_mount::LockedGlobalMount;
 
 /// How long a mount may stay busy after its last pod has ended: the pod's server has to close its files first.
-const CLOSING: Duration = Duration::from_secs(2);
+const BUSY_TIMEOUT: Duration = Duration::from_secs(2);
 /// The pause between two attempts to unmount.
 const PAUSE: Duration = Duration::from_millis(10);
 
@@ -136,7 +136,7 @@ pub(super) fn is_read_only(place: &Path) -> Result<bool, HostError> {
 pub fn unmount(held: &LockedGlobalMount<'_>, top: &Path) -> Result<(), HostError> {
     let place = held.mount_point();
     let failed = |cause: std::io::Error| HostError::system("unmount", place, cause);
-    let deadline = Instant::now() + CLOSING;
+    let deadline = Instant::now() + BUSY_TIMEOUT;
     while held.is_mounted().map_err(failed)? {
         match umount(place, UnmountFlags::NOFOLLOW) {
             Ok(()) => {}

@@ -20,10 +20,10 @@ use crate::kube::tls::{Authority, ClientCertificate};
 
 /// The name of podfs in the server's logs.
 const USER_AGENT: &str = concat!("podfs/", env!("CARGO_PKG_VERSION"));
-const CONNECT: Duration = Duration::from_secs(10);
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 /// How often podfs pings the server during a request, and how long it waits for the answer.
-const PING: Duration = Duration::from_secs(15);
-const PONG: Duration = Duration::from_secs(10);
+const PING_INTERVAL: Duration = Duration::from_secs(15);
+const PING_TIMEOUT: Duration = Duration::from_secs(10);
 /// Most watches on a connection, so that the server also accepts other requests on it.
 const WATCHES: usize = 80;
 
@@ -85,12 +85,12 @@ impl ConnectionIdentity {
             .redirect(Policy::none())
             .no_proxy()
             .user_agent(USER_AGENT)
-            .connect_timeout(CONNECT)
-            .http2_keep_alive_interval(PING)
-            .http2_keep_alive_timeout(PONG)
+            .connect_timeout(CONNECT_TIMEOUT)
+            .http2_keep_alive_interval(PING_INTERVAL)
+            .http2_keep_alive_timeout(PING_TIMEOUT)
             .tcp_nodelay(true)
-            .tcp_keepalive(PING)
-            .tcp_user_timeout(PING + PONG);
+            .tcp_keepalive(PING_INTERVAL)
+            .tcp_user_timeout(PING_INTERVAL + PING_TIMEOUT);
         if let Some(proxy) = &self.proxy {
             let proxy = Proxy::all(proxy.clone()).map_err(ConnectionError::Proxy)?;
             builder = builder.proxy(proxy);

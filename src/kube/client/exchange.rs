@@ -12,7 +12,7 @@ use tracing::debug;
 use super::connection::ApiConnection;
 use super::connection_pool::WatchSlot;
 use super::renewal::RereadReason;
-use super::{ApiClient, QUEUE};
+use super::{ApiClient, QUEUE_TIMEOUT};
 use crate::kube::error::{ApiError, ErrorClass};
 
 /// How long an answer may take to begin, and then to end. The answer to a watch may take longer to end.
@@ -92,7 +92,7 @@ impl ApiClient {
             headers.insert(CONTENT_TYPE, HeaderValue::from_static(content));
             *request.body_mut() = Some(body.to_string().into());
         }
-        let turn = if connection.is_made() { None } else { timeout(QUEUE, self.0.first.lock()).await.ok() };
+        let turn = if connection.is_made() { None } else { timeout(QUEUE_TIMEOUT, self.0.first.lock()).await.ok() };
         // If another request has made the connection meanwhile, this one makes none, and later requests need not wait
         // for it.
         let turn = turn.filter(|_| !connection.is_made());

@@ -40,13 +40,13 @@ const MAX_OBJECT: usize = 4 << 20;
 const MAX_LIST: usize = 32 << 20;
 /// For how long after a connection was made a 410 means that the server has restarted: then it answers other watches with
 /// 410, too.
-const FORGETS: Duration = Duration::from_secs(30);
+const RESTART_PERIOD: Duration = Duration::from_secs(30);
 /// The kind of an object, and of a list, of which the server sends the metadata only.
 pub(crate) const PARTIAL: &str = "PartialObjectMetadata";
 const PARTIAL_LIST: &str = "PartialObjectMetadataList";
 /// How long requests wait for the first one to make a connection, and for the one that tries an unreachable server.
 /// When all pods of a node come back at once, that takes a while, and each further try would cost another handshake.
-const QUEUE: Duration = Duration::from_secs(3);
+const QUEUE_TIMEOUT: Duration = Duration::from_secs(3);
 
 /// A client of one API server. Cheap to clone.
 #[derive(Clone)]
@@ -251,7 +251,7 @@ impl ApiClient {
             let pause = self.reach().outage.pause(tokio::time::Instant::now());
             sleep(pause).await;
             let reach = self.reach();
-            if reach.trying == 0 || reach.tried.elapsed() >= QUEUE {
+            if reach.trying == 0 || reach.tried.elapsed() >= QUEUE_TIMEOUT {
                 return;
             }
         }
@@ -287,7 +287,7 @@ impl ApiClient {
 
     /// Whether the client has reached the server only recently, and the server no longer has earlier changes.
     pub(crate) fn has_forgotten(&self) -> bool {
-        self.0.has_forgotten.load(Ordering::Relaxed) && self.connected_for() < FORGETS
+        self.0.has_forgotten.load(Ordering::Relaxed) && self.connected_for() < RESTART_PERIOD
     }
 
     fn reach(&self) -> MutexGuard<'_, Reachability> {

@@ -21,11 +21,11 @@ use super::connection::ApiConnection;
 use crate::kube::settings::SettingsError;
 
 /// How old credentials may be before podfs reads their files again.
-const FRESH: Duration = Duration::from_secs(60);
+const REREAD_INTERVAL: Duration = Duration::from_secs(60);
 /// How old credentials may be for requests to use them while podfs reads their files.
 const STALE: Duration = Duration::from_secs(300);
-/// How long before its credentials expire podfs runs a program again. Longer than `FRESH`, so that a client in use does so in
-/// time.
+/// How long before its credentials expire podfs runs a program again. Longer than `REREAD_INTERVAL`, so that a client in use
+/// does so in time.
 const AHEAD: Duration = Duration::from_secs(120);
 
 /// The connection, and what podfs knows of its credentials.
@@ -82,7 +82,7 @@ impl CurrentConnection {
             _ if self.expires_within(Duration::ZERO) || age >= STALE => CredentialValidity::Useless,
             RereadReason::Identity => CredentialValidity::Useless,
             RereadReason::Connection => CredentialValidity::Doubtful,
-            RereadReason::No if age >= FRESH => CredentialValidity::Due,
+            RereadReason::No if age >= REREAD_INTERVAL => CredentialValidity::Due,
             RereadReason::No => CredentialValidity::Fresh,
         }
     }

@@ -22,9 +22,9 @@ use crate::node::publication::{Publication, Publications};
 use crate::node::state::{MountState, NodeState, VolumeEntry};
 
 /// How long a call waits until its volume is mounted. The kubelet waits for two minutes, and calls again.
-const MOUNT: Duration = Duration::from_secs(60);
+const MOUNT_TIMEOUT: Duration = Duration::from_secs(60);
 /// How long a call waits for system calls on the kubelet's directory.
-const FILE_SYSTEM: Duration = Duration::from_secs(10);
+const SYSTEM_CALL_TIMEOUT: Duration = Duration::from_secs(10);
 /// How often podfs checks whether the kubelet has removed directories of pods.
 pub(super) const CHECK_INTERVAL: Duration = Duration::from_secs(5);
 
@@ -121,7 +121,7 @@ impl CsiOperations {
             let is_mounted = shared.root.mounted(&target).is_ok_and(|layers| !layers.is_empty());
             (is_mounted, shared.root.usage(&target))
         });
-        let measured = timeout(FILE_SYSTEM, measured).await;
+        let measured = timeout(SYSTEM_CALL_TIMEOUT, measured).await;
         let reason = self.shared.reason(&publication);
         let stats = |usage, message: Option<String>| Stats {
             usage,
@@ -213,7 +213,7 @@ impl SharedOperations {
         if !is_known {
             self.record(&publication).await?;
         }
-        let until = Instant::now() + MOUNT;
+        let until = Instant::now() + MOUNT_TIMEOUT;
         let source = match self.wait_until_mounted(&publication, until).await {
             Ok(source) => source,
             // The kubelet repeats the call for a volume that is mounted: a failure leaves the volume as it is.
@@ -223,7 +223,7 @@ impl SharedOperations {
         let (shared, target) = (Arc::clone(&self), publication.target.clone());
         let access = if publication.read_only { ContainerAccess::ReadOnly } else { ContainerAccess::ReadWrite };
         let mount = move || shared.root.mount(&source, &target, access).map_err(|error| status_of(&error));
-        lock.run(FILE_SYSTEM, mount).await.map(drop)
+        lock.run(SYSTEM_CALL_TIMEOUT, mount).await.map(drop)
     }
 
     /// Makes podfs read the pod's objects with this token from now on.
@@ -293,7 +293,7 @@ impl SharedOperations {
             true => "neither the API server nor a manifest file has the pod yet".to_owned(),
             false => "its supervisor has not mounted it yet; podfs node status says more".to_owned(),
         });
-        format!("the volume is not mounted after {} s: {reason}; podfs continues to wait", MOUNT.as_secs())
+        format!("the volume is not mounted after {} s: {reason}; podfs continues to wait", MOUNT_TIMEOUT.as_secs())
     }
 
     /// Why the volume is not mounted or not current.
@@ -320,7 +320,7 @@ impl SharedOperations {
                 .remove(&path)
                 .map_err(|error| Status::internal(format!("cannot remove the record of the volume: {error}")))
         };
-        let (_lock, ()) = lock.run(FILE_SYSTEM, remove).await?;
+        let (_lock, ()) = lock.run(SYSTEM_CALL_TIMEOUT, remove).await?;
         let publication = self.publications().remove(&target);
         if let Some(publication) = publication {
             // Fails only while the daemon ends. The next daemon does not find a record of the publication.
@@ -341,7 +341,7 @@ impl SharedOperations {
         let mut states = self.node.follow();
         let is_wanted = |state: &Arc<NodeState>| entry(state, publication).is_some();
         // Fails only while the daemon ends. The manager never blocks.
-        let _ = timeout(FILE_SYSTEM, states.wait_for(|state| !is_wanted(state))).await;
+        let _ = timeout(SYSTEM_CALL_TIMEOUT, states.wait_for(|state| !is_wanted(state))).await;
     }
 
     fn publications(&self) -> MutexGuard<'_, BTreeMap<PathBuf, Publication>> {

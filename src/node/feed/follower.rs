@@ -25,7 +25,7 @@ use crate::source::{IssuedCredentials, ObjectRequest, ObjectUpdate, Push};
 use crate::volume::{BundleKey, CredentialKey, Volume, VolumeSource};
 
 /// How long the first push waits for objects, so that volumes need not come up one by one (the kubelet: 1 s, MG-07).
-const GRACE: Duration = Duration::from_secs(1);
+const FIRST_PUSH_DELAY: Duration = Duration::from_secs(1);
 /// Why tokens are missing without an API server.
 const NO_ISSUER: &str =
     "podfs node has no API server that issues tokens; give it one with --kubeconfig or --in-cluster";
@@ -162,7 +162,7 @@ impl ObjectFollower {
             }
         }
         deadlines.settles = deadlines.settles.filter(|settles| *settles > Instant::now());
-        deadlines.first = (!is_answered).then_some(self.began + GRACE);
+        deadlines.first = (!is_answered).then_some(self.began + FIRST_PUSH_DELAY);
         view.settling = deadlines.settles.is_some();
         (view, deadlines)
     }

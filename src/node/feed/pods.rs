@@ -16,7 +16,7 @@ use crate::kube::follower::{Follower, FollowerEvent};
 use crate::manifest::pod::{Pod, PodUid};
 use crate::manifest::{Document, ManifestError};
 use crate::node::pod::{NodePod, PodOrigin, PodStage};
-use crate::source::{Contacts, SETTLE, origin};
+use crate::source::{Contacts, SETTLE_DELAY, origin};
 
 /// A change of the pods that the API server has put on the node.
 pub(super) enum PodChange {
@@ -135,7 +135,7 @@ impl ServerPods {
         let since = self.trouble.as_ref().map_or(now, |(since, _)| *since);
         let may_pass = error.class.passes() && !error.is_outage();
         let sentence = match error.class {
-            _ if may_pass && now.saturating_duration_since(since) < SETTLE => String::new(),
+            _ if may_pass && now.saturating_duration_since(since) < SETTLE_DELAY => String::new(),
             ErrorClass::Forbidden | ErrorClass::Unauthorized => format!(
                 "{}; podfs asks again, and the pods stay as they are; its credentials must be those of the node {}, or may \
                  list and watch pods",
@@ -277,7 +277,7 @@ mod tests {
         let error = |class, sentence: &str| FollowerEvent::Failure(ApiError::new(class, sentence));
         pods.take(error(ErrorClass::Busy, "busy"), now);
         assert_eq!(pods.take_trouble(), None);
-        pods.take(error(ErrorClass::Busy, "busy"), now + SETTLE);
+        pods.take(error(ErrorClass::Busy, "busy"), now + SETTLE_DELAY);
         assert_eq!(pods.take_trouble(), Some(vec!["busy; podfs asks again, and the pods stay as they are".to_owned()]));
         pods.take(error(ErrorClass::Forbidden, "pods is forbidden"), now);
         let expected = "pods is forbidden; podfs asks again, and the pods stay as they are; its credentials must be those of \

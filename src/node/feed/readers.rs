@@ -15,7 +15,7 @@ use crate::manifest::pod::PodUid;
 use crate::source::SettingsSource;
 
 /// The pause before podfs reads the settings of the API server again, after it could not use them.
-const RETRY: Duration = Duration::from_secs(10);
+const RETRY_PAUSE: Duration = Duration::from_secs(10);
 
 /// The readers of the node's pods. Cheap to clone.
 #[derive(Clone)]
@@ -76,7 +76,7 @@ impl PodReader {
                 Ok(client) => return client.clone(),
                 Err(error) => report(&error),
             }
-            sleep(RETRY).await;
+            sleep(RETRY_PAUSE).await;
         }
     }
 }

@@ -28,7 +28,7 @@ use super::server::{FollowedObject, ObjectServer, TaskMessage};
 use super::wanted::{Absence, WantedObject};
 use crate::manifest::objects::{ObjectKey, ObjectKind};
 use crate::manifest::tokens::Token;
-use crate::source::{IssuedCredentials, ObjectUpdate, SETTLE};
+use crate::source::{IssuedCredentials, ObjectUpdate, SETTLE_DELAY};
 
 /// What podfs knows of a reference.
 pub(super) struct WantedObjectAnswer {
@@ -143,7 +143,7 @@ impl ObjectRegistry {
             FilesKnown::Are(files) => of_files(&files, want),
             FilesKnown::NotYet { since } => {
                 let reason = format!("{}: the manifest directory was not read yet", want.title());
-                let absence = Absence { reason, settles: Some(since + SETTLE) };
+                let absence = Absence { reason, settles: Some(since + SETTLE_DELAY) };
                 return WantedObjectAnswer { objects: Vec::new(), absence: Some(absence), is_answered: false };
             }
         };

@@ -16,7 +16,7 @@ use crate::volume::{CredentialKey, TokenKey};
 
 /// How many bytes of objects a push may have before its last object. The control socket takes pushes of at most 16 MiB; escapes
 /// in JSON can make several bytes of one.
-const ROOM: Option<usize> = Some(2 << 20);
+const PUSH_LIMIT: Option<usize> = Some(2 << 20);
 /// Why an object is not in a push that is full.
 const LATER: &str = "podfs node sends it in a moment";
 
@@ -48,15 +48,15 @@ impl PodReferences {
     /// Omits objects that would make the push too large. Until the next push, the supervisor does not know them, or has
     /// their version before.
     pub(super) fn limit(&mut self, before: Option<&PodReferences>) {
-        let mut room = ROOM;
+        let mut left = PUSH_LIMIT;
         let mut later = Vec::new();
         for (key, object) in &self.objects {
             let sent = before.and_then(|before| before.objects.get(key));
             if sent.is_some_and(|sent| Arc::ptr_eq(sent, object)) {
                 continue;
             }
-            match room {
-                Some(bytes) => room = bytes.checked_sub(weight(&object.value)),
+            match left {
+                Some(bytes) => left = bytes.checked_sub(weight(&object.value)),
                 None => later.push((key.clone(), sent.cloned())),
             }
         }

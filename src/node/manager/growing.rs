@@ -23,7 +23,7 @@ use crate::source::post_read_only;
 use crate::types::Quantity;
 
 /// How long the pod's volumes wait for the status of its claims.
-const WAIT: Duration = Duration::from_secs(2);
+const CLAIM_STATUS_TIMEOUT: Duration = Duration::from_secs(2);
 const IN_PROGRESS: &str = "NodeResizeInProgress";
 const INFEASIBLE: &str = "NodeResizeInfeasible";
 /// The condition with which a controller asks the node to do its part of a growth.
@@ -55,7 +55,7 @@ impl Announcer {
                 });
             }
         };
-        if timeout(WAIT, marks).await.is_err() {
+        if timeout(CLAIM_STATUS_TIMEOUT, marks).await.is_err() {
             debug!("claims of {namespace} do not say in time that their volumes grow");
         }
         self.announced = growing;

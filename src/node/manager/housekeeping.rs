@@ -12,7 +12,7 @@ use crate::node::orphans::{Orphans, PodPresence};
 use crate::node::spans;
 
 /// The interval of passes (the kubelet's housekeeping, 5.8).
-pub(super) const HOUSEKEEPING: Duration = Duration::from_secs(2);
+pub(super) const HOUSEKEEPING_INTERVAL: Duration = Duration::from_secs(2);
 
 /// The passes.
 pub(super) struct Housekeeping {

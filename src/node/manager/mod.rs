@@ -66,7 +66,7 @@ use crate::supervisor::status::{PodStatus, VolumeState, VolumeStatus};
 use claims::Claims;
 use containers::PodContainers;
 use events::Events;
-use housekeeping::{HOUSEKEEPING, Housekeeping};
+use housekeeping::{HOUSEKEEPING_INTERVAL, Housekeeping};
 use operations::EndedOperation;
 use pods::Pods;
 use pusher::{Backings, Pushers};
@@ -198,7 +198,7 @@ impl Manager {
 
     /// Serves until the process ends.
     pub async fn run(mut self, mut feed: Feed, mut reports: mpsc::Receiver<(PodUid, SupervisorReport)>) {
-        let mut housekeeping = tokio::time::interval(HOUSEKEEPING);
+        let mut housekeeping = tokio::time::interval(HOUSEKEEPING_INTERVAL);
         housekeeping.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         loop {
             let before = Instant::now();

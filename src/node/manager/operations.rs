@@ -15,7 +15,7 @@ use crate::node::world::actual::OperationOutcome;
 
 /// How long an operation waits for a volume. The supervisor continues after that, and reports when the volume is
 /// mounted.
-pub(super) const MOUNT: Duration = Duration::from_secs(10);
+pub(super) const MOUNT_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// The end of an operation.
 #[derive(Debug)]
@@ -76,7 +76,7 @@ impl Manager {
                     remounted.map_err(|error| (OperationOutcome::Transient, ActionError::from(error)))
                 }
                 (Action::Mount | Action::Remount, Some(pod)) => {
-                    let mounted = supervisors.mount(&pod, volume, MOUNT).await;
+                    let mounted = supervisors.mount(&pod, volume, MOUNT_TIMEOUT).await;
                     mounted.map_err(|failure| (outcome(failure.kind), failure.into()))
                 }
                 (Action::Unmount, _) => {

@@ -12,7 +12,7 @@ use tokio::time::Instant;
 use tracing::warn;
 
 use super::Manager;
-use super::operations::MOUNT;
+use super::operations::MOUNT_TIMEOUT;
 use crate::manifest::pod::PodUid;
 use crate::node::operation::PAUSE;
 use crate::node::pod::{NodePod, PodOrigin};
@@ -94,7 +94,7 @@ impl WithoutVolumes {
     fn start(&mut self, pod: NodePod, backoff: Backoff, supervisors: Supervisors) {
         let uid = pod.pod.identity.uid.clone();
         self.pods.insert(uid.clone(), WithoutVolumesState::Starting { backoff });
-        self.starts.spawn(async move { StartOutcome { uid, outcome: supervisors.serve(&pod, MOUNT).await } });
+        self.starts.spawn(async move { StartOutcome { uid, outcome: supervisors.serve(&pod, MOUNT_TIMEOUT).await } });
     }
 
     /// Takes the end of a start. After a failure, returns its reason, and the pause before the next start.

@@ -30,7 +30,7 @@ const EVENTS: [Event; 5] = [
     Event::RemoveContainer,
 ];
 /// The longest time for one answer.
-const LONGEST: Duration = Duration::from_secs(1);
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// The sources of mounts, as the metrics name them.
 const PODFS: &str = "podfs";
@@ -83,7 +83,7 @@ impl NriAnswers {
             node,
             recorder,
             changes,
-            time_limit: LONGEST,
+            time_limit: ANSWER_TIMEOUT,
             containers: BTreeMap::new(),
             listed: Default::default(),
             late: HashSet::new(),
@@ -136,7 +136,7 @@ impl NriAnswers {
     fn configure(&mut self, request: ConfigureRequest) -> ConfigureResponse {
         let ConfigureRequest { runtime_name, runtime_version, request_timeout, .. } = request;
         let half = u64::try_from(request_timeout).ok().filter(|timeout| *timeout > 0).map(|timeout| timeout / 2);
-        self.time_limit = half.map_or(LONGEST, Duration::from_millis).min(LONGEST);
+        self.time_limit = half.map_or(ANSWER_TIMEOUT, Duration::from_millis).min(ANSWER_TIMEOUT);
         self.roots = Roots::of(&self.settings.kubelet_root);
         self.listed = Default::default();
         info!(

@@ -32,16 +32,16 @@ const RUNTIME_SERVICE: &str = "nri.pkg.api.v1alpha1.Runtime";
 /// The status of ttrpc, as of gRPC, for an unknown method.
 const UNIMPLEMENTED: i32 = 12;
 /// How long a runtime may take from the connection to its list of all containers.
-const BEGIN: Duration = Duration::from_secs(30);
+const SYNCHRONIZE_TIMEOUT: Duration = Duration::from_secs(30);
 /// How long a runtime may take to read an answer.
-const WRITE: Duration = Duration::from_secs(2);
+const WRITE_TIMEOUT: Duration = Duration::from_secs(2);
 /// The pauses between attempts to connect: each is twice the one before.
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
 const PAUSE: DoublingPause = DoublingPause::new(FIRST_PAUSE, Duration::from_secs(2));
 /// How often podfs checks which directories of pods the kubelet has, while podfs is not connected.
 const CHECK_INTERVAL: Duration = Duration::from_secs(10);
 /// How long podfs waits for another podfs node that ends.
-const ENDING: Duration = Duration::from_secs(3);
+const PREDECESSOR_TIMEOUT: Duration = Duration::from_secs(3);
 
 /// Why podfs node cannot be a plugin of the runtime.
 #[derive(Debug, thiserror::Error)]
@@ -71,7 +71,7 @@ enum ConnectionEnd {
     FrameError(#[from] FrameError),
     #[error("the runtime refuses podfs as a plugin: {0}")]
     Refused(String),
-    #[error("the runtime has not registered podfs within {} s", BEGIN.as_secs())]
+    #[error("the runtime has not registered podfs within {} s", SYNCHRONIZE_TIMEOUT.as_secs())]
     Silent,
     #[error("the runtime does not read its answers")]
     Full,
@@ -85,7 +85,7 @@ impl NriPlugin {
     /// When another podfs node is the plugin, or the directory does not belong to a kubelet.
     pub async fn open(settings: NriSettings) -> Result<NriPlugin, NriError> {
         KubeletRoot::open(&settings.kubelet_root).map_err(NriError::KubeletRoot)?;
-        let until = Instant::now() + ENDING;
+        let until = Instant::now() + PREDECESSOR_TIMEOUT;
         loop {
             match lock(&settings.socket) {
                 Some(Ok(plugin_lock)) => return Ok(NriPlugin { settings, plugin_lock: Some(plugin_lock) }),
@@ -196,7 +196,7 @@ impl NriConnection {
         answers: &mut NriAnswers,
         begun: &mut impl FnMut(),
     ) -> Result<Infallible, ConnectionEnd> {
-        let until = Instant::now() + BEGIN;
+        let until = Instant::now() + SYNCHRONIZE_TIMEOUT;
         self.register(index).await?;
         loop {
             let message = match self.is_synchronized {
@@ -270,7 +270,7 @@ impl NriConnection {
 
     async fn send(&mut self, message: &TtrpcMessage) -> Result<(), ConnectionEnd> {
         let frames = message.frames();
-        timeout(WRITE, self.stream.write_all(&frames))
+        timeout(WRITE_TIMEOUT, self.stream.write_all(&frames))
             .await
             .map_err(|_| ConnectionEnd::Full)?
             .map_err(ConnectionEnd::Lost)

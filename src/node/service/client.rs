@@ -22,9 +22,10 @@ use crate::supervisor::control::{connect, peer_user};
 /// How many bytes an answer may have: more than the state of any node takes.
 const LONGEST_ANSWER: usize = 256 << 20;
 /// How long a daemon may take for an answer that waits for nothing, and the connection to it.
-const ANSWER: Duration = Duration::from_secs(10);
-/// The pauses between the pings to a daemon whose answer may take long. It answers a ping within [`ANSWER`], unless it hangs.
-const PING: Duration = Duration::from_secs(10);
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
+/// The pauses between the pings to a daemon whose answer may take long. It answers a ping within [`ANSWER_TIMEOUT`], unless
+/// it hangs.
+const PING_INTERVAL: Duration = Duration::from_secs(10);
 
 /// Why a request to the daemon failed.
 #[derive(Debug, thiserror::Error)]
@@ -36,7 +37,7 @@ pub enum DaemonClientError {
     #[error("podfs node at {} has ended before it answered; ask again when it has started", .0.display())]
     Ends(PathBuf),
     /// The daemon listens, and does not answer.
-    #[error("podfs node at {} has not answered for {} s: it hangs, or its process is stopped; see systemctl status podfs-node", .0.display(), ANSWER.as_secs())]
+    #[error("podfs node at {} has not answered for {} s: it hangs, or its process is stopped; see systemctl status podfs-node", .0.display(), ANSWER_TIMEOUT.as_secs())]
     Silent(PathBuf),
     /// The daemon answers only root.
     #[error("podfs node answers only root; run this as root")]
@@ -116,8 +117,8 @@ impl DaemonClient {
             let stream = stream.take().map(TokioIo::new);
             async move { stream.ok_or_else(|| io::Error::from(io::ErrorKind::NotConnected)) }
         });
-        let endpoint = Endpoint::from_static("http://podfs.node").connect_timeout(ANSWER);
-        let endpoint = endpoint.http2_keep_alive_interval(PING).keep_alive_timeout(ANSWER);
+        let endpoint = Endpoint::from_static("http://podfs.node").connect_timeout(ANSWER_TIMEOUT);
+        let endpoint = endpoint.http2_keep_alive_interval(PING_INTERVAL).keep_alive_timeout(ANSWER_TIMEOUT);
         let connected = endpoint.connect_with_connector(connector).await;
         let channel = connected.map_err(|error| failed(error.into()))?;
         let service = VolumeManagerClient::new(channel).max_decoding_message_size(LONGEST_ANSWER);
@@ -230,7 +231,7 @@ async fn at_once<T>(
     path: &Path,
     request: impl Future<Output = Result<T, Status>>,
 ) -> Result<Result<T, Status>, DaemonClientError> {
-    timeout(ANSWER, request).await.map_err(|_| DaemonClientError::Silent(path.to_owned()))
+    timeout(ANSWER_TIMEOUT, request).await.map_err(|_| DaemonClientError::Silent(path.to_owned()))
 }
 
 /// Whether the daemon has not answered a ping in time.

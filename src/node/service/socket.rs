@@ -32,7 +32,7 @@ pub const SOCKET: &str = "node.sock";
 pub const LOCK: &str = "node.lock";
 
 /// How long a child of a dead daemon may hold its lock.
-const DYING: Duration = Duration::from_secs(3);
+const LOCK_TIMEOUT: Duration = Duration::from_secs(3);
 /// The pause before the next try to lock.
 const PAUSE: Duration = Duration::from_millis(5);
 
@@ -148,7 +148,7 @@ impl Drop for DaemonLock {
 
 /// Locks the file. Waits for a child of a killed daemon, which holds the lock until it executes its own program.
 fn lock(open: impl Fn() -> Result<File, DaemonError>, path: &Path) -> Result<Flock<File>, DaemonError> {
-    let until = Instant::now() + DYING;
+    let until = Instant::now() + LOCK_TIMEOUT;
     loop {
         match Flock::lock(open()?, FlockArg::LockExclusiveNonblock) {
             Ok(lock) => return Ok(lock),

@@ -14,7 +14,7 @@ use crate::node::{MountState, NodeHandle, NodeState, PodEntry, PodStage, VolumeE
 pub const TIMEOUT: Duration = Duration::from_secs(123);
 /// How long the manager may take to process a pod again before the pod's errors count: the kubelet's poll interval
 /// (5.1). Earlier errors may be outdated.
-const REPROCESSING: Duration = Duration::from_millis(300);
+const REPROCESSING_DELAY: Duration = Duration::from_millis(300);
 /// The kubelet's words for a timeout.
 const TIME_IS_OVER: &str = "context deadline exceeded";
 
@@ -84,7 +84,7 @@ pub async fn for_volumes(node: &NodeHandle, pod: &str, timeout: Duration) -> Res
         if let Some((uid, entry)) = found {
             if errors_count_from.is_none() {
                 node.reprocess(uid.clone()).await.map_err(|_| WaitError::Ending)?;
-                errors_count_from = Some(Instant::now() + REPROCESSING);
+                errors_count_from = Some(Instant::now() + REPROCESSING_DELAY);
             }
             if volumes_are_mounted(&state, entry)? {
                 return Ok(());

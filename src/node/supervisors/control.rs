@@ -15,11 +15,11 @@ use crate::supervisor::run_dir::file_names::{CONTROL, LOCK, SERVER};
 use crate::supervisor::status::PodStatus;
 
 /// How long a supervisor may take to send its first status.
-const FIRST: Duration = Duration::from_secs(2);
+const FIRST_STATUS_TIMEOUT: Duration = Duration::from_secs(2);
 /// How long a supervisor may take to begin with a request.
-const BEGIN: Duration = Duration::from_secs(5);
+const START_TIMEOUT: Duration = Duration::from_secs(5);
 /// How long a supervisor may take to unmount volumes: it also deletes the content of emptyDirs.
-const UNPUBLISH: Duration = Duration::from_secs(300);
+const UNPUBLISH_TIMEOUT: Duration = Duration::from_secs(300);
 
 /// Follows the status of a pod.
 pub(super) struct StatusWatch {
@@ -34,8 +34,8 @@ impl StatusWatch {
     /// When the supervisor sends no status.
     pub(super) async fn begin(mut follower: StatusFollower) -> Result<StatusWatch, AskError> {
         let silent = |reason: &str| AskError::Silent { pid: follower.pid(), reason: reason.to_owned() };
-        let (no_status, closed) = (silent("it does not say how the pod is"), silent("it closed the connection"));
-        match timeout(FIRST, follower.next()).await {
+        let (no_status, closed) = (silent("it sent no status of the pod"), silent("it closed the connection"));
+        match timeout(FIRST_STATUS_TIMEOUT, follower.next()).await {
             Ok(Ok(Some(status))) => Ok(StatusWatch { follower, first: Some(Box::new(status)) }),
             Ok(Ok(None)) => Err(closed),
             Ok(Err(error)) => Err(error),
@@ -96,7 +96,7 @@ impl PushPath {
             Some(connection) => connection,
             None => PushConnection::open(&self.directory).await.map_err(failure)?,
         };
-        let taken = connection.push(push, BEGIN).await.map_err(failure)?;
+        let taken = connection.push(push, START_TIMEOUT).await.map_err(failure)?;
         self.connection = Some(connection);
         Ok(taken)
     }
@@ -115,7 +115,7 @@ pub(super) async fn connect(directory: &Path) -> Result<StatusFollower, AskError
 /// # Errors
 /// When it does not answer, or refuses.
 pub(super) async fn publish(directory: &Path, manifest: Value) -> Result<(), OperationError> {
-    match ask(directory, ControlQuestion::Publish(Publish { manifest }), BEGIN).await? {
+    match ask(directory, ControlQuestion::Publish(Publish { manifest }), START_TIMEOUT).await? {
         ControlAnswer::Published(_) => Ok(()),
         answer => Err(refusal(answer)),
     }
@@ -126,7 +126,7 @@ pub(super) async fn publish(directory: &Path, manifest: Value) -> Result<(), Ope
 /// # Errors
 /// When it does not answer, or a part of the volumes stays.
 pub(super) async fn unpublish(directory: &Path, mut volumes: Vec<String>) -> Result<(), OperationError> {
-    match ask(directory, ControlQuestion::Status, BEGIN).await? {
+    match ask(directory, ControlQuestion::Status, START_TIMEOUT).await? {
         ControlAnswer::Status(status) => {
             volumes.retain(|name| status.volumes.iter().any(|volume| volume.name == *name))
         }
@@ -135,7 +135,7 @@ pub(super) async fn unpublish(directory: &Path, mut volumes: Vec<String>) -> Res
     if volumes.is_empty() {
         return Ok(());
     }
-    match ask(directory, ControlQuestion::Unpublish(VolumeNames { volumes }), UNPUBLISH).await? {
+    match ask(directory, ControlQuestion::Unpublish(VolumeNames { volumes }), UNPUBLISH_TIMEOUT).await? {
         ControlAnswer::Unpublished(_) => Ok(()),
         answer => Err(refusal(answer)),
     }
@@ -146,7 +146,7 @@ pub(super) async fn unpublish(directory: &Path, mut volumes: Vec<String>) -> Res
 /// # Errors
 /// When it does not answer, or does not have them.
 pub(super) async fn remount(directory: &Path, volumes: Vec<String>) -> Result<(), OperationError> {
-    match ask(directory, ControlQuestion::Remount(VolumeNames { volumes }), BEGIN).await? {
+    match ask(directory, ControlQuestion::Remount(VolumeNames { volumes }), START_TIMEOUT).await? {
         ControlAnswer::Remounting(_) => Ok(()),
         answer => Err(refusal(answer)),
     }

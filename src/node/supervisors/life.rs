@@ -22,9 +22,9 @@ use crate::supervisor::status::PodStatus;
 const FIRST_PAUSE: Duration = Duration::from_millis(1);
 
 /// How long a supervisor may take to end before the task reports that it waits.
-const SLOW: Duration = Duration::from_secs(3);
+const REPORT_DELAY: Duration = Duration::from_secs(3);
 /// How long a supervisor may take to end: it deletes the content of emptyDirs (`TimeoutStopSec=` of its unit).
-const STOP: Duration = Duration::from_secs(300);
+const STOP_TIMEOUT: Duration = Duration::from_secs(300);
 
 /// The life of the supervisor.
 pub(super) enum SupervisorLife {
@@ -130,8 +130,8 @@ impl EndingSupervisor {
             process,
             cgroup,
             since: SystemTime::now(),
-            report_at: Some(now + SLOW),
-            kill_at: now + STOP,
+            report_at: Some(now + REPORT_DELAY),
+            kill_at: now + STOP_TIMEOUT,
             is_killed: false,
         }
     }
@@ -139,7 +139,7 @@ impl EndingSupervisor {
     /// Kills it. Returns whether this is the first time.
     pub(super) fn kill(&mut self) -> bool {
         self.process.kill();
-        self.kill_at = Instant::now() + STOP;
+        self.kill_at = Instant::now() + STOP_TIMEOUT;
         !std::mem::replace(&mut self.is_killed, true)
     }
 
@@ -153,7 +153,7 @@ fn awaited(pid: u32, since: SystemTime, is_killed: bool) -> String {
     let at =
         |time: SystemTime| Timestamp::try_from(time).unwrap_or_default().strftime("%Y-%m-%dT%H:%M:%SZ").to_string();
     let next = match is_killed {
-        false => format!("podfs kills it at {} if it has not ended", at(since + STOP)),
+        false => format!("podfs kills it at {} if it has not ended", at(since + STOP_TIMEOUT)),
         true => {
             "SIGKILL has not ended it yet: a system call on a disk or a source that does not answer keeps it".to_owned()
         }

@@ -43,11 +43,11 @@ use crate::supervisor::status::{PodState, PodStatus};
 /// The longest pause before the task calls a supervisor again.
 const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 /// How long a supervisor may be silent before the task reports it.
-const SILENT: Duration = Duration::from_secs(3);
+const SILENCE_TIMEOUT: Duration = Duration::from_secs(3);
 /// The pauses before the task repeats a publication that has failed.
 const PUBLISH_PAUSE: DoublingPause = DoublingPause::new(Duration::from_millis(500), Duration::from_secs(60));
 /// How long systemd may take to start a supervisor.
-const UNIT: Duration = Duration::from_secs(30);
+const UNIT_START_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// The task of a pod.
 pub(super) struct PodTask {
@@ -395,15 +395,15 @@ impl PodTask {
                 calling.next = Instant::now() + calling.pause;
                 calling.pause = (calling.pause * 5 / 4).min(LONGEST_PAUSE);
                 if process.is_none() && !calling.is_unit && found == FoundSupervisor::Dead {
-                    return self.ended("it is gone".to_owned()).await;
+                    return self.ended("its process is gone".to_owned()).await;
                 }
-                if process.is_none() && silent_for > UNIT {
+                if process.is_none() && silent_for > UNIT_START_TIMEOUT {
                     return self
                         .ended("systemd does not start it; see systemctl status and journalctl".to_owned())
                         .await;
                 }
                 calling.process = process;
-                if silent_for > SILENT && !std::mem::replace(&mut calling.is_reported, true) {
+                if silent_for > SILENCE_TIMEOUT && !std::mem::replace(&mut calling.is_reported, true) {
                     // Supervisors of other pods can start meanwhile.
                     calling.permit = None;
                     let reason =

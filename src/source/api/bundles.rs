@@ -17,7 +17,7 @@ use crate::kube::follower::{Follower, FollowerEvent};
 use crate::manifest::ManifestError;
 use crate::manifest::objects::{Missing, NamedObject};
 
-const QUEUE: usize = 16;
+const QUEUE_LENGTH: usize = 16;
 
 /// The bundles of one signer, by name.
 pub(crate) type Bundles<T = NamedObject> = BTreeMap<String, Arc<T>>;
@@ -40,7 +40,7 @@ struct Signer {
 impl Signers {
     /// No signers.
     pub(super) fn new(client: ApiClient, contacts: Contacts) -> Signers {
-        let (sender, updates) = channel(QUEUE);
+        let (sender, updates) = channel(QUEUE_LENGTH);
         Signers { client, contacts, signers: BTreeMap::new(), sender, updates }
     }
 

@@ -35,11 +35,11 @@ use crate::manifest::tokens::Token;
 use crate::volume::{CertificateKey, CredentialKey, KeyType};
 
 /// The longest time after the signer's `beginRefreshAt` until podfs replaces a certificate.
-const SPREAD: Duration = Duration::from_secs(5 * 60);
+const LONGEST_DELAY: Duration = Duration::from_secs(5 * 60);
 /// The shortest use of a certificate, unless it is valid for less: a clock may be wrong.
 const SHORTEST_USE: Duration = Duration::from_secs(60);
 /// How long the server's authorizer may take to allow a node to read a request that the node has made.
-const UNRELATED: Duration = Duration::from_secs(30);
+const AUTHORIZER_DELAY: Duration = Duration::from_secs(30);
 /// The reason of a waiting volume while a signer has not answered.
 const NOT_ISSUED: &str = "credential bundle is not issued yet";
 
@@ -203,7 +203,8 @@ impl CertificateRequest {
                 FollowerEvent::Alive => {}
                 // A node gets 403 for a deleted object: the server decides from existing objects what a node may read.
                 FollowerEvent::Failure(error)
-                    if error.class == ErrorClass::Forbidden && (is_reported || created.elapsed() >= UNRELATED) =>
+                    if error.class == ErrorClass::Forbidden
+                        && (is_reported || created.elapsed() >= AUTHORIZER_DELAY) =>
                 {
                     return Err(ApiError { class: ErrorClass::Gone, ..error }.into());
                 }
@@ -339,7 +340,7 @@ impl RequestStatus {
             ));
         };
         let begin = left(self.begin_refresh_at).unwrap_or(end / 2);
-        let spread = SPREAD.min(end.saturating_sub(begin) / 2).mul_f64(fastrand::f64());
+        let spread = LONGEST_DELAY.min(end.saturating_sub(begin) / 2).mul_f64(fastrand::f64());
         let due = (begin + spread).max(SHORTEST_USE.min(end / 2));
         let bytes = [private_key(pair), chain].concat().into_bytes();
         let token = Token { bytes, expires: self.not_after.map(|time| SystemTime::from(time.0)) };

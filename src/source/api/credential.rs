@@ -17,7 +17,7 @@ const SPREAD: Duration = Duration::from_secs(10);
 /// The shortest use of a token, unless it is valid for less: a clock may be wrong.
 const SHORTEST_USE: Duration = Duration::from_secs(60);
 /// How often podfs checks the age of a token: clocks can be set, and time passes while a machine sleeps.
-const LOOK: Duration = Duration::from_secs(600);
+const CHECK_INTERVAL: Duration = Duration::from_secs(600);
 
 /// The pod and service account of tokens. Tokens of another pod or another service account are of no use (TK-07). As for the
 /// kubelet, a service account is its name: podfs does not notice that an account was created again with another uid.
@@ -100,7 +100,7 @@ impl CredentialLifetime {
             if left.is_zero() {
                 return;
             }
-            sleep(left.min(LOOK)).await;
+            sleep(left.min(CHECK_INTERVAL)).await;
         }
     }
 

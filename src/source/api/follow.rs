@@ -32,8 +32,8 @@ use crate::volume::{BundleKey, CredentialKey, Volume};
 
 /// How long the first snapshot waits for objects, so that podfs need not mount volumes one by one. A server usually answers
 /// in much less.
-const GRACE: Duration = Duration::from_millis(300);
-const QUEUE: usize = 64;
+const FIRST_SNAPSHOT_DELAY: Duration = Duration::from_millis(300);
+const QUEUE_LENGTH: usize = 64;
 
 /// The followed pod and objects.
 pub(super) struct Follow {
@@ -102,7 +102,7 @@ impl Follow {
         contacts: Contacts,
     ) -> Follow {
         let pod = files.as_ref().and_then(|(_, snapshot)| snapshot.pod.clone());
-        let (sender, updates) = channel(QUEUE);
+        let (sender, updates) = channel(QUEUE_LENGTH);
         Follow {
             signers: Signers::new(client.clone(), contacts.clone()),
             tokens: IssuedCredentials::new(client.clone(), contacts.clone()),
@@ -124,7 +124,7 @@ impl Follow {
 
     /// Follows this pod of the server.
     pub(super) fn with_pod(mut self, pod: Pod, follower: crate::kube::follower::Follower) -> Follow {
-        let (sender, updates) = channel(QUEUE);
+        let (sender, updates) = channel(QUEUE_LENGTH);
         let uid = pod.identity.uid.as_str().to_owned();
         let title = format!("Pod {}", pod.identity);
         let task = AbortOnDrop::spawn(follow_pod(follower, uid, title, self.contacts.clone(), sender));
@@ -136,7 +136,7 @@ impl Follow {
     /// The first snapshot, after a short wait for answers.
     pub(super) async fn first_snapshot(&mut self) -> Snapshot {
         self.follow_missing_objects();
-        let deadline = Instant::now() + GRACE;
+        let deadline = Instant::now() + FIRST_SNAPSHOT_DELAY;
         while !self.is_answered() {
             let Ok(input) = timeout_at(deadline, self.next()).await else { break };
             self.take(input);

@@ -54,7 +54,7 @@ pub(crate) use events::{Conditions, grown, post, post_growth, post_read_only};
 pub use live::live_pod;
 pub use notices::Condition;
 pub(crate) use object_request::ObjectRequest;
-pub(crate) use problem_log::{ProblemLog, SETTLE};
+pub(crate) use problem_log::{ProblemLog, SETTLE_DELAY};
 pub(crate) use single::{AbortOnDrop, ObjectUpdate, ObjectWatcher, ServedObject, origin};
 pub use start::StartError;
 pub(crate) use tokens::IssuedCredentials;
@@ -131,7 +131,7 @@ impl ApiSource {
             });
         };
         thread::Builder::new().name("api".into()).spawn(serve).map_err(StartError::Thread)?;
-        let gone = || StartError::Thread(io::Error::other("it has ended"));
+        let gone = || StartError::Thread(io::Error::other("the thread of the API source has ended"));
         let (updates, snapshot, conditions) = start.recv().map_err(|_| gone())??;
         Ok((ApiSource { updates, contacts, conditions, start_problem }, snapshot))
     }

@@ -11,12 +11,12 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 /// How long a condition has to last before it is posted.
-const SETTLE: Duration = Duration::from_secs(1);
+const SETTLE_DELAY: Duration = Duration::from_secs(1);
 /// How often a failure that lasts is posted again.
-const REPEAT: Duration = Duration::from_secs(600);
+const REPEAT_INTERVAL: Duration = Duration::from_secs(600);
 /// How many events podfs may post at once, and how long it takes until it may post one more.
 const BURST: u32 = 25;
-const REFILL: Duration = Duration::from_secs(300);
+const REFILL_INTERVAL: Duration = Duration::from_secs(300);
 
 /// The condition of a volume.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -73,7 +73,7 @@ impl Notices {
         // A failure with another reason, before the first was posted, keeps the time of the first.
         let due = match (&condition, before) {
             (Condition::Failing(_), Some((Condition::Failing(_), due))) if !notice.is_repetition => due,
-            _ => now + SETTLE,
+            _ => now + SETTLE_DELAY,
         };
         notice.due = Some((condition, due));
         notice.is_repetition = false;
@@ -93,7 +93,7 @@ impl Notices {
 
     /// When the next condition is due.
     pub(super) fn next_due(&self, now: Instant) -> Option<Instant> {
-        let affordable = if self.budget.remaining > 0 { now } else { self.budget.refilled + REFILL };
+        let affordable = if self.budget.remaining > 0 { now } else { self.budget.refilled + REFILL_INTERVAL };
         let due = |notice: &Notice| {
             let (_, due) = notice.due.as_ref()?;
             Some(if notice.is_repetition { *due } else { (*due).max(affordable) })
@@ -110,7 +110,7 @@ impl Notices {
                     self.budget.remaining = self.budget.remaining.saturating_sub(1);
                 }
                 notice.has_failed |= was_posted;
-                notice.due = Some((condition, now + REPEAT));
+                notice.due = Some((condition, now + REPEAT_INTERVAL));
                 notice.is_repetition = true;
             }
             Some((
@@ -140,9 +140,9 @@ struct Budget {
 
 impl Budget {
     fn remaining_at(&mut self, now: Instant) -> u32 {
-        while self.remaining < BURST && now.duration_since(self.refilled) >= REFILL {
+        while self.remaining < BURST && now.duration_since(self.refilled) >= REFILL_INTERVAL {
             self.remaining += 1;
-            self.refilled += REFILL;
+            self.refilled += REFILL_INTERVAL;
         }
         if self.remaining == BURST {
             self.refilled = now;
@@ -174,15 +174,15 @@ mod tests {
         let start = Instant::now();
         let mut notices = Notices::new(start);
         notices.set("v".to_owned(), failing("a"), start);
-        assert_eq!((notices.due(start), notices.next_due(start)), (None, Some(start + SETTLE)));
-        notices.set("v".to_owned(), failing("b"), start + SETTLE / 2);
-        let mut now = start + SETTLE;
+        assert_eq!((notices.due(start), notices.next_due(start)), (None, Some(start + SETTLE_DELAY)));
+        notices.set("v".to_owned(), failing("b"), start + SETTLE_DELAY / 2);
+        let mut now = start + SETTLE_DELAY;
         for _ in 0..100 {
             assert_eq!(post(&mut notices, now), [failing("b")], "the time of the first reason counts");
-            notices.set("v".to_owned(), failing("b"), now + REPEAT / 2);
-            assert_eq!(post(&mut notices, now + REPEAT / 2), []);
-            assert_eq!(notices.next_due(now), Some(now + REPEAT));
-            now += REPEAT;
+            notices.set("v".to_owned(), failing("b"), now + REPEAT_INTERVAL / 2);
+            assert_eq!(post(&mut notices, now + REPEAT_INTERVAL / 2), []);
+            assert_eq!(notices.next_due(now), Some(now + REPEAT_INTERVAL));
+            now += REPEAT_INTERVAL;
         }
     }
 
@@ -196,11 +196,11 @@ mod tests {
         notices.set("v".to_owned(), Condition::Mounted, start);
         assert_eq!(notices.next_due(start), None, "it passed within the second");
         notices.set("v".to_owned(), failing("a"), start);
-        assert_eq!(post(&mut notices, start + SETTLE), [failing("a")]);
-        let now = start + REPEAT / 2;
+        assert_eq!(post(&mut notices, start + SETTLE_DELAY), [failing("a")]);
+        let now = start + REPEAT_INTERVAL / 2;
         notices.set("v".to_owned(), Condition::Mounted, now);
-        notices.set("v".to_owned(), Condition::Mounted, now + SETTLE / 2);
-        assert_eq!(post(&mut notices, now + SETTLE), [Condition::Mounted]);
+        notices.set("v".to_owned(), Condition::Mounted, now + SETTLE_DELAY / 2);
+        assert_eq!(post(&mut notices, now + SETTLE_DELAY), [Condition::Mounted]);
         assert_eq!(notices.next_due(now), None);
     }
 
@@ -209,10 +209,10 @@ mod tests {
         let start = Instant::now();
         let mut notices = Notices::new(start);
         notices.set("v".to_owned(), failing("a"), start);
-        let now = start + SETTLE;
+        let now = start + SETTLE_DELAY;
         assert_eq!(notices.due(now), notices.due(now), "it is due until it is posted");
         notices.note_posted("v", false, now);
-        assert_eq!((notices.due(now), notices.next_due(now)), (None, Some(now + REPEAT)));
+        assert_eq!((notices.due(now), notices.next_due(now)), (None, Some(now + REPEAT_INTERVAL)));
         notices.set("v".to_owned(), Condition::Mounted, now);
         assert_eq!(notices.next_due(now), None, "no failure was posted");
     }
@@ -222,11 +222,11 @@ mod tests {
         let start = Instant::now();
         let mut notices = Notices::new(start);
         (0..100).for_each(|volume| notices.set(format!("v{volume}"), failing("a"), start));
-        let now = start + SETTLE;
+        let now = start + SETTLE_DELAY;
         assert_eq!(post(&mut notices, now).len(), 25);
-        assert_eq!(notices.next_due(now), Some(notices.budget.refilled + REFILL));
-        assert_eq!(post(&mut notices, now + REFILL).len(), 1);
+        assert_eq!(notices.next_due(now), Some(notices.budget.refilled + REFILL_INTERVAL));
+        assert_eq!(post(&mut notices, now + REFILL_INTERVAL).len(), 1);
         // Those 26 are repeated, and one more is new.
-        assert_eq!(post(&mut notices, now + REPEAT).len(), 26);
+        assert_eq!(post(&mut notices, now + REPEAT_INTERVAL).len(), 26);
     }
 }

@@ -2,7 +2,7 @@
 
 use tokio::time::Instant;
 
-use super::problem_log::SETTLE;
+use super::problem_log::SETTLE_DELAY;
 use crate::kube::error::ApiError;
 
 /// A request about an object that is not known yet.
@@ -19,7 +19,7 @@ impl ObjectRequest {
 
     /// Until when a missing answer is no problem: the server may just have started, or be busy.
     pub(crate) fn settles(&self) -> Option<Instant> {
-        self.trouble.as_ref().is_none_or(ApiError::may_pass).then(|| self.made_at + SETTLE)
+        self.trouble.as_ref().is_none_or(ApiError::may_pass).then(|| self.made_at + SETTLE_DELAY)
     }
 
     /// Why there is no answer about the object with this title.

@@ -15,9 +15,9 @@ use crate::kube::error::{ApiError, ErrorClass};
 use crate::manifest::tokens::Token;
 
 /// How long a problem that may pass by itself has to last.
-pub(crate) const SETTLE: Duration = Duration::from_secs(10);
+pub(crate) const SETTLE_DELAY: Duration = Duration::from_secs(10);
 /// How often podfs repeats a problem that lasts.
-const REPEAT: Duration = Duration::from_secs(600);
+const REPEAT_INTERVAL: Duration = Duration::from_secs(600);
 
 /// The problems of objects, as podfs has logged them.
 #[derive(Default)]
@@ -109,7 +109,7 @@ impl ProblemCause {
     /// How long it has to last before podfs logs it.
     fn settle(&self) -> Duration {
         match self.0 {
-            ErrorClass::Forbidden | ErrorClass::Busy => SETTLE,
+            ErrorClass::Forbidden | ErrorClass::Busy => SETTLE_DELAY,
             _ => Duration::ZERO,
         }
     }
@@ -155,7 +155,7 @@ impl ObjectProblems {
         for problem in self.0.values_mut().filter(|problem| problem.due <= now) {
             warn!("{}", problem.line(now));
             problem.is_logged = true;
-            problem.due = now + REPEAT;
+            problem.due = now + REPEAT_INTERVAL;
         }
     }
 
@@ -216,13 +216,13 @@ mod tests {
             problems.trouble(&format!("ConfigMap default/{number}"), &error(ErrorClass::Gone, "too old"), now);
         }
         assert_eq!(problems.0.len(), 1);
-        assert_eq!(problems.due(), Some(begun + SETTLE));
-        assert!(lines(&mut problems, begun + SETTLE / 2).is_empty());
+        assert_eq!(problems.due(), Some(begun + SETTLE_DELAY));
+        assert!(lines(&mut problems, begun + SETTLE_DELAY / 2).is_empty());
         let expected = "forbidden; so it is with 119 more objects; podfs asks again";
-        assert_eq!(lines(&mut problems, begun + SETTLE), [expected]);
-        assert!(lines(&mut problems, begun + SETTLE * 2).is_empty());
+        assert_eq!(lines(&mut problems, begun + SETTLE_DELAY), [expected]);
+        assert!(lines(&mut problems, begun + SETTLE_DELAY * 2).is_empty());
         let expected = "still so after 610 s (120 answers, 120 objects): forbidden";
-        assert_eq!(lines(&mut problems, begun + SETTLE + REPEAT), [expected]);
+        assert_eq!(lines(&mut problems, begun + SETTLE_DELAY + REPEAT_INTERVAL), [expected]);
         (0..120).for_each(|number| problems.note_end(&format!("ConfigMap default/{number}"), begun));
         assert_eq!(problems.due(), None);
     }

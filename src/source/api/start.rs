@@ -7,7 +7,7 @@ use std::time::Duration;
 use tokio::time::{Instant, timeout_at};
 use tracing::{info, warn};
 
-use super::problem_log::SETTLE;
+use super::problem_log::SETTLE_DELAY;
 use super::single::{parse_pod, pods};
 use crate::kube::client::ApiClient;
 use crate::kube::error::{ApiError, ErrorClass};
@@ -80,7 +80,7 @@ pub(super) async fn pod(client: &ApiClient, name: &PodName, node: Option<&str>) 
             }
             (Ok(FollowerEvent::Failure(error)), before) => {
                 // An error that may pass within seconds is not reported before that.
-                let may_pass = error.may_pass() && !error.is_outage() && started.elapsed() < SETTLE;
+                let may_pass = error.may_pass() && !error.is_outage() && started.elapsed() < SETTLE_DELAY;
                 if !may_pass && last_warning.as_ref() != Some(&error.sentence) {
                     warn!("podfs waits for pod {name}: {error}");
                     last_warning = Some(error.sentence.clone());

@@ -32,7 +32,7 @@ use crate::volume::{CredentialKey, TokenKey};
 const LONGEST_LIFE: u64 = 10 * 365 * 24 * 60 * 60;
 /// How late an answer may arrive, and how much correct clocks may differ, at most.
 const TOLERANCE: Duration = Duration::from_secs(60);
-const QUEUE: usize = 16;
+const QUEUE_LENGTH: usize = 16;
 
 /// All tokens and certificates of a pod.
 pub(crate) struct IssuedCredentials {
@@ -53,7 +53,7 @@ struct WantedCredentials {
 impl IssuedCredentials {
     /// No tokens.
     pub(crate) fn new(client: ApiClient, contacts: Contacts) -> IssuedCredentials {
-        let (sender, updates) = channel(QUEUE);
+        let (sender, updates) = channel(QUEUE_LENGTH);
         IssuedCredentials { client, contacts, owner: None, tokens: BTreeMap::new(), sender, updates }
     }
 
@@ -68,7 +68,7 @@ impl IssuedCredentials {
         forgotten.iter().for_each(|title| self.contacts.forget(title));
         if !is_same_owner {
             // The channel may have tokens of the other owner.
-            (self.sender, self.updates) = channel(QUEUE);
+            (self.sender, self.updates) = channel(QUEUE_LENGTH);
         }
         for key in keys {
             if self.tokens.contains_key(key) {

@@ -13,7 +13,7 @@ use super::SourceError;
 use super::find::{ConfiguredPath, FileToRead, FoundFiles, PathRole};
 use super::read::{Stamp, read};
 use super::read_check::{DocumentUpdate, ReadCheck};
-use super::settle::QUIET;
+use super::settle::SETTLE_DELAY;
 use super::watch::Watcher;
 use crate::manifest::ManifestError;
 
@@ -76,7 +76,7 @@ struct StoredFile<C> {
 impl<C> StoredFile<C> {
     /// Until when an absent file counts as before. Editors and git remove a file before they write it again.
     fn counts_until(&mut self, now: Instant) -> Option<Instant> {
-        let until = *self.absent_since.get_or_insert(now) + QUIET;
+        let until = *self.absent_since.get_or_insert(now) + SETTLE_DELAY;
         (now < until).then_some(until)
     }
 }

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 /// How long a file has to be unchanged if its writer does not close it, and absent before it counts as deleted.
-pub(super) const QUIET: Duration = Duration::from_secs(1);
+pub(super) const SETTLE_DELAY: Duration = Duration::from_secs(1);
 
 /// The pause before a directory is watched again that could not be watched.
 const RETRY: Duration = Duration::from_secs(10);
@@ -94,7 +94,7 @@ impl Activity {
 
     /// When the next file becomes settled without an event, or a scan is due without one.
     pub(super) fn next_deadline(&self) -> Option<Instant> {
-        self.writing.values().map(|last| *last + QUIET).chain(self.scan_at).min()
+        self.writing.values().map(|last| *last + SETTLE_DELAY).chain(self.scan_at).min()
     }
 
     /// Marks files that have been unchanged for long enough as settled. Makes a scan due whose time has come.
@@ -103,7 +103,7 @@ impl Activity {
         if self.scan_at.take_if(|at| *at <= now).is_some() {
             self.scan_due = true;
         }
-        for (path, _) in self.writing.extract_if(|_, last| *last + QUIET <= now) {
+        for (path, _) in self.writing.extract_if(|_, last| *last + SETTLE_DELAY <= now) {
             self.settled.insert(path, SettledBy::Quiet);
             self.scan_due = true;
         }

@@ -41,7 +41,7 @@ pub use message::{DeletedObject, Push, PushCounts, PushError, UnknownObject};
 const NO_TOKEN: &str = "it was not pushed; podfs push takes a TokenRequest with the answer of the API server";
 
 /// How long the first push may take before podfs reports a problem. An agent that starts podfs pushes at once.
-const FIRST_PUSH: Duration = Duration::from_secs(2);
+const FIRST_PUSH_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// A pod and objects in files, and the objects that an agent pushes.
 pub struct PushSource {
@@ -63,7 +63,7 @@ impl PushSource {
     pub fn new(files: FileSource, of_files: Snapshot, pod: Arc<Pod>) -> (PushSource, Snapshot) {
         let (inbox, pushed) = PushReceiver::new(pod.identity.clone());
         let volumes = pod.volumes.clone();
-        let settles = Some(Instant::now() + FIRST_PUSH);
+        let settles = Some(Instant::now() + FIRST_PUSH_TIMEOUT);
         let source = PushSource { files, of_files, pod, volumes, published: None, pushed, inbox, settles };
         let snapshot = source.snapshot();
         (source, snapshot)

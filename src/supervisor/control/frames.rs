@@ -45,7 +45,7 @@ impl Frames {
         let Some((length, rest)) = self.received.split_first_chunk::<4>() else { return Ok(None) };
         let length = u32::from_ne_bytes(*length) as usize;
         if length > longest {
-            return Err(io::Error::new(ErrorKind::InvalidData, "its message is too long"));
+            return Err(io::Error::new(ErrorKind::InvalidData, "the message is too long"));
         }
         let Some(message) = rest.get(..length).map(<[u8]>::to_vec) else { return Ok(None) };
         self.received.drain(..4 + length);

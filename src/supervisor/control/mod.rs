@@ -8,7 +8,7 @@
 //! |---|---|
 //! | `protocol` | questions and answers, and their bytes |
 //! | `client` | a client that asks a supervisor |
-//! | `errand` | questions that take work on volumes, which the supervisor's task does |
+//! | `container_operation` | questions that take work on volumes, which the supervisor's task does |
 //! | `server` | the supervisor's threads that answer, without the supervisor's task |
 //! | `follow`, `follower` | sending the status after each change, and receiving it |
 //! | `pushes`, `pusher` | receiving pushes on a connection that stays open, and sending them |
@@ -16,7 +16,7 @@
 //! | `questions` | the thread that asks a server which may not answer |
 
 mod client;
-mod errand;
+mod container_operation;
 mod follow;
 mod follower;
 mod frames;
@@ -28,7 +28,7 @@ mod server;
 
 pub(crate) use client::peer_user;
 pub use client::{AskError, ask, ask_for_upgrade, ask_within, connect, peer};
-pub(in crate::supervisor) use errand::{Errand, ErrandTask};
+pub(in crate::supervisor) use container_operation::{ContainerOperation, ContainerTask};
 pub use follower::{StatusFollower, follow};
 pub use protocol::{ContainerRequest, ControlAnswer, ControlQuestion, LONGEST_PUSH, Publish, Upgrade, VolumeNames};
 pub use pusher::PushConnection;

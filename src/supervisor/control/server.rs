@@ -8,7 +8,7 @@
 //!    been connected for longer than a question takes. A connection of a program that follows the pod, or that keeps the
 //!    connection open to push objects, moves from its thread to a task on the supervisor's runtime.
 //! 4. Only requests that change something go to the supervisor's task. The task itself answers upgrades, one at a time, and
-//!    changes of the volumes, a few at a time. For an errand, the client's thread waits a moment for the task's answer.
+//!    changes of the volumes, a few at a time. For an operation, the client's thread waits a moment for the task's answer.
 //! 5. `Questions` asks the server, and `capacity` asks the sources of the node, on other threads, because either may not answer.
 
 use std::io::{self, ErrorKind};
@@ -29,7 +29,7 @@ use serde_json::Value;
 use tokio::sync::mpsc::Sender;
 use tokio::sync::mpsc::error::TrySendError;
 
-use super::errand::{self, Errand, ErrandTask};
+use super::container_operation::{self, ContainerOperation, ContainerTask};
 use super::follow::Followers;
 use super::protocol::{
     ControlAnswer, ControlQuestion, Envelope, LONGEST_PUSH, LONGEST_QUESTION, PROTOCOL, Publish, TIMEOUT, Upgrade,
@@ -105,7 +105,7 @@ pub(in crate::supervisor) struct TaskQueues {
     pub(in crate::supervisor) upgrades: Sender<PendingClient>,
     /// Changes, each with the client that waits for the answer.
     pub(in crate::supervisor) changes: Sender<(RequestedChange, PendingClient)>,
-    pub(in crate::supervisor) errands: Sender<Errand>,
+    pub(in crate::supervisor) operations: Sender<ContainerOperation>,
 }
 
 /// The socket of a supervisor. Dropping it ends the answers; dropping the pod's claim deletes the file.
@@ -291,10 +291,10 @@ fn serve(connection: &ControlConnection, context: &ClientContext) -> io::Result<
             },
             ControlQuestion::Metrics => ControlAnswer::Metrics(Box::new(metrics::read(&context.store))),
             ControlQuestion::PrepareContainer(request) => {
-                errand::ask(&context.task_queues.errands, ErrandTask::Prepare(request))
+                container_operation::ask(&context.task_queues.operations, ContainerTask::Prepare(request))
             }
             ControlQuestion::ReleaseContainer { container } => {
-                errand::ask(&context.task_queues.errands, ErrandTask::Release(container))
+                container_operation::ask(&context.task_queues.operations, ContainerTask::Release(container))
             }
             ControlQuestion::Upgrade => match context.hand_over_upgrade(connection)? {
                 None => return Ok(ClientOutcome::HandedOver),

@@ -1,12 +1,12 @@
-//! Errands for containers: the supervisor prepares the sources of a container's mounts before the container starts, and
+//! Operations for containers: the supervisor prepares the sources of a container's mounts before the container starts, and
 //! removes them after its end.
 //!
-//! An errand needs work on several volumes. The work on one volume is a part of the errand. As soon as a volume is
-//! idle, the supervisor sends it to a blocking thread with its part. So a volume that hangs delays this errand and no
+//! An operation needs work on several volumes. The work on one volume is a part of the operation. As soon as a volume is
+//! idle, the supervisor sends it to a blocking thread with its part. So a volume that hangs delays this operation and no
 //! other volume. When the threads have done all parts, one more blocking thread writes the files that belong to no
 //! volume, and the supervisor answers the client.
 //!
-//! A shutdown ends errands as it ends other work: it waits for parts that have begun, and begins no further parts.
+//! A shutdown ends operations as it ends other work: it waits for parts that have begun, and begins no further parts.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
@@ -20,7 +20,7 @@ use tokio::task::JoinSet;
 use tracing::error;
 
 use super::Supervisor;
-use super::work::{FinishedWork, VolumeErrandOutcome, WorkOutcome};
+use super::work::{FinishedWork, OperationPartOutcome, WorkOutcome};
 use crate::binding::Local;
 use crate::manifest::pod::Pod;
 use crate::mounts::hosts;
@@ -28,7 +28,7 @@ use crate::mounts::{
     AgentFacts, ContainerMount, ContainerMountRequest, Features, MountSource, MountedPodVolume, MountsError,
     NotMounted, PlannedMount, PlannedSource, Propagation, plan,
 };
-use crate::supervisor::control::{ContainerRequest, ControlAnswer, Errand, ErrandTask};
+use crate::supervisor::control::{ContainerOperation, ContainerRequest, ContainerTask, ControlAnswer};
 use crate::supervisor::run_dir::container_files::{ContainerFileError, ContainerFiles};
 use crate::supervisor::run_dir::mount_points::MountPoints;
 use crate::supervisor::run_dir::site::Site;
@@ -41,28 +41,28 @@ use crate::volume::VolumeSource;
 /// The node's own hosts file.
 const HOSTS: &str = "/etc/hosts";
 
-/// The errands of a supervisor.
-pub(super) struct ContainerErrands {
+/// The operations of a supervisor.
+pub(super) struct ContainerOperations {
     /// The pod as its source describes it now; `None` for a volume that is served without its pod.
     pub(super) pod: Option<Arc<Pod>>,
     pub(super) site: Site,
     pub(super) mount_points: Arc<Mutex<MountPoints>>,
-    /// The errands that clients have sent.
-    pub(super) errands: mpsc::Receiver<Errand>,
-    /// The errands whose parts are not done yet.
-    pending: Vec<PendingErrand>,
-    /// The number of the last errand.
+    /// The operations that clients have sent.
+    pub(super) operations: mpsc::Receiver<ContainerOperation>,
+    /// The operations whose parts are not done yet.
+    pending: Vec<PendingOperation>,
+    /// The number of the last operation.
     last_number: u64,
-    /// The last steps of errands, on blocking threads.
-    last_steps: JoinSet<FinishedErrand>,
+    /// The last steps of operations, on blocking threads.
+    last_steps: JoinSet<FinishedOperation>,
 }
 
-/// An errand whose parts are not done yet.
-struct PendingErrand {
+/// An operation whose parts are not done yet.
+struct PendingOperation {
     number: u64,
-    errand: Errand,
+    operation: ContainerOperation,
     /// The parts that wait until their volume is idle, each with the volume's place.
-    waiting: Vec<(usize, VolumeErrand)>,
+    waiting: Vec<(usize, OperationPart)>,
     /// How many parts blocking threads work on.
     busy: usize,
     /// The mount points of the subPaths, by the index of the container's mount.
@@ -72,8 +72,8 @@ struct PendingErrand {
     last_step: LastStep,
 }
 
-/// The part of a volume in an errand.
-pub(super) enum VolumeErrand {
+/// The part of a volume in an operation.
+pub(super) enum OperationPart {
     /// Mount these subPaths of the volume.
     Prepare(Vec<SubPathRequest>),
     /// Unmount the subPaths of this container, or of all containers (`None`).
@@ -95,9 +95,9 @@ enum HostsFile {
     OfNode(Arc<Pod>),
 }
 
-/// Why an errand fails. The client gets the text.
+/// Why an operation fails. The client gets the text.
 #[derive(Debug, thiserror::Error)]
-enum ErrandError {
+enum ContainerOperationError {
     #[error("a volume without its pod has no containers")]
     NoPod,
     #[error(
@@ -123,32 +123,32 @@ enum ErrandError {
 
 /// An event for the supervisor's task.
 pub(super) enum ContainerEvent {
-    /// A client has sent an errand.
-    Errand(Errand),
-    /// The last step of an errand has ended.
-    Finished(FinishedErrand),
+    /// A client has sent an operation.
+    ContainerOperation(ContainerOperation),
+    /// The last step of an operation has ended.
+    Finished(FinishedOperation),
 }
 
-/// An errand whose last step has ended, and its answer.
-pub(super) struct FinishedErrand {
-    errand: Errand,
+/// An operation whose last step has ended, and its answer.
+pub(super) struct FinishedOperation {
+    operation: ContainerOperation,
     answer: ControlAnswer,
 }
 
-impl ContainerErrands {
+impl ContainerOperations {
     pub(super) fn new(
         pod: Option<Arc<Pod>>,
         site: Site,
         mount_points: Arc<Mutex<MountPoints>>,
-        errands: mpsc::Receiver<Errand>,
+        operations: mpsc::Receiver<ContainerOperation>,
     ) -> Self {
-        Self { pod, site, mount_points, errands, pending: Vec::new(), last_number: 0, last_steps: JoinSet::new() }
+        Self { pod, site, mount_points, operations, pending: Vec::new(), last_number: 0, last_steps: JoinSet::new() }
     }
 
-    /// Waits for the next errand, or for the end of a last step. Cancel-safe.
+    /// Waits for the next operation, or for the end of a last step. Cancel-safe.
     pub(super) async fn next(&mut self) -> ContainerEvent {
         tokio::select! {
-            Some(errand) = self.errands.recv() => ContainerEvent::Errand(errand),
+            Some(operation) = self.operations.recv() => ContainerEvent::ContainerOperation(operation),
             Some(finished) = self.last_steps.join_next() => {
                 ContainerEvent::Finished(finished.expect("a blocking thread that panics ends the process"))
             }
@@ -159,13 +159,14 @@ impl ContainerErrands {
     /// Waits for the end of last steps, and answers their clients.
     pub(super) async fn finish(&mut self) {
         while let Some(finished) = self.last_steps.join_next().await {
-            let FinishedErrand { errand, answer } = finished.expect("a blocking thread that panics ends the process");
-            errand.answer(answer);
+            let FinishedOperation { operation, answer } =
+                finished.expect("a blocking thread that panics ends the process");
+            operation.answer(answer);
         }
     }
 
     /// Records the outcome of a volume's part.
-    pub(super) fn take(&mut self, part: VolumeErrandOutcome) {
+    pub(super) fn take(&mut self, part: OperationPartOutcome) {
         let Some(pending) = self.pending.iter_mut().find(|pending| pending.number == part.number) else { return };
         pending.busy -= 1;
         match part.outcome {
@@ -174,80 +175,80 @@ impl ContainerErrands {
         }
     }
 
-    /// Starts the last step of errands whose parts are done. Answers the clients of errands that failed.
-    fn finish_errands(&mut self) {
-        let is_over = |pending: &mut PendingErrand| {
+    /// Starts the last step of operations whose parts are done. Answers the clients of operations that failed.
+    fn finish_operations(&mut self) {
+        let is_over = |pending: &mut PendingOperation| {
             pending.busy == 0 && (pending.waiting.is_empty() || pending.refused.is_some())
         };
-        for PendingErrand { errand, refused, sources, last_step, .. } in self.pending.extract_if(.., is_over) {
+        for PendingOperation { operation, refused, sources, last_step, .. } in self.pending.extract_if(.., is_over) {
             if let Some(reason) = refused {
-                errand.answer(ControlAnswer::Refused(reason));
+                operation.answer(ControlAnswer::Refused(reason));
                 continue;
             }
             let (site, mount_points) = (self.site.clone(), Arc::clone(&self.mount_points));
             self.last_steps.spawn_blocking(move || {
                 let answer = last_step.carry_out(&site, &mount_points, &sources);
-                FinishedErrand {
-                    errand,
+                FinishedOperation {
+                    operation,
                     answer: answer.unwrap_or_else(|error| ControlAnswer::Refused(error.to_string())),
                 }
             });
         }
-        // An errand whose client no longer waits ends, unless a thread works on a part of it.
-        self.pending.retain(|pending| pending.busy > 0 || !pending.errand.is_late());
+        // An operation whose client no longer waits ends, unless a thread works on a part of it.
+        self.pending.retain(|pending| pending.busy > 0 || !pending.operation.is_late());
     }
 }
 
 impl Supervisor {
-    /// Plans an errand that a client has sent, or answers the client of an errand that has ended.
+    /// Plans an operation that a client has sent, or answers the client of an operation that has ended.
     pub(super) fn handle_container_event(&mut self, event: ContainerEvent) {
         match event {
-            ContainerEvent::Errand(errand) => self.take_errand(errand),
-            ContainerEvent::Finished(FinishedErrand { errand, answer }) => errand.answer(answer),
+            ContainerEvent::ContainerOperation(operation) => self.take_operation(operation),
+            ContainerEvent::Finished(FinishedOperation { operation, answer }) => operation.answer(answer),
         }
     }
 
-    /// Plans an errand: the part of each volume, and the last step.
-    fn take_errand(&mut self, errand: Errand) {
-        let planned = match &errand.task {
-            ErrandTask::Prepare(request) => self.plan(request),
-            ErrandTask::Release(container) => self.plan_release(container.as_deref()),
+    /// Plans an operation: the part of each volume, and the last step.
+    fn take_operation(&mut self, operation: ContainerOperation) {
+        let planned = match &operation.task {
+            ContainerTask::Prepare(request) => self.plan(request),
+            ContainerTask::Release(container) => self.plan_release(container.as_deref()),
         };
         match planned {
             Ok((waiting, last_step)) => {
                 let (busy, sources, refused) = (0, BTreeMap::new(), None);
                 self.containers.last_number += 1;
                 let number = self.containers.last_number;
-                let pending = PendingErrand { number, errand, waiting, busy, sources, refused, last_step };
+                let pending = PendingOperation { number, operation, waiting, busy, sources, refused, last_step };
                 self.containers.pending.push(pending);
             }
-            Err(error) => errand.answer(ControlAnswer::Refused(error.to_string())),
+            Err(error) => operation.answer(ControlAnswer::Refused(error.to_string())),
         }
     }
 
-    /// Sends idle volumes to blocking threads with their parts of errands.
-    pub(super) fn start_errands(&mut self) {
+    /// Sends idle volumes to blocking threads with their parts of operations.
+    pub(super) fn start_operations(&mut self) {
         for pending in &mut self.containers.pending {
-            if pending.refused.is_some() || pending.errand.is_late() {
+            if pending.refused.is_some() || pending.operation.is_late() {
                 continue;
             }
             let (ready, waiting) =
                 std::mem::take(&mut pending.waiting).into_iter().partition(|(place, _)| self.idle.contains_key(place));
             pending.waiting = waiting;
-            let ready: Vec<(usize, VolumeErrand)> = ready;
+            let ready: Vec<(usize, OperationPart)> = ready;
             for (place, part) in ready {
-                // A volume has at most one part of an errand.
+                // A volume has at most one part of an operation.
                 let Some(mut volume) = self.idle.remove(&place) else { continue };
                 pending.busy += 1;
                 let number = pending.number;
                 self.working.spawn_blocking(move || {
                     let outcome = match part {
-                        VolumeErrand::Prepare(requests) => {
+                        OperationPart::Prepare(requests) => {
                             let prepare =
                                 |request: &SubPathRequest| Ok((request.index, volume.prepare_sub_path(request)?));
                             requests.iter().map(prepare).collect()
                         }
-                        VolumeErrand::Release(container) => match volume.release_sub_paths(container.as_deref()) {
+                        OperationPart::Release(container) => match volume.release_sub_paths(container.as_deref()) {
                             Ok(()) => Ok(Vec::new()),
                             Err(error) => Err(error.into()),
                         },
@@ -255,18 +256,21 @@ impl Supervisor {
                     FinishedWork {
                         place,
                         volume,
-                        outcome: WorkOutcome::Errand(VolumeErrandOutcome { number, outcome }),
+                        outcome: WorkOutcome::ContainerOperation(OperationPartOutcome { number, outcome }),
                     }
                 });
             }
         }
-        self.containers.finish_errands();
+        self.containers.finish_operations();
     }
 
     /// Plans the preparation of a container.
-    fn plan(&self, request: &ContainerRequest) -> Result<(Vec<(usize, VolumeErrand)>, LastStep), ErrandError> {
+    fn plan(
+        &self,
+        request: &ContainerRequest,
+    ) -> Result<(Vec<(usize, OperationPart)>, LastStep), ContainerOperationError> {
         let ContainerRequest { container, environment, recursive_read_only, only_volumes } = request;
-        let pod = self.containers.pod.as_ref().ok_or(ErrandError::NoPod)?;
+        let pod = self.containers.pod.as_ref().ok_or(ContainerOperationError::NoPod)?;
         check_name(container)?;
         let features = Features { recursive_read_only: *recursive_read_only, selinux: Path::new(SELINUX).exists() };
         let volumes = self.mounted_volumes();
@@ -279,7 +283,7 @@ impl Supervisor {
             let PlannedSource::SubPath(path) = &mount.source else { continue };
             let place = self.volumes.iter().find(|(_, volume)| volume.name.as_str() == mount.name);
             let leader = place.map(|(place, _)| self.sharing.leader(*place));
-            let leader = leader.ok_or_else(|| ErrandError::NotServed(mount.name.clone()))?;
+            let leader = leader.ok_or_else(|| ContainerOperationError::NotServed(mount.name.clone()))?;
             parts.entry(leader).or_default().push(SubPathRequest {
                 volume: mount.name.clone(),
                 container: container.clone(),
@@ -289,13 +293,16 @@ impl Supervisor {
                 both_ways: mount.propagation == Propagation::Bidirectional,
             });
         }
-        let parts = parts.into_iter().map(|(place, requests)| (place, VolumeErrand::Prepare(requests))).collect();
+        let parts = parts.into_iter().map(|(place, requests)| (place, OperationPart::Prepare(requests))).collect();
         let hosts = HostsFile::of(pod, environment);
         Ok((parts, LastStep::Prepare { container: container.clone(), mounts, hosts }))
     }
 
     /// Plans the release of a container, or of all containers (`None`).
-    fn plan_release(&self, container: Option<&str>) -> Result<(Vec<(usize, VolumeErrand)>, LastStep), ErrandError> {
+    fn plan_release(
+        &self,
+        container: Option<&str>,
+    ) -> Result<(Vec<(usize, OperationPart)>, LastStep), ContainerOperationError> {
         container.map_or(Ok(()), check_name)?;
         let container = container.map(str::to_owned);
         let top = self.containers.site.sub_paths();
@@ -312,7 +319,7 @@ impl Supervisor {
         };
         let leaders: BTreeSet<_> = self.volumes.keys().map(|place| self.sharing.leader(*place)).collect();
         let leaders = leaders.into_iter().filter(has_targets);
-        let parts = leaders.map(|leader| (leader, VolumeErrand::Release(container.clone()))).collect();
+        let parts = leaders.map(|leader| (leader, OperationPart::Release(container.clone()))).collect();
         Ok((parts, LastStep::Release { container }))
     }
 
@@ -355,8 +362,8 @@ fn is_relabelled(is_empty_dir: bool, path: &Path, read_only: bool) -> bool {
 }
 
 /// Checks the name of a container, which podfs uses as a component of paths.
-fn check_name(container: &str) -> Result<(), ErrandError> {
-    if is_dns_label(container) { Ok(()) } else { Err(ErrandError::NoContainer(container.to_owned())) }
+fn check_name(container: &str) -> Result<(), ContainerOperationError> {
+    if is_dns_label(container) { Ok(()) } else { Err(ContainerOperationError::NoContainer(container.to_owned())) }
 }
 
 impl HostsFile {
@@ -368,11 +375,11 @@ impl HostsFile {
         HostsFile::OfPod(hosts::of_pod(&environment.pod_ips, host, domain, &pod.network.aliases))
     }
 
-    fn text(&self) -> Result<Vec<u8>, ErrandError> {
+    fn text(&self) -> Result<Vec<u8>, ContainerOperationError> {
         match self {
             HostsFile::OfPod(text) => Ok(text.clone().into_bytes()),
             HostsFile::OfNode(pod) => {
-                let of_node = std::fs::read(HOSTS).map_err(ErrandError::Hosts)?;
+                let of_node = std::fs::read(HOSTS).map_err(ContainerOperationError::Hosts)?;
                 Ok(hosts::of_host_network(&of_node, &pod.network.aliases))
             }
         }
@@ -386,8 +393,8 @@ impl LastStep {
         site: &Site,
         mount_points: &Mutex<MountPoints>,
         sources: &BTreeMap<usize, PathBuf>,
-    ) -> Result<ControlAnswer, ErrandError> {
-        let pod = site.pod().ok_or(ErrandError::NoPod)?;
+    ) -> Result<ControlAnswer, ContainerOperationError> {
+        let pod = site.pod().ok_or(ContainerOperationError::NoPod)?;
         let files = ContainerFiles { pod: &pod, mount_points };
         match self {
             LastStep::Release { container } => {
@@ -395,11 +402,13 @@ impl LastStep {
                 Ok(ControlAnswer::Released)
             }
             LastStep::Prepare { container, mounts: planned, hosts } => {
-                let table = mounts().map_err(ErrandError::MountTable)?;
+                let table = mounts().map_err(ContainerOperationError::MountTable)?;
                 let complete = |mount: PlannedMount| {
                     let source = match &mount.source {
                         PlannedSource::Volume(path) => path.clone(),
-                        PlannedSource::SubPath(_) => sources.get(&mount.index).cloned().ok_or(ErrandError::NoPart)?,
+                        PlannedSource::SubPath(_) => {
+                            sources.get(&mount.index).cloned().ok_or(ContainerOperationError::NoPart)?
+                        }
                         PlannedSource::Hosts => files.write_hosts(&hosts.text()?).map_err(failed)?,
                         PlannedSource::TerminationLog => files.make_termination_log(&container).map_err(failed)?,
                         PlannedSource::Device(device) => {
@@ -413,23 +422,29 @@ impl LastStep {
                     };
                     with_path(mount, source, &table)
                 };
-                Ok(ControlAnswer::Prepared(planned.into_iter().map(complete).collect::<Result<_, ErrandError>>()?))
+                Ok(ControlAnswer::Prepared(
+                    planned.into_iter().map(complete).collect::<Result<_, ContainerOperationError>>()?,
+                ))
             }
         }
     }
 }
 
 /// Logs the error, which the client also gets.
-fn failed(error: ContainerFileError) -> ErrandError {
+fn failed(error: ContainerFileError) -> ContainerOperationError {
     error!("{error}");
     error.into()
 }
 
 /// The container's mount of a path of the node, with the restrictions (such as `nosuid`) of the file system mounted
 /// there.
-fn with_path(mount: PlannedMount, path: PathBuf, table: &[MountTableEntry]) -> Result<ContainerMount, ErrandError> {
+fn with_path(
+    mount: PlannedMount,
+    path: PathBuf,
+    table: &[MountTableEntry],
+) -> Result<ContainerMount, ContainerOperationError> {
     if path.to_str().is_none() {
-        return Err(ErrandError::NotUtf8(path));
+        return Err(ContainerOperationError::NotUtf8(path));
     }
     // Only the path of the directory above is resolved, which is outside of the volume: the volume's server may hang.
     let real_path = path.parent().and_then(|parent| parent.canonicalize().ok()).zip(path.file_name());

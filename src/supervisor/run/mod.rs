@@ -57,7 +57,7 @@ use crate::supervisor::volume::search::Searches;
 use crate::supervisor::volume::{PodEnd, PodVolume, VolumeContext};
 use crate::volume::{Volume, VolumeSource};
 pub use assignment::{Assignment, SupervisorError};
-use containers::ContainerErrands;
+use containers::ContainerOperations;
 use heartbeat::Heartbeat;
 use orders::{OrderSignals, SupervisorOrder};
 use publishing::{PendingUnmounts, UnmountedVolume};
@@ -71,7 +71,7 @@ use work::{FinishedWork, RefreshTime};
 const TIMEOUT: Duration = Duration::from_secs(2);
 
 /// How long after its last work the supervisor returns unused memory to the kernel.
-const TIDY: Duration = Duration::from_secs(1);
+const MEMORY_RETURN_DELAY: Duration = Duration::from_secs(1);
 
 /// Serves the volumes until a signal ends the process.
 ///
@@ -138,7 +138,7 @@ struct Supervisor {
     unmount_watch: Option<UnmountWatch>,
     /// Why the supervisor cannot make its run directory again, if it cannot. The log has this already.
     run_directory_trouble: Option<String>,
-    containers: ContainerErrands,
+    containers: ContainerOperations,
 }
 
 impl Supervisor {
@@ -147,9 +147,9 @@ impl Supervisor {
         self.allow_all_volumes().await;
         let mut heartbeat = Heartbeat::of_unit();
         let mut run_directory_timer = RunDirectoryTimer::new(self.watches_run_directory());
-        let mut tidy_at = Some(Instant::now() + TIDY);
+        let mut tidy_at = Some(Instant::now() + MEMORY_RETURN_DELAY);
         loop {
-            self.start_errands();
+            self.start_operations();
             self.start_work();
             self.report.progress();
             let next = self.next_work();
@@ -168,7 +168,7 @@ impl Supervisor {
                 snapshot = self.source.changed() => self.take_snapshot(snapshot),
                 Some(finished) = self.working.join_next() => {
                     self.finish_work(finished)?;
-                    tidy_at = Some(Instant::now() + TIDY);
+                    tidy_at = Some(Instant::now() + MEMORY_RETURN_DELAY);
                 }
                 event = self.containers.next() => self.handle_container_event(event),
                 Some(unmounted) = self.unmounting.join_next() => self.finish_unmount(unmounted),

@@ -27,7 +27,7 @@ use crate::manifest::PodView;
 use crate::manifest::pod::{Pod, PodIdentity};
 use crate::supervisor::control::{ControlAnswer, PendingClient, RequestedChange, VolumeNames};
 use crate::supervisor::volume::driver;
-use crate::supervisor::volume::left::{LeftCause, LeftError};
+use crate::supervisor::volume::removal_error::{RemovalCause, RemovalError};
 use crate::supervisor::volume::{PodVolume, VolumeContext};
 use crate::volume::{Claim, ClaimUsage, Volume, VolumeSource};
 
@@ -35,12 +35,12 @@ use crate::volume::{Claim, ClaimUsage, Volume, VolumeSource};
 pub(super) struct UnmountedVolume {
     /// The place of the volume; `None` for a leftover.
     place: Option<usize>,
-    unmounted: UnmountOutcome<LeftError>,
+    unmounted: UnmountOutcome<RemovalError>,
 }
 
 impl UnmountedVolume {
     /// A leftover of this name that a thread has removed, or has not.
-    fn leftover(name: String, outcome: Result<(), LeftError>) -> Self {
+    fn leftover(name: String, outcome: Result<(), RemovalError>) -> Self {
         Self { place: None, unmounted: UnmountOutcome { name, plugin: String::new(), took: None, outcome } }
     }
 }
@@ -358,7 +358,7 @@ impl Supervisor {
         for (home, name) in of_drivers.collect::<Vec<_>>() {
             let setting = self.setting.clone();
             self.unmounting.spawn_blocking(move || {
-                let outcome = driver::undo_home(&setting, &home).map_err(LeftError::from);
+                let outcome = driver::undo_home(&setting, &home).map_err(RemovalError::from);
                 UnmountedVolume::leftover(name, outcome)
             });
         }
@@ -377,12 +377,12 @@ impl Supervisor {
 }
 
 /// Removes what an earlier supervisor left at a path: the home of an emptyDir, or a mount.
-fn remove_leftover(setting: &VolumeContext, path: &Path, is_home: bool) -> Result<(), LeftError> {
-    let at = |cause: LeftCause| LeftError::OfEarlier { path: path.to_owned(), cause };
+fn remove_leftover(setting: &VolumeContext, path: &Path, is_home: bool) -> Result<(), RemovalError> {
+    let at = |cause: RemovalCause| RemovalError::OfEarlier { path: path.to_owned(), cause };
     if is_home && path.exists() {
         let undeleted = empty_dir::remove(path).map_err(|error| at(error.into()))?;
         if !undeleted.is_empty() {
-            return Err(at(LeftCause::Content(undeleted.to_string())));
+            return Err(at(RemovalCause::Content(undeleted.to_string())));
         }
     } else {
         take_away(path).map_err(|error| at(error.into()))?;

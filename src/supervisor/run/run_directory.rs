@@ -30,7 +30,7 @@ use crate::supervisor::run_dir::server_socket;
 /// The time between two looks of a supervisor without a daemon.
 const PERIOD: Duration = Duration::from_secs(5);
 /// The pause after a look that found the mount points locked.
-const AGAIN: Duration = Duration::from_secs(1);
+const RETRY_PAUSE: Duration = Duration::from_secs(1);
 
 /// Waits until a look is due, because a program that followed the pod has disconnected. Cancel-safe.
 pub(super) async fn look_is_due(control: Option<&Control>) {
@@ -91,7 +91,7 @@ impl Supervisor {
     /// only makes the next look due soon.
     pub(super) fn look_at_run_directory(&mut self, timer: &mut RunDirectoryTimer) {
         let locked = self.setting.mount_points.try_lock();
-        timer.again_at = locked.is_err().then(|| Instant::now() + AGAIN);
+        timer.again_at = locked.is_err().then(|| Instant::now() + RETRY_PAUSE);
         if let Some((directory, restored)) = locked.ok().and_then(|mut mount_points| restore_claim(&mut mount_points)) {
             self.restore_sockets(directory, restored);
         }

@@ -36,7 +36,7 @@ use tracing::{info, warn};
 use super::{Supervisor, TIMEOUT};
 use crate::driver::DriverHome;
 use crate::host::{block, local};
-use crate::supervisor::long_step::{LONG, report_end, report_if_long, report_long};
+use crate::supervisor::long_step::{REPORT_DELAY, report_end, report_if_long, report_long};
 use crate::supervisor::run_dir::mount_points::MountPoints;
 use crate::supervisor::status::CounterStore;
 use crate::supervisor::volume::driver::{homes, undo_home};
@@ -44,11 +44,11 @@ use crate::supervisor::volume::{PodEnd, PodVolume, VolumeContext, VolumeLife};
 use crate::volume::{Volume, VolumeSource};
 
 /// How long drivers may take to unmount the volumes of a pod that ends, with all retries.
-const DRIVERS: Duration = Duration::from_secs(123);
+const UNMOUNT_TIMEOUT: Duration = Duration::from_secs(123);
 /// How many volumes the supervisor unmounts at the same time.
 const AT_ONCE: usize = 16;
 /// The pause before the supervisor calls a driver that failed once more.
-const AGAIN: Duration = Duration::from_millis(500);
+const RETRY_PAUSE: Duration = Duration::from_millis(500);
 
 impl Supervisor {
     /// Ends this process without dropping any value, so that the volumes stay mounted.
@@ -152,7 +152,7 @@ impl Supervisor {
         let mut waiting = std::mem::take(&mut self.idle).into_values();
         let (mut unmounting, mut all) = (JoinSet::new(), true);
         let mut of_server = BTreeSet::new();
-        let mut look_at_server = Some(Instant::now() + LONG);
+        let mut look_at_server = Some(Instant::now() + REPORT_DELAY);
         loop {
             for volume in waiting.by_ref().take(AT_ONCE - unmounting.len()) {
                 let step = self.step(volume.spec());
@@ -169,7 +169,7 @@ impl Supervisor {
                 Some(unmounted) = unmounting.join_next() => {
                     let unmounted = unmounted.expect("no task panics or is cancelled");
                     if of_server.remove(&unmounted.name) {
-                        look_at_server = Some(Instant::now() + LONG);
+                        look_at_server = Some(Instant::now() + REPORT_DELAY);
                     }
                     all &= self.note_unmounted(unmounted);
                 }
@@ -226,7 +226,7 @@ pub(super) fn remove_files(mount_points: &Mutex<MountPoints>, counters: &Counter
 /// Unmounts a volume on a blocking thread. Logs `step` if that takes long.
 async fn unmount(step: Option<String>, volume: PodVolume, end: PodEnd) -> UnmountOutcome<MountError> {
     let mut unmounting = spawn_blocking(move || UnmountOutcome::of(volume, |volume| volume.take_down(end)));
-    let unmounted = match timeout(LONG, &mut unmounting).await {
+    let unmounted = match timeout(REPORT_DELAY, &mut unmounting).await {
         Ok(unmounted) => unmounted,
         Err(_) => {
             step.iter().for_each(|step| report_long(step));
@@ -261,7 +261,7 @@ impl<E> UnmountOutcome<E> {
 async fn undo_drivers(setting: &VolumeContext) {
     let mut undoing: JoinSet<()> =
         homes(&setting.site).into_iter().map(|home| undo_until_done(setting.clone(), home)).collect();
-    if timeout(DRIVERS, async { while undoing.join_next().await.is_some() {} }).await.is_err() {
+    if timeout(UNMOUNT_TIMEOUT, async { while undoing.join_next().await.is_some() {} }).await.is_err() {
         for (home, volume) in homes(&setting.site) {
             warn!(
                 volume,
@@ -286,6 +286,6 @@ async fn undo_until_done(setting: VolumeContext, (home, volume): (DriverHome, St
                 last_error = Some(error.to_string());
             }
         }
-        sleep(AGAIN).await;
+        sleep(RETRY_PAUSE).await;
     }
 }

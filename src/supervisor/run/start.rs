@@ -18,7 +18,7 @@ use tokio::task::JoinSet;
 use tracing::warn;
 
 use super::adoption;
-use super::containers::ContainerErrands;
+use super::containers::ContainerOperations;
 use super::profile::profile;
 use super::publishing::PendingUnmounts;
 use super::sharing::Sharing;
@@ -30,7 +30,7 @@ use crate::manifest::PodView;
 use crate::manifest::pod::{Pod, PodIdentity};
 use crate::metrics::{Exposition, exporter};
 use crate::source::{PushReceiver, Snapshot, Source};
-use crate::supervisor::control::{Control, Errand, PendingClient, RequestedChange, TaskQueues};
+use crate::supervisor::control::{ContainerOperation, Control, PendingClient, RequestedChange, TaskQueues};
 use crate::supervisor::long_step::report_if_long;
 use crate::supervisor::run_dir::cgroup::{self, Cgroup};
 use crate::supervisor::run_dir::claim::{PodLeftovers, PodLock};
@@ -47,7 +47,7 @@ use crate::supervisor::volume::search::Searches;
 use crate::supervisor::volume::{PodVolume, VolumeContext};
 use crate::volume::{SubPathMode, Volume, VolumeSource};
 
-/// Most errands that wait for the supervisor's task.
+/// Most operations that wait for the supervisor's task.
 const MAX_ERRANDS: usize = 8;
 /// Most changes of the volumes that wait for the supervisor's task.
 const MAX_CHANGES: usize = 16;
@@ -75,7 +75,7 @@ pub(super) struct PreparedSupervisor {
     upgrades: mpsc::Receiver<PendingClient>,
     changes: mpsc::Receiver<(RequestedChange, PendingClient)>,
     pod: Option<Arc<Pod>>,
-    errands: mpsc::Receiver<Errand>,
+    operations: mpsc::Receiver<ContainerOperation>,
 }
 
 /// A supervisor whose volumes are adopted or about to be mounted.
@@ -117,9 +117,9 @@ impl PreparedSupervisor {
         report.contacts(source.contacts());
         report.tokens(view.known.tokens.clone());
         let (upgrade_queue, upgrades) = mpsc::channel(1);
-        let ((change_queue, changes), (errand_queue, errands)) =
+        let ((change_queue, changes), (operation_queue, operations)) =
             (mpsc::channel(MAX_CHANGES), mpsc::channel(MAX_ERRANDS));
-        let task_queues = TaskQueues { upgrades: upgrade_queue, changes: change_queue, errands: errand_queue };
+        let task_queues = TaskQueues { upgrades: upgrade_queue, changes: change_queue, operations: operation_queue };
         let control = claim.as_ref().and_then(|claim| listen(claim, &report, source.inbox(), task_queues));
         let server_program = Arc::new(server_program);
         PreparedSupervisor {
@@ -144,7 +144,7 @@ impl PreparedSupervisor {
             upgrades,
             changes,
             pod,
-            errands,
+            operations,
         }
     }
 
@@ -173,7 +173,7 @@ impl PreparedSupervisor {
             upgrades,
             changes,
             pod,
-            errands,
+            operations,
             flex_volumes,
             sub_path,
             io_uring,
@@ -233,7 +233,7 @@ impl PreparedSupervisor {
             (place, volume)
         });
         let idle = idle.collect();
-        let containers = ContainerErrands::new(pod, containers_site, Arc::clone(&mount_points), errands);
+        let containers = ContainerOperations::new(pod, containers_site, Arc::clone(&mount_points), operations);
         let mut supervisor = Supervisor {
             identity,
             source,
@@ -276,7 +276,7 @@ fn serve_metrics(listener: TcpListener, report: &Report) {
     let store = report.store();
     let read = move || Exposition::of(vec![metrics::read(&store)]);
     if let Err(error) = exporter::start(listener, read) {
-        warn!("metrics are not served: {error}");
+        warn!("podfs cannot serve metrics: {error}");
     }
 }
 

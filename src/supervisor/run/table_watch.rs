@@ -15,7 +15,7 @@ use tokio::io::unix::AsyncFd;
 use tokio::time::{Instant, sleep_until};
 
 /// The time from a change of the table to the look at it.
-const SETTLE: Duration = Duration::from_millis(100);
+const SETTLE_DELAY: Duration = Duration::from_millis(100);
 /// The least time from one look to the next.
 const PAUSE: Duration = Duration::from_secs(1);
 
@@ -44,9 +44,9 @@ impl TableWatch {
         TableWatch { table: None, look_at: Some(Instant::now()), last: None }
     }
 
-    /// Makes a look due after [`SETTLE`], but not within [`PAUSE`] of the last look.
+    /// Makes a look due after [`SETTLE_DELAY`], but not within [`PAUSE`] of the last look.
     pub(crate) fn look_soon(&mut self) {
-        let soonest = Instant::now() + SETTLE;
+        let soonest = Instant::now() + SETTLE_DELAY;
         let at = self.last.map_or(soonest, |last| soonest.max(last + PAUSE));
         self.look_at.get_or_insert(at);
     }

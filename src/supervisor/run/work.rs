@@ -48,13 +48,13 @@ pub(super) enum WorkOutcome {
     },
     /// The thread has removed old generations.
     Cleared,
-    /// The thread has done the volume's part of an errand.
-    Errand(VolumeErrandOutcome),
+    /// The thread has done the volume's part of an operation.
+    ContainerOperation(OperationPartOutcome),
 }
 
-/// The outcome of a volume's part of an errand.
-pub(super) struct VolumeErrandOutcome {
-    /// The number of the errand.
+/// The outcome of a volume's part of an operation.
+pub(super) struct OperationPartOutcome {
+    /// The number of the operation.
     pub(super) number: u64,
     /// The mount point of each subPath that was mounted, with the index of the container's mount.
     pub(super) outcome: Result<Vec<(usize, PathBuf)>, PartError>,
@@ -128,7 +128,7 @@ impl Supervisor {
                 }
             }
             WorkOutcome::Cleared => {}
-            WorkOutcome::Errand(part) => self.containers.take(part),
+            WorkOutcome::ContainerOperation(part) => self.containers.take(part),
         }
         if self.is_unmounting(place) {
             self.start_unmount(place, volume);
@@ -196,7 +196,7 @@ impl Supervisor {
                 Some(finished) = self.working.join_next() => {
                     let finished = finished.expect("a blocking thread that panics ends the process");
                     let FinishedWork { place, volume, outcome } = finished;
-                    if let WorkOutcome::Errand(part) = outcome {
+                    if let WorkOutcome::ContainerOperation(part) = outcome {
                         self.containers.take(part);
                     }
                     match self.is_unmounting(place) {

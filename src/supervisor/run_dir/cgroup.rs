@@ -73,7 +73,7 @@ pub(in crate::supervisor) struct Cgroup {
 }
 
 impl Cgroup {
-    /// A cgroup for the pod's server, with a limit of `memory` bytes. `left` is the cgroup that an earlier podfs made
+    /// A cgroup for the pod's server, with a limit of `memory` bytes. `removal_error` is the cgroup that an earlier podfs made
     /// for the pod: it is used again if it has processes, and removed otherwise. `None` if podfs can make no cgroup.
     pub(in crate::supervisor) fn of_server(uid: &PodUid, memory: Option<u64>, left: Option<&Path>) -> Option<Cgroup> {
         let made = match left.filter(|left| has_processes(left)) {
@@ -86,12 +86,12 @@ impl Cgroup {
         match (&made, memory) {
             (Ok(cgroup), Some(bytes)) => {
                 if let Err(error) = cgroup.limit_memory(&bytes.to_string()) {
-                    warn!("the memory of the server is not limited: {error}");
+                    warn!("podfs cannot limit the memory of the server: {error}");
                 }
             }
             // An earlier podfs may have had a limit.
             (Ok(cgroup), None) => drop(fs::write(cgroup.path.join("memory.max"), "max")),
-            (Err(error), Some(_)) => warn!("the memory of the server is not limited: {error}"),
+            (Err(error), Some(_)) => warn!("podfs cannot limit the memory of the server: {error}"),
             (Err(error), None) => info!("the server has no cgroup of its own: {error}"),
         }
         made.inspect(|cgroup| debug!("the server's cgroup is {}", cgroup.path.display())).ok()

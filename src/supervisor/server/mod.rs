@@ -7,8 +7,8 @@
 
 mod alarm;
 mod call;
+mod fd_keeper;
 mod fusectl;
-mod keeper;
 pub(super) mod oom;
 mod process;
 pub(crate) mod program;
@@ -24,7 +24,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use nix::sys::signal::Signal;
-use podfs_fuse::client::{AdoptedVolume, LastKeeper, ServerClient, TakeoverOutcome, UnloadableVolume};
+use podfs_fuse::client::{AdoptedVolume, LastFdKeeper, ServerClient, TakeoverOutcome, UnloadableVolume};
 use podfs_fuse::confinement::Profile;
 use podfs_fuse::protocol::Greeting;
 use podfs_fuse::{Backoff, DoublingPause};
@@ -35,7 +35,7 @@ use tracing::{error, info, warn};
 use super::log_format::LogFormat;
 use super::run_dir::cgroup::Cgroup;
 use crate::manifest::pod::PodIdentity;
-use keeper::{KeeperChange, KeeperState};
+use fd_keeper::{FdKeeperChange, FdKeeperState};
 pub(super) use process::Program;
 pub(crate) use process::{ProcessEnd, WatchedProcess, kill_server};
 use program::ServerProgram;
@@ -59,7 +59,7 @@ pub(super) struct PodServer {
     /// The cgroup of all servers of the pod.
     cgroup: Option<Cgroup>,
     life: ServerLife,
-    keeper: KeeperState,
+    keeper: FdKeeperState,
     /// The pauses between attempts to start another keeper.
     keeper_pauses: Backoff,
     history: ServerHistory,
@@ -86,7 +86,7 @@ pub struct ServerHistory {
 /// An event while a server serves.
 enum ServerEvent {
     Ended(ProcessEnd),
-    Keeper(KeeperChange),
+    FdKeeper(FdKeeperChange),
     /// The watchdog has looked at the server. The text is its problem, if the server hangs.
     Looked(Option<String>),
 }
@@ -96,9 +96,9 @@ enum ServerLife {
     /// A server serves. The servers before it had answered `answered_before` requests.
     Serving { process: WatchedProcess, answered_before: u64 },
     /// There is no server. The supervisor starts the next one at `until`, through the keeper if `by_keeper`.
-    Dead { until: Instant, keeper: LastKeeper, by_keeper: bool },
+    Dead { until: Instant, keeper: LastFdKeeper, by_keeper: bool },
     /// The next server takes over the FUSE connections. On success it serves; otherwise there is no server again.
-    Succeeding { process: Option<WatchedProcess>, attempt: JoinHandle<(io::Result<TakeoverOutcome>, LastKeeper)> },
+    Succeeding { process: Option<WatchedProcess>, attempt: JoinHandle<(io::Result<TakeoverOutcome>, LastFdKeeper)> },
     /// The supervisor has ended the server for good, because the pod ends.
     Over,
 }
@@ -165,7 +165,7 @@ impl PodServer {
             log_format,
             cgroup: None,
             life,
-            keeper: KeeperState::Unknown,
+            keeper: FdKeeperState::Unknown,
             keeper_pauses: PAUSE.backoff(),
             history,
             restarts: 0,
@@ -227,12 +227,12 @@ impl PodServer {
             ServerLife::Serving { process, .. } => {
                 let event = tokio::select! {
                     end = process.ended() => ServerEvent::Ended(end),
-                    change = self.keeper.changed() => ServerEvent::Keeper(change),
+                    change = self.keeper.changed() => ServerEvent::FdKeeper(change),
                     problem = self.watchdog.next_look(process.pid(), &self.client) => ServerEvent::Looked(problem),
                 };
                 match event {
                     ServerEvent::Ended(end) => self.mark_dead(end.to_string(), end),
-                    ServerEvent::Keeper(change) => self.replace_keeper(change),
+                    ServerEvent::FdKeeper(change) => self.replace_keeper(change),
                     ServerEvent::Looked(problem) => self.handle_look(problem).await,
                 }
             }
@@ -241,7 +241,7 @@ impl PodServer {
                 if *until > Instant::now() {
                     sleep_until(*until).await;
                 }
-                if keeper::is_gone(keeper).await {
+                if fd_keeper::is_gone(keeper).await {
                     keeper.let_go();
                     warn!(
                         "the server and its keeper ended; podfs reopens the open files of containers, as far as it can"
@@ -336,12 +336,14 @@ impl PodServer {
 
     /// Starts the successor as a clone of the keeper, which needs no execve(2) and is confined already. Executes the
     /// program if `by_keeper` is false, or if the keeper starts no server.
-    fn start_successor(&self, keeper: &LastKeeper, by_keeper: bool) -> io::Result<(WatchedProcess, UnixStream)> {
+    fn start_successor(&self, keeper: &LastFdKeeper, by_keeper: bool) -> io::Result<(WatchedProcess, UnixStream)> {
         if by_keeper {
             match WatchedProcess::start_by_keeper(keeper, self.profile) {
                 Ok(Some(started)) => return Ok(started),
                 Ok(None) => {}
-                Err(error) => warn!("the keeper of the server's open files starts no server: {error}"),
+                Err(error) => {
+                    warn!("podfs-keeper cannot start the next server: {error}; podfs executes the server's program");
+                }
             }
         }
         let (program, cgroup) = (Program::Own(&self.program), self.cgroup.as_ref());
@@ -349,7 +351,7 @@ impl PodServer {
     }
 
     /// Handles the outcome of a takeover.
-    fn settle(&mut self, (outcome, keeper): (io::Result<TakeoverOutcome>, LastKeeper)) {
+    fn settle(&mut self, (outcome, keeper): (io::Result<TakeoverOutcome>, LastFdKeeper)) {
         let ServerLife::Succeeding { process, .. } = &mut self.life else { return };
         let Some(process) = process.take() else { return };
         match outcome {
@@ -379,9 +381,9 @@ impl PodServer {
     }
 
     /// Records that no server could be started, and schedules the next attempt.
-    fn fail(&mut self, error: &io::Error, keeper: LastKeeper) {
+    fn fail(&mut self, error: &io::Error, keeper: LastFdKeeper) {
         self.history.unanswered += 1;
-        self.history.last_end = Some(format!("it did not get ready: {error}"));
+        self.history.last_end = Some(format!("the next server did not start: {error}"));
         let pause = self.pause();
         error!("podfs cannot start a server for the volumes: {error}; it tries again in {} ms", pause.as_millis());
         self.life = ServerLife::Dead { until: Instant::now() + pause, keeper, by_keeper: false };
@@ -397,37 +399,37 @@ impl PodServer {
 
     /// Watches the keeper of the server that serves now, and lets the kernel not kill it when memory runs out.
     fn watch_keeper(&mut self) {
-        if let KeeperState::Watched(last) = std::mem::replace(&mut self.keeper, KeeperState::Unknown) {
+        if let FdKeeperState::Watched(last) = std::mem::replace(&mut self.keeper, FdKeeperState::Unknown) {
             // The successor has the open files of this earlier keeper, which ends; this reaps it.
             last.reap_in_background();
         }
         if let Some((keeper, _)) = self.client.facts() {
             oom::protect_keeper(keeper);
-            self.keeper = WatchedProcess::with_pid(keeper).map_or(KeeperState::Gone(keeper), KeeperState::Watched);
+            self.keeper = WatchedProcess::with_pid(keeper).map_or(FdKeeperState::Gone(keeper), FdKeeperState::Watched);
         }
     }
 
     /// Handles a change of the keeper. Makes the server start another keeper after the keeper has ended.
-    fn replace_keeper(&mut self, change: KeeperChange) {
+    fn replace_keeper(&mut self, change: FdKeeperChange) {
         match change {
-            KeeperChange::Ended(keeper) => {
+            FdKeeperChange::Ended(keeper) => {
                 let client = Arc::clone(&self.client);
                 let start = tokio::task::spawn_blocking(move || client.start_keeper(keeper));
-                self.keeper = KeeperState::Starting(keeper, start);
+                self.keeper = FdKeeperState::Starting(keeper, start);
             }
-            KeeperChange::Started => {
+            FdKeeperChange::Started => {
                 self.keeper_pauses.reset();
-                self.keeper = KeeperState::Unknown;
+                self.keeper = FdKeeperState::Unknown;
                 self.watch_keeper();
                 info!("the keeper of the server's open files ended; podfs has started another one");
             }
-            KeeperChange::Failed(keeper, error) => {
+            FdKeeperChange::Failed(keeper, error) => {
                 if self.keeper_pauses.failures() == 0 {
                     warn!(
                         "the server has no keeper, so its open files are lost if it is killed: {error}; podfs tries again to start one"
                     );
                 }
-                self.keeper = KeeperState::Missing(keeper, Instant::now() + self.keeper_pauses.fail());
+                self.keeper = FdKeeperState::Missing(keeper, Instant::now() + self.keeper_pauses.fail());
             }
         }
     }
@@ -463,11 +465,11 @@ impl PodServer {
         }
         // The keeper ends when the server has ended and this process has closed its end of the keeper's channel.
         // `ServerClient::end` has closed that.
-        if matches!(self.keeper, KeeperState::Unknown) {
+        if matches!(self.keeper, FdKeeperState::Unknown) {
             return;
         }
         if timeout(limit, self.keeper.changed()).await.is_err()
-            && let KeeperState::Watched(keeper) = &self.keeper
+            && let FdKeeperState::Watched(keeper) = &self.keeper
         {
             keeper.kill();
             wait_for_end(keeper).await;

@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use nix::errno::Errno;
 use nix::sys::wait::{Id, WaitPidFlag, WaitStatus, waitid};
-use podfs_fuse::client::{LastKeeper, StartedSuccessor};
+use podfs_fuse::client::{LastFdKeeper, StartedSuccessor};
 use podfs_fuse::confinement::Profile;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{
@@ -127,7 +127,7 @@ impl WatchedProcess {
     ///
     /// # Errors
     /// When the keeper does not answer, or there are no more processes or descriptors.
-    pub(super) fn start_by_keeper(keeper: &LastKeeper, profile: Profile) -> io::Result<Option<(Self, UnixStream)>> {
+    pub(super) fn start_by_keeper(keeper: &LastFdKeeper, profile: Profile) -> io::Result<Option<(Self, UnixStream)>> {
         let Some(pid) = keeper.pid() else { return Ok(None) };
         if confined_to(pid) != Some(profile) {
             return Ok(None);
@@ -233,7 +233,7 @@ impl WatchedProcess {
         self.kill();
         match if has_ended { self.reap() } else { ProcessEnd::Unknown } {
             ProcessEnd::Unknown => error,
-            end => io::Error::new(error.kind(), format!("it ended before it was ready ({end})")),
+            end => io::Error::new(error.kind(), format!("the server ended before it was ready ({end})")),
         }
     }
 
@@ -317,7 +317,7 @@ mod tests {
         let mut child = std::process::Command::new("sh").args(["-c", "exit 7"]).spawn().expect("a shell");
         let process = WatchedProcess::with_pid(child.id().cast_signed()).expect("a process");
         let error = process.why_not_ready(ErrorKind::ConnectionReset.into());
-        assert_eq!(error.to_string(), "it ended before it was ready (exit status: 7)");
+        assert_eq!(error.to_string(), "the server ended before it was ready (exit status: 7)");
         child.wait().expect_err("it was reaped");
     }
 }

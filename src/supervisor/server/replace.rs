@@ -8,7 +8,7 @@ use podfs_fuse::confinement::Profile;
 use tokio::time::timeout;
 use tracing::info;
 
-use super::{KILL_TIMEOUT, PodServer, Program, ServerLife, WatchdogState, WatchedProcess, blocking, keeper};
+use super::{KILL_TIMEOUT, PodServer, Program, ServerLife, WatchdogState, WatchedProcess, blocking, fd_keeper};
 
 /// Why a server was not replaced.
 #[derive(Debug, thiserror::Error)]
@@ -66,7 +66,7 @@ impl PodServer {
     /// # Errors
     /// When a server of the old program goes on: the same process, or a new process.
     pub(in crate::supervisor) async fn upgrade(&mut self, program: Program<'_>) -> Result<(), UpgradeError> {
-        self.replace(program, "it gave way to an upgrade").await
+        self.replace(program, "an upgrade replaced it").await
     }
 
     /// As [`Self::upgrade`]. `reason` becomes the end of the old server in the history.
@@ -91,7 +91,7 @@ impl PodServer {
         self.history.silent_sources.clear();
         self.watchdog = WatchdogState::default();
         let mut keeper = self.client.mark_dead();
-        if keeper::is_gone(&keeper).await {
+        if fd_keeper::is_gone(&keeper).await {
             keeper.let_go();
         }
         let client = Arc::clone(&self.client);

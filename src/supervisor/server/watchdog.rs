@@ -36,9 +36,9 @@ const BUSY_INTERVAL: Duration = Duration::from_secs(1);
 /// How long a volume may be stuck, or a server stopped, before the supervisor acts.
 const TIMEOUT: Duration = Duration::from_secs(5);
 /// How long a server may take to end once it was killed.
-const ENDING: Duration = Duration::from_millis(500);
+const KILL_DELAY: Duration = Duration::from_millis(500);
 /// How long the server may take to answer the watchdog.
-const ANSWER: Duration = Duration::from_secs(2);
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// The watchdog, between two looks at the server or during a look.
 pub(super) enum WatchdogState {
@@ -163,7 +163,7 @@ impl Watchdog {
                 StuckVolumeAction::SourceIsSilent => report_silent_source(&volume),
                 StuckVolumeAction::Ask => must_ask = true,
                 StuckVolumeAction::Hangs => {
-                    return Some(format!("it does not get on with a request of volume {volume:?}"));
+                    return Some(format!("a request of volume {volume:?} makes no progress"));
                 }
             }
             still_stuck.insert(volume, stuck);
@@ -174,7 +174,7 @@ impl Watchdog {
             return None;
         }
         self.asked = Some(now);
-        (!client.is_responsive(ANSWER)).then(|| "it does not answer its supervisor".to_owned())
+        (!client.is_responsive(ANSWER_TIMEOUT)).then(|| "it does not answer its supervisor".to_owned())
     }
 
     /// Reports NFS servers that do not answer.
@@ -273,11 +273,11 @@ fn is_wait(call: &Call) -> bool {
     *call == Call::In(libc::SYS_futex)
 }
 
-/// Whether a server was killed and does not end within [`ENDING`]. The watchdog does not report a server that ends, because its
+/// Whether a server was killed and does not end within [`KILL_DELAY`]. The watchdog does not report a server that ends, because its
 /// pidfd shows its end.
 fn stays_inert(pid: i32) -> bool {
     unkillable::is_inert(pid) && {
-        thread::sleep(ENDING);
+        thread::sleep(KILL_DELAY);
         unkillable::is_inert(pid)
     }
 }

@@ -141,7 +141,7 @@ impl CapacityHistory {
 impl CapacityTarget {
     fn usage(self) -> io::Result<Option<DriverUsage>> {
         match self {
-            CapacityTarget::Source(watch) => Ok(watch.room()?.map(of_file_system)),
+            CapacityTarget::Source(watch) => Ok(watch.space_usage()?.map(of_file_system)),
             CapacityTarget::Mount(path) => {
                 let file = openat(CWD, path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty())?;
                 SpaceUsage::at(file).map(of_file_system).map(Some)

@@ -144,7 +144,7 @@ fn host(reading: &mut PodReading, report: &VolumeReport, usage: Option<&DriverUs
     let name = report.name.as_str();
     reading.add(&SOURCE_ANSWERING, &[name], as_number(usage.is_some() && !report.source_is_silent));
     // The file system of a hostPath belongs to the node, and not to the pod (ME-03).
-    let (Some(usage), true) = (usage, report.has_room) else { return };
+    let (Some(usage), true) = (usage, report.reports_capacity) else { return };
     let labels = [name, report.claim.as_deref().unwrap_or_default()];
     let mut add = |family, number: u64| reading.add(family, &labels, number as f64);
     if let Some(bytes) = usage.bytes {

@@ -95,7 +95,7 @@ pub(in crate::supervisor) struct VolumeReport {
     /// The name of the PersistentVolumeClaim that the volume shows.
     pub(in crate::supervisor) claim: Option<String>,
     /// Whether podfs reports the volume's capacity.
-    pub(in crate::supervisor) has_room: bool,
+    pub(in crate::supervisor) reports_capacity: bool,
     /// The state from earlier looks at the volume's capacity.
     pub(in crate::supervisor) earlier: CapacityHistory,
 }
@@ -215,7 +215,7 @@ impl StoredStatus {
             awaited: None,
             watch: mounted.watch(),
             claim: volume.claim_name(&self.identity.name),
-            has_room: matches!(volume.source, VolumeSource::Claim(_) | VolumeSource::EmptyDir(_)),
+            reports_capacity: matches!(volume.source, VolumeSource::Claim(_) | VolumeSource::EmptyDir(_)),
             earlier: before.map(|before| before.earlier).unwrap_or_default(),
             state,
         };
@@ -334,7 +334,7 @@ impl VolumeReport {
             source_is_silent: false,
             watch: None,
             claim: volume.claim_name(&pod.name),
-            has_room: matches!(volume.source, VolumeSource::Claim(_) | VolumeSource::EmptyDir(_)),
+            reports_capacity: matches!(volume.source, VolumeSource::Claim(_) | VolumeSource::EmptyDir(_)),
             earlier: CapacityHistory::default(),
         }
     }

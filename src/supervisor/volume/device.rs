@@ -15,7 +15,7 @@ use super::{PodEnd, RefreshFailure, ShownContent, VolumeContext, driver};
 use crate::binding::BoundSource;
 use crate::host::block::{self, BlockVolume};
 use crate::host::device::BlockDevice;
-use crate::host::neighbours;
+use crate::host::volume_users;
 use crate::manifest::PodView;
 use crate::supervisor::volume::adopted::KeptVolume;
 use crate::volume::{Claim, Volume};
@@ -77,7 +77,7 @@ impl DeviceVolume {
         };
         let volume = BlockVolume::new(&root, &bound.source.directory(), &bound.name, pod.identity.uid.as_str());
         let _until_the_links_are_made = lock_exclusive(&self.setting, volume.link(), bound.exclusive)?;
-        if bound.exclusive && neighbours::have_device_of(volume.link()) {
+        if bound.exclusive && volume_users::another_pod_has_device(volume.link()) {
             return Err(RefreshFailure::temporary(IN_USE));
         }
         let device = match &bound.source {

@@ -31,7 +31,7 @@ use crate::volume::migration::{complete, inline_access_mode};
 use crate::volume::{Csi, Flex, SecretReference, ServedBy, TokenKey, Volume};
 
 /// How often podfs calls a CSI driver with `requiresRepublish` again (the kubelet: each 63 to 84 s).
-const REPUBLISH: Duration = Duration::from_secs(75);
+const REPUBLISH_INTERVAL: Duration = Duration::from_secs(75);
 
 /// Makes a FlexVolume driver mount a volume, and plans the mount at `path`. `name` is the name of the PersistentVolume,
 /// or that of the volume in the pod.
@@ -89,7 +89,7 @@ pub(super) struct Republication {
 impl Republication {
     /// The pause before the next call, if the driver has `requiresRepublish`.
     pub(super) fn next(&self) -> Option<Duration> {
-        self.is_wanted.then_some(REPUBLISH)
+        self.is_wanted.then_some(REPUBLISH_INTERVAL)
     }
 
     /// Calls the driver again, if its CSIDriver object still has `requiresRepublish`.

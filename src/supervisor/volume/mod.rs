@@ -14,7 +14,7 @@
 //! | `driver` | volumes that a driver of another vendor mounts |
 //! | `label` | the SELinux label of a volume that podfs shows through FUSE |
 //! | `hidden` | volumes that another process has unmounted, or over which it has mounted something |
-//! | `left` | errors about parts of a volume that podfs could not remove |
+//! | `removal_error` | errors about parts of a volume that podfs could not remove |
 //! | `state` | the states of a volume |
 //! | `local` | local PersistentVolumes: directories, and file systems of block devices |
 //! | `nfs` | finding an export and its server |
@@ -28,7 +28,6 @@ mod failure;
 mod growth;
 mod hidden;
 mod label;
-pub(in crate::supervisor) mod left;
 mod local;
 mod mount_plan;
 mod mounter;
@@ -36,6 +35,7 @@ mod nfs;
 mod passthrough;
 mod projected;
 mod registry;
+pub(in crate::supervisor) mod removal_error;
 pub mod search;
 mod state;
 pub(in crate::supervisor) mod sub_path;
@@ -66,9 +66,9 @@ use crate::volume::{EmptyDir, SubPathMode, Volume, VolumeSource};
 use failure::RefreshFailure;
 pub use growth::{Expansion, ExpansionFailure};
 use hidden::{HiddenReason, UnmountSeries};
-use left::{LeftCause, LeftError};
 use mounter::Mounter;
 use registry::mounter;
+use removal_error::{RemovalCause, RemovalError};
 pub use state::{ShownContent, VolumeLife};
 
 /// The pauses before podfs retries a refresh that failed; each is twice as long as the pause before.
@@ -364,7 +364,7 @@ impl PodVolume {
     ///
     /// # Errors
     /// When something of it is left.
-    pub(in crate::supervisor) fn unpublish(self) -> Result<(), LeftError> {
+    pub(in crate::supervisor) fn unpublish(self) -> Result<(), RemovalError> {
         let _span = self.enter_span();
         let setting = self.mounter.setting().clone();
         let (name, path) = (self.spec.name.clone(), self.path().map(Path::to_owned));
@@ -372,13 +372,13 @@ impl PodVolume {
             VolumeSource::EmptyDir(_) => setting.site.home(name.as_str()),
             _ => None,
         };
-        let at = |cause: LeftCause| LeftError::Volume { volume: name.to_string(), cause };
+        let at = |cause: RemovalCause| RemovalError::Volume { volume: name.to_string(), cause };
         self.take_down(PodEnd::Stopped).map_err(|error| at(error.into()))?;
         driver::undo(&setting, name.as_str(), path.as_deref())?;
         if let Some(home) = home.as_deref().filter(|home| home.exists()) {
             let undeleted = empty_dir::remove(home).map_err(|error| at(error.into()))?;
             if !undeleted.is_empty() {
-                return Err(at(LeftCause::Content(format!("podfs leaves of its content {undeleted}"))));
+                return Err(at(RemovalCause::Content(format!("podfs leaves of its content {undeleted}"))));
             }
         }
         let Some(path) = path else { return Ok(()) };

@@ -7,7 +7,7 @@ use podfs_fuse::mount::private::ContainerAccess;
 
 use super::RefreshFailure;
 use super::nfs::ReachedExport;
-use crate::host::neighbours::NeighbourLock;
+use crate::host::volume_users::VolumeUsersLock;
 use crate::host::{HostSource, serve};
 use crate::volume::{ServedBy, Volume};
 
@@ -18,7 +18,7 @@ pub(super) struct MountPlan {
     pub(super) access: ContainerAccess,
     pub(super) selinux_context: Option<String>,
     /// The lock of a volume that one pod alone may use. podfs holds it until the mount is in the mount table.
-    pub(super) turn: Option<NeighbourLock>,
+    pub(super) turn: Option<VolumeUsersLock>,
 }
 
 impl MountPlan {

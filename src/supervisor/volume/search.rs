@@ -81,7 +81,9 @@ fn search_once(client: &ServerClient, volume: VolumeNumber, options: &ExportOpti
     match client.move_nfs(volume, address) {
         Ok(()) => info!("NFS server {server} has moved from {} to {}", options.nfs.ip(), address.nfs.ip()),
         // The volume or the pod has ended.
-        Err(error) => debug!("NFS server {server} is not followed to {}: {error}", address.nfs.ip()),
+        Err(error) => {
+            debug!("podfs cannot move the volume to {}, where NFS server {server} is now: {error}", address.nfs.ip())
+        }
     }
 }
 

@@ -23,7 +23,7 @@ use podfs_fuse::mount::private::{ContainerAccess, MountPointType};
 use rustix::fs::{AtFlags, CWD, FileType, Statx, StatxAttributes, StatxFlags, statx};
 use tracing::{debug, error};
 
-use super::left::{LeftCause, LeftError};
+use super::removal_error::{RemovalCause, RemovalError};
 use super::{PodVolume, VolumeContext, VolumeLife};
 use crate::host::sub_path::{self, IfMissing, SubPathError};
 use crate::supervisor::run_dir::mount_points::MountPointsError;
@@ -46,7 +46,7 @@ pub(in crate::supervisor) struct SubPathRequest {
     pub(in crate::supervisor) both_ways: bool,
 }
 
-/// Why a volume fails in its part of an errand.
+/// Why a volume fails in its part of an operation.
 #[derive(Debug, thiserror::Error)]
 pub(in crate::supervisor) enum PartError {
     /// The part cannot be mounted. The sentence is for the pod's user, so it has no text that could name paths of the node.
@@ -57,7 +57,7 @@ pub(in crate::supervisor) enum PartError {
         trouble: SubPathTrouble,
     },
     #[error(transparent)]
-    Release(#[from] LeftError),
+    Release(#[from] RemovalError),
 }
 
 /// Why a part cannot be mounted.
@@ -109,14 +109,14 @@ impl PodVolume {
     ///
     /// # Errors
     /// When the kernel does not unmount a part, or the record cannot be written.
-    pub(in crate::supervisor) fn release_sub_paths(&self, container: Option<&str>) -> Result<(), LeftError> {
+    pub(in crate::supervisor) fn release_sub_paths(&self, container: Option<&str>) -> Result<(), RemovalError> {
         let _span = self.enter_span();
         let Some(top) = self.setting().site.sub_paths() else { return Ok(()) };
         let of_volume = top.join(self.spec.name.as_str());
         let directory = container.map_or_else(|| of_volume.clone(), |container| of_volume.join(container));
         let removed = self.setting().mount_points().remove_targets(&directory, &top);
         let volume = self.spec.name.to_string();
-        removed.map_err(|error| LeftError::Volume { volume, cause: LeftCause::SubPath(error) })
+        removed.map_err(|error| RemovalError::Volume { volume, cause: RemovalCause::SubPath(error) })
     }
 
     fn mount_sub_path(&mut self, request: &SubPathRequest) -> Result<PathBuf, SubPathTrouble> {

@@ -271,7 +271,7 @@ fn a_supervisor_that_gets_the_claim_after_the_daemon_has_removed_its_pod_ends() 
     assert!(next.log().contains("podfs node has removed pod default/web"), "{}", next.log());
 }
 
-/// A file that nobody can delete until this is dropped.
+/// A file that no process can delete until this is dropped.
 struct ImmutableFile(PathBuf);
 
 impl ImmutableFile {

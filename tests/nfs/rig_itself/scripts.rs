@@ -145,7 +145,7 @@ fn a_silent_procedure_delays_no_other() {
 }
 
 #[test]
-fn replies_are_wrong_in_all_ways_that_rules_know() {
+fn each_rule_makes_replies_wrong_in_its_own_way() {
     let (server, mut caller, root, file) = scene();
     let invalid = |caller: &mut Caller| read(caller, &file).expect_err("no results").kind() == ErrorKind::InvalidData;
     server.rule(trouble::wrong_xid(READ, 1));
@@ -185,7 +185,7 @@ fn a_directory_never_ends_with_the_same_cookie_or_with_new_ones() {
 }
 
 #[test]
-fn names_kinds_sizes_and_dates_are_as_strange_as_a_test_makes_them() {
+fn the_server_reports_the_names_kinds_sizes_and_dates_that_a_test_sets() {
     let (server, mut caller, root, file) = scene();
     let strange: [&[u8]; 4] = [b"\xff\xfe", b"a/b", b"a\0b", b".."];
     server.files(|files| {

@@ -26,11 +26,11 @@ use tracing::warn;
 /// Ports that only a privileged process can bind. Those below are left to well-known services, as Linux does.
 const RESERVED: std::ops::RangeInclusive<u16> = 665..=1023;
 /// Longest duration of an attempt to connect. The next attempt may find the server running, or at another address.
-const ATTEMPT: Duration = Duration::from_secs(10);
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 /// The kernel's probes of a connection without traffic: the time before the first one, the interval, and their number.
 const KEEPALIVE: (Duration, Duration, u32) = (Duration::from_secs(60), Duration::from_secs(10), 6);
 /// Data that the server has not acknowledged after this time ends the connection. The client then connects again.
-const UNACKNOWLEDGED: Duration = Duration::from_secs(60);
+const ACKNOWLEDGEMENT_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// A TCP connection. Dropping it ends the connection.
 #[derive(Debug)]
@@ -95,7 +95,7 @@ impl Dialer {
                 None => self.dial_from_some_port(address).await,
             }
         };
-        let connected = timeout(ATTEMPT, dialed).await;
+        let connected = timeout(CONNECT_TIMEOUT, dialed).await;
         let stream = connected.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()))?;
         let stream = Stream { stream, is_given: self.given.is_some() };
         self.port.set(Some(stream.local_addr()?.port()));
@@ -219,7 +219,7 @@ fn socket(address: SocketAddr) -> io::Result<TcpSocket> {
     sockopt::set_tcp_keepidle(&socket, idle)?;
     sockopt::set_tcp_keepintvl(&socket, interval)?;
     sockopt::set_tcp_keepcnt(&socket, count)?;
-    sockopt::set_tcp_user_timeout(&socket, u32::try_from(UNACKNOWLEDGED.as_millis()).unwrap_or(u32::MAX))?;
+    sockopt::set_tcp_user_timeout(&socket, u32::try_from(ACKNOWLEDGEMENT_TIMEOUT.as_millis()).unwrap_or(u32::MAX))?;
     sockopt::set_socket_linger(&socket, Some(Duration::ZERO))?;
     Ok(socket)
 }

@@ -128,9 +128,9 @@ fn read(
     incoming: &mut Incoming,
     got_message: &mut bool,
 ) -> Result<(), StreamEnd> {
-    let room = incoming.room();
-    let space = room.len();
-    let count = match stream.try_read(room) {
+    let buffer = incoming.read_buffer();
+    let space = buffer.len();
+    let count = match stream.try_read(buffer) {
         Ok(0) => return Err(StreamEnd::Closed),
         Ok(count) => count,
         Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(()),

@@ -48,16 +48,16 @@ pub enum RpcError {
 #[derive(Clone, Copy, Debug, Eq, PartialEq, thiserror::Error)]
 pub enum Denial {
     /// The server rejects the credential.
-    #[error("it does not take these credentials")]
+    #[error("it accepts no such credentials")]
     Credential,
     /// The server rejects the verifier.
-    #[error("it does not take this verifier")]
+    #[error("it accepts no such verifier")]
     Verifier,
     /// The server requires Kerberos, or a reserved port.
-    #[error("it wants stronger credentials than AUTH_SYS, or a reserved port")]
+    #[error("it requires stronger credentials than AUTH_SYS, or a reserved port")]
     TooWeak,
     /// Anything else.
-    #[error("it gives no reason that is known")]
+    #[error("its reason is unknown to podfs")]
     Other,
 }
 

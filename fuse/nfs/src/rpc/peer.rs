@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use tracing::{info, warn};
 
 /// A call that was cancelled sooner than this does not count as silence of the server.
-const SOONEST: Duration = Duration::from_millis(250);
+const SILENCE_DELAY: Duration = Duration::from_millis(250);
 
 /// Gets reports on the silence of a server. Each volume of the server has an observer.
 pub trait SilenceObserver {
@@ -167,7 +167,7 @@ impl Peer {
 
     /// Records that the caller has cancelled a call.
     pub(super) fn call_cancelled(&self) {
-        if self.call_ends() && self.silent_since.get().is_some_and(|since| since.elapsed() < SOONEST) {
+        if self.call_ends() && self.silent_since.get().is_some_and(|since| since.elapsed() < SILENCE_DELAY) {
             self.silent_from(None);
         }
     }

@@ -34,7 +34,7 @@ use super::slice::Slice;
 use crate::xdr::XdrReader;
 
 /// The first pause before the client repeats a call that it has sent on an earlier connection, too. It doubles up to `timeo`.
-const REMINDER: Duration = Duration::from_millis(250);
+const FIRST_REPETITION_PAUSE: Duration = Duration::from_millis(250);
 /// Most parts of messages that are written at once.
 const PARTS: usize = 32;
 
@@ -360,7 +360,7 @@ impl PendingCall {
 
     /// Sets the reminder if the call was sent before: the server may ignore the copy that the client sends next.
     fn remind(&self, now: Instant) {
-        self.reminder.set((self.sent.get() > 0).then_some((now + REMINDER, 2 * REMINDER)));
+        self.reminder.set((self.sent.get() > 0).then_some((now + FIRST_REPETITION_PAUSE, 2 * FIRST_REPETITION_PAUSE)));
     }
 
     fn end(&self, outcome: Result<Reply, RpcError>) {

@@ -68,7 +68,7 @@ impl Incoming {
     }
 
     /// Returns the buffer for the next read from the stream.
-    pub fn room(&mut self) -> &mut [u8] {
+    pub fn read_buffer(&mut self) -> &mut [u8] {
         let record = &self.record;
         // The end of the record; the end of the fragment if others follow.
         let known = if record.fragments > 0 { record.end + record.missing } else { self.expected + MARK };
@@ -87,7 +87,7 @@ impl Incoming {
         &mut buffer[self.filled..end]
     }
 
-    /// Takes `count` bytes that were read into [`Self::room`], and calls `each` with each whole record.
+    /// Takes `count` bytes that were read into [`Self::read_buffer`], and calls `each` with each whole record.
     ///
     /// # Errors
     /// When the stream cannot be parsed, after which it is useless. And what `each` returns.
@@ -166,7 +166,7 @@ mod tests {
         let mut records = Vec::new();
         let mut rest = stream;
         while !rest.is_empty() {
-            let room = incoming.room();
+            let room = incoming.read_buffer();
             let count = room.len().min(piece).min(rest.len());
             assert!(count > 0, "there is always room");
             room[..count].copy_from_slice(&rest[..count]);

@@ -99,7 +99,7 @@ shared! {
     pub(crate) struct IdentityRecord {
         uid: AtomicU32,
         gid: AtomicU32,
-        /// The number of valid `groups`; [`NOBODY`] for AUTH_NONE.
+        /// The number of valid `groups`; [`ANONYMOUS`] for AUTH_NONE.
         count: AtomicU32,
         groups: [AtomicU32; MAX_GROUPS],
     }
@@ -107,7 +107,8 @@ shared! {
 
 /// Words of attributes.
 const ROOT_WORDS: usize = 11;
-const NOBODY: u32 = u32::MAX;
+/// In the place of the number of groups: the credential is AUTH_NONE.
+const ANONYMOUS: u32 = u32::MAX;
 
 impl CellContent for NfsNodeCell {
     const TAG: u32 = 16;
@@ -133,7 +134,7 @@ impl IdentityRecord {
     /// Records a credential.
     pub fn set(&self, credential: &Credential) {
         let Credential::User { uid, gid, groups } = credential else {
-            return self.count.store(NOBODY, Relaxed);
+            return self.count.store(ANONYMOUS, Relaxed);
         };
         self.uid.store(*uid, Relaxed);
         self.gid.store(*gid, Relaxed);
@@ -145,7 +146,7 @@ impl IdentityRecord {
     /// The recorded value.
     pub fn get(&self) -> Credential {
         match self.count.load(Relaxed) {
-            NOBODY => Credential::Anonymous,
+            ANONYMOUS => Credential::Anonymous,
             count => {
                 let groups = self.groups.iter().take(count as usize).map(|group| group.load(Relaxed)).collect();
                 Credential::User { uid: self.uid.load(Relaxed), gid: self.gid.load(Relaxed), groups }

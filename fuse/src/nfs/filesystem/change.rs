@@ -12,9 +12,9 @@ use podfs_nfs::v3::{
 use rustix::io::Errno;
 
 use super::attributes::{changes, device_of};
-use super::judge::WantedFile;
+use super::call_effects::WantedFile;
+use super::nfs_request::NfsRequest;
 use super::silly::{MAIN_STEP, SILLY_STEP};
-use super::turn::NfsRequest;
 use super::{NfsAnswer, NfsFilesystem};
 use crate::nfs::client_state::node::NfsNode;
 use crate::session::Answer;
@@ -28,14 +28,14 @@ impl NfsFilesystem {
         &self,
         node: &Rc<NfsNode>,
         arguments: &SetattrIn,
-        turn: &NfsRequest,
+        nfs_request: &NfsRequest,
     ) -> Result<NfsAnswer, Errno> {
         self.refuse_if_read_only()?;
         let open = if arguments.valid & fattr::FH != 0 { self.state.files.get(arguments.fh).ok() } else { None };
         // A process that may write through an open file may truncate it, whatever the mode of the file is now.
         let credential = match open.filter(|_| arguments.valid & fattr::SIZE != 0) {
             Some(open) => open.credential.clone(),
-            None => self.credential(turn),
+            None => self.credential(nfs_request),
         };
         let found = self.set(node, &changes(arguments), &credential).await?;
         let holds = node.freshness.borrow().remaining(std::time::Instant::now());
@@ -73,14 +73,14 @@ impl NfsFilesystem {
         parent: &Rc<NfsNode>,
         name: &[u8],
         mode: u32,
-        turn: &NfsRequest,
+        nfs_request: &NfsRequest,
     ) -> Result<NfsAnswer, Errno> {
         self.refuse_if_read_only()?;
-        let (credential, query) = (self.credential(turn), self.order.next());
+        let (credential, query) = (self.credential(nfs_request), self.order.next());
         let wanted = AttributeChanges { mode: Some(mode & 0o7777), ..AttributeChanges::default() };
         let handle = parent.handle();
         let make = async |options: CallOptions<'_>| self.export.mkdir(options, &handle, name, &wanted).await;
-        let once = turn.once(&self.state.calls, MAIN_STEP, &credential, make).await?;
+        let once = nfs_request.once(&self.state.calls, MAIN_STEP, &credential, make).await?;
         let wanted_file = WantedFile { kind: FileType::Directory, target: None, device: None };
         let made = self.made(once, parent, name, wanted_file, &credential).await?;
         self.answer_created(parent, name, made, query, &credential).await
@@ -91,14 +91,14 @@ impl NfsFilesystem {
         parent: &Rc<NfsNode>,
         name: &[u8],
         target: &[u8],
-        turn: &NfsRequest,
+        nfs_request: &NfsRequest,
     ) -> Result<NfsAnswer, Errno> {
         self.refuse_if_read_only()?;
-        let (credential, query) = (self.credential(turn), self.order.next());
+        let (credential, query) = (self.credential(nfs_request), self.order.next());
         let wanted = AttributeChanges { mode: Some(0o777), ..AttributeChanges::default() };
         let handle = parent.handle();
         let make = async |options: CallOptions<'_>| self.export.symlink(options, &handle, name, target, &wanted).await;
-        let once = turn.once(&self.state.calls, MAIN_STEP, &credential, make).await?;
+        let once = nfs_request.once(&self.state.calls, MAIN_STEP, &credential, make).await?;
         let wanted_file = WantedFile { kind: FileType::Symlink, target: Some(target), device: None };
         let made = self.made(once, parent, name, wanted_file, &credential).await?;
         self.answer_created(parent, name, made, query, &credential).await
@@ -109,15 +109,15 @@ impl NfsFilesystem {
         parent: &Rc<NfsNode>,
         name: &[u8],
         arguments: &MknodIn,
-        turn: &NfsRequest,
+        nfs_request: &NfsRequest,
     ) -> Result<NfsAnswer, Errno> {
         self.refuse_if_read_only()?;
-        let (credential, query) = (self.credential(turn), self.order.next());
+        let (credential, query) = (self.credential(nfs_request), self.order.next());
         let mode = arguments.mode & 0o7777;
         let (major, minor) = device_of(arguments.rdev);
         let (kind, device, numbers) = match arguments.mode & libc::S_IFMT {
             libc::S_IFREG | 0 => {
-                let (_, entry) = self.make_file(parent, name, mode, true, &credential, turn).await?;
+                let (_, entry) = self.make_file(parent, name, mode, true, &credential, nfs_request).await?;
                 return Ok(Answer::Entry(entry).into());
             }
             libc::S_IFCHR => (FileType::Character, SpecialFile::Character(major, minor), Some((major, minor))),
@@ -129,7 +129,7 @@ impl NfsFilesystem {
         let wanted = AttributeChanges { mode: Some(mode), ..AttributeChanges::default() };
         let handle = parent.handle();
         let make = async |options: CallOptions<'_>| self.export.mknod(options, &handle, name, device, &wanted).await;
-        let once = turn.once(&self.state.calls, MAIN_STEP, &credential, make).await?;
+        let once = nfs_request.once(&self.state.calls, MAIN_STEP, &credential, make).await?;
         let wanted_file = WantedFile { kind, target: None, device: numbers };
         let made = self.made(once, parent, name, wanted_file, &credential).await?;
         self.answer_created(parent, name, made, query, &credential).await
@@ -143,15 +143,15 @@ impl NfsFilesystem {
         mode: u32,
         exclusive: bool,
         credential: &Credential,
-        turn: &NfsRequest,
+        nfs_request: &NfsRequest,
     ) -> Result<(Rc<NfsNode>, EntryOut), Errno> {
         let query = self.order.next();
         let wanted = AttributeChanges { mode: Some(mode & 0o7777), ..AttributeChanges::default() };
-        let verifier = self.verifier(turn);
+        let verifier = self.verifier(nfs_request);
         let creation = if exclusive { Creation::Exclusive(verifier) } else { Creation::Unchecked(wanted) };
         let handle = parent.handle();
         let make = async |options: CallOptions<'_>| self.export.create(options, &handle, name, &creation).await;
-        let once = turn.once(&self.state.calls, MAIN_STEP, credential, make).await?;
+        let once = nfs_request.once(&self.state.calls, MAIN_STEP, credential, make).await?;
         let half_made = match exclusive {
             true => self.half_made(&once, parent, name, &creation, credential).await?,
             false => None,
@@ -161,7 +161,7 @@ impl NfsFilesystem {
             Err(error) if exclusive && lacks_exclusive(&error) => {
                 let creation = Creation::Guarded(wanted);
                 let make = async |options: CallOptions<'_>| self.export.create(options, &handle, name, &creation).await;
-                let once = turn.once(&self.state.calls, GUARDED_STEP, credential, make).await?;
+                let once = nfs_request.once(&self.state.calls, GUARDED_STEP, credential, make).await?;
                 let wanted_file = WantedFile { kind: FileType::File, target: None, device: None };
                 let made = self.made(once, parent, name, wanted_file, credential).await?;
                 return self.enter_made(parent, name, made, query, credential).await;
@@ -183,9 +183,9 @@ impl NfsFilesystem {
     }
 
     /// The verifier of an exclusive CREATE, which the server keeps with the file: no other request has the same.
-    fn verifier(&self, turn: &NfsRequest) -> [u8; 8] {
+    fn verifier(&self, nfs_request: &NfsRequest) -> [u8; 8] {
         // Neighbouring numbers come out far from each other (the finalizer of SplitMix64).
-        let mut word = self.seed.wrapping_add(turn.unique.wrapping_mul(0x9e37_79b9_7f4a_7c15));
+        let mut word = self.seed.wrapping_add(nfs_request.unique.wrapping_mul(0x9e37_79b9_7f4a_7c15));
         word = (word ^ (word >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
         word = (word ^ (word >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
         // Some servers keep the verifier in the file's times, and lose the first bits of each.
@@ -245,19 +245,19 @@ impl NfsFilesystem {
         &self,
         parent: &Rc<NfsNode>,
         name: &[u8],
-        turn: &NfsRequest,
+        nfs_request: &NfsRequest,
     ) -> Result<NfsAnswer, Errno> {
         self.refuse_if_read_only()?;
-        let credential = self.credential(turn);
-        if let Some(open) = self.file_to_keep(parent, name, &credential, turn).await? {
-            self.rename_to_silly(&open, parent, name, &credential, turn).await?;
+        let credential = self.credential(nfs_request);
+        if let Some(open) = self.file_to_keep(parent, name, &credential, nfs_request).await? {
+            self.rename_to_silly(&open, parent, name, &credential, nfs_request).await?;
             return Ok(Answer::Done.into());
         }
         let handle = parent.handle();
         // A dead server may have renamed the file because it was open, and the file may have been closed meanwhile.
-        let was_renamed = turn.resent && self.state.calls.was_begun(turn.unique, SILLY_STEP);
+        let was_renamed = nfs_request.resent && self.state.calls.was_begun(nfs_request.unique, SILLY_STEP);
         let remove = async |options: CallOptions<'_>| self.export.remove(options, &handle, name).await;
-        let mut once = turn.once(&self.state.calls, MAIN_STEP, &credential, remove).await?;
+        let mut once = nfs_request.once(&self.state.calls, MAIN_STEP, &credential, remove).await?;
         once.doubtful |= was_renamed;
         if let Some(around) = self.removed(once, parent, name, &credential).await? {
             self.changed(parent, &around);
@@ -270,12 +270,12 @@ impl NfsFilesystem {
         &self,
         parent: &Rc<NfsNode>,
         name: &[u8],
-        turn: &NfsRequest,
+        nfs_request: &NfsRequest,
     ) -> Result<NfsAnswer, Errno> {
         self.refuse_if_read_only()?;
-        let (credential, handle) = (self.credential(turn), parent.handle());
+        let (credential, handle) = (self.credential(nfs_request), parent.handle());
         let remove = async |options: CallOptions<'_>| self.export.rmdir(options, &handle, name).await;
-        let once = turn.once(&self.state.calls, MAIN_STEP, &credential, remove).await?;
+        let once = nfs_request.once(&self.state.calls, MAIN_STEP, &credential, remove).await?;
         let removed = self.removed(once, parent, name, &credential).await;
         let around = removed.map_err(|errno| match errno {
             // Some servers answer `EXIST` for a directory that is not empty.
@@ -302,24 +302,24 @@ impl NfsFilesystem {
         from: (&Rc<NfsNode>, &[u8]),
         to: (&Rc<NfsNode>, &[u8]),
         flags: u32,
-        turn: &NfsRequest,
+        nfs_request: &NfsRequest,
     ) -> Result<NfsAnswer, Errno> {
         self.refuse_if_read_only()?;
         if flags != 0 {
             // NFSv3 has no such operation.
             return Err(Errno::INVAL);
         }
-        let credential = self.credential(turn);
+        let credential = self.credential(nfs_request);
         let moved = self.state.nodes.at(from.0.id, from.1);
         let is_other = |node: &Rc<NfsNode>| moved.as_ref().is_none_or(|moved| moved.id != node.id);
-        let file_to_keep = self.file_to_keep(to.0, to.1, &credential, turn).await?.filter(is_other);
+        let file_to_keep = self.file_to_keep(to.0, to.1, &credential, nfs_request).await?.filter(is_other);
         if let Some(open) = &file_to_keep {
-            self.link_silly(open, to.0, &credential, turn).await?;
+            self.link_silly(open, to.0, &credential, nfs_request).await?;
         }
         let (old, new) = (from.0.handle(), to.0.handle());
         let rename = async |options: CallOptions<'_>| self.export.rename(options, (&old, from.1), (&new, to.1)).await;
-        let once = turn.once(&self.state.calls, MAIN_STEP, &credential, rename).await?;
-        let renamed = moved.clone().or_else(|| self.state.nodes.at(to.0.id, to.1).filter(|_| turn.resent));
+        let once = nfs_request.once(&self.state.calls, MAIN_STEP, &credential, rename).await?;
+        let renamed = moved.clone().or_else(|| self.state.nodes.at(to.0.id, to.1).filter(|_| nfs_request.resent));
         let named = self.named(once, NfsStatus::NOENT, renamed.as_deref(), (to.0, to.1), &credential).await;
         match named {
             Ok(Some((old_around, new_around))) => {
@@ -329,7 +329,7 @@ impl NfsFilesystem {
             Ok(None) => [from.0, to.0].into_iter().for_each(|directory| directory.freshness.borrow_mut().expire()),
             Err(error) => {
                 if let Some(open) = &file_to_keep {
-                    self.remove_silly_link(open, to.0, &credential, turn).await;
+                    self.remove_silly_link(open, to.0, &credential, nfs_request).await;
                 }
                 return Err(match error.errno() {
                     Errno::EXIST => Errno::NOTEMPTY,
@@ -338,7 +338,7 @@ impl NfsFilesystem {
             }
         }
         match &file_to_keep {
-            Some(open) => self.record_silly(open, to.0, turn, &credential)?,
+            Some(open) => self.record_silly(open, to.0, nfs_request, &credential)?,
             None => self.replaced(to, moved.as_deref()),
         }
         if let Some(moved) = &moved {
@@ -361,14 +361,14 @@ impl NfsFilesystem {
         node: &Rc<NfsNode>,
         parent: &Rc<NfsNode>,
         name: &[u8],
-        turn: &NfsRequest,
+        nfs_request: &NfsRequest,
     ) -> Result<NfsAnswer, Errno> {
         self.refuse_if_read_only()?;
-        let (credential, query) = (self.credential(turn), self.order.next());
+        let (credential, query) = (self.credential(nfs_request), self.order.next());
         let (file, directory) = (node.handle(), parent.handle());
         let link = async |options: CallOptions<'_>| self.export.link(options, &file, &directory, name).await;
         // A LINK makes one call only, which podfs records under this number.
-        let once = turn.once(&self.state.calls, SILLY_STEP, &credential, link).await?;
+        let once = nfs_request.once(&self.state.calls, SILLY_STEP, &credential, link).await?;
         let named = self.named(once, NfsStatus::EXIST, Some(node), (parent, name), &credential).await;
         let linked = named.map_err(|error| error.errno())?;
         let attributes = match linked {

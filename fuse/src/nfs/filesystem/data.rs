@@ -11,7 +11,7 @@ use tokio::task::spawn_local;
 use tokio::time::sleep;
 
 use super::look::CountedLookup;
-use super::turn::NfsRequest;
+use super::nfs_request::NfsRequest;
 use super::{NfsAnswer, NfsFilesystem};
 use crate::caller::ending::is_exiting;
 use crate::nfs::client_state::freshness::AttributeChange;
@@ -24,15 +24,20 @@ use crate::session::{Answer, HandleId};
 /// The kernel opens a file to execute it (`FMODE_EXEC`).
 const EXECUTE: u32 = 0x20;
 /// The interval at which podfs checks whether the caller of close(2) is being killed, while the server does not answer.
-const LOOK_AGAIN: Duration = Duration::from_millis(200);
+const CHECK_INTERVAL: Duration = Duration::from_millis(200);
 
 impl NfsFilesystem {
-    pub(super) async fn open(&self, node: &Rc<NfsNode>, flags: u32, turn: &NfsRequest) -> Result<NfsAnswer, Errno> {
+    pub(super) async fn open(
+        &self,
+        node: &Rc<NfsNode>,
+        flags: u32,
+        nfs_request: &NfsRequest,
+    ) -> Result<NfsAnswer, Errno> {
         let writes = flags & libc::O_ACCMODE as u32 != libc::O_RDONLY as u32;
         if writes {
             self.refuse_if_read_only()?;
         }
-        let credential = self.credential(turn);
+        let credential = self.credential(nfs_request);
         let before = node.freshness.borrow().attributes().copied();
         let found = self.admit(node, flags, &credential).await?;
         let is_same = node.freshness.borrow_mut().opened(&found);
@@ -42,8 +47,8 @@ impl NfsFilesystem {
             // The size that the kernel has cached may be older than this one.
             let _ = self.notifier.drop_attributes(node.id);
         }
-        let open = self.state.files.add(turn.unique, node, credential, false)?;
-        turn.set_opened(&open);
+        let open = self.state.files.add(nfs_request.unique, node, credential, false)?;
+        nfs_request.set_opened(&open);
         let mut open_flags = if is_same { fopen::KEEP_CACHE } else { 0 };
         if !writes {
             // When the file is closed, there is no data to write.
@@ -101,12 +106,12 @@ impl NfsFilesystem {
         parent: &Rc<NfsNode>,
         name: &[u8],
         arguments: &CreateIn,
-        turn: &NfsRequest,
+        nfs_request: &NfsRequest,
     ) -> Result<NfsAnswer, Errno> {
         self.refuse_if_read_only()?;
-        let credential = self.credential(turn);
+        let credential = self.credential(nfs_request);
         let exclusive = arguments.flags & libc::O_EXCL as u32 != 0;
-        let made = self.make_file(parent, name, arguments.mode, exclusive, &credential, turn).await;
+        let made = self.make_file(parent, name, arguments.mode, exclusive, &credential, nfs_request).await;
         let (node, mut entry) = made?;
         let lookup = CountedLookup::new(self, node.id);
         let opened = async {
@@ -119,11 +124,11 @@ impl NfsFilesystem {
             let found = node.freshness.borrow().attributes().copied();
             // Without O_EXCL, this may be a file that another client has changed.
             let has_content = found.is_some_and(|found| node.freshness.borrow_mut().opened(&found));
-            let open = self.state.files.add(turn.unique, &node, credential.clone(), false)?;
+            let open = self.state.files.add(nfs_request.unique, &node, credential.clone(), false)?;
             Ok::<_, Errno>((open, has_content))
         };
         let (open, has_content) = opened.await?;
-        turn.set_opened(&open);
+        nfs_request.set_opened(&open);
         lookup.keep();
         let open_flags = if has_content { fopen::KEEP_CACHE } else { 0 };
         let open = OpenOut { fh: open.handle, open_flags, backing_id: 0 };
@@ -207,13 +212,13 @@ impl NfsFilesystem {
     /// Handles FLUSH: close(2) waits until the written data is on the server's disk, and returns errors. Only a process that is
     /// being killed does not wait for a server that does not answer, because the process could not be interrupted again. podfs
     /// keeps the data, and sends it when the server answers again.
-    pub(super) async fn flush(&self, arguments: &FlushIn, turn: &NfsRequest) -> Result<NfsAnswer, Errno> {
+    pub(super) async fn flush(&self, arguments: &FlushIn, nfs_request: &NfsRequest) -> Result<NfsAnswer, Errno> {
         let open = self.state.files.get(arguments.fh)?;
         let flushed = self.writeback().flush_for_close(FileKey { node: open.node.id, open: open.handle });
         let caller_exits = async {
             loop {
-                sleep(LOOK_AGAIN).await;
-                if self.export.server().silent() >= LOOK_AGAIN && is_exiting(turn.caller.pid) {
+                sleep(CHECK_INTERVAL).await;
+                if self.export.server().silent() >= CHECK_INTERVAL && is_exiting(nfs_request.caller.pid) {
                     return;
                 }
             }

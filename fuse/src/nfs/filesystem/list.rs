@@ -12,7 +12,7 @@ use rustix::io::Errno;
 use zerocopy::IntoBytes;
 
 use super::attributes::entry;
-use super::turn::NfsRequest;
+use super::nfs_request::NfsRequest;
 use super::{NfsAnswer, NfsFilesystem, new_node};
 use crate::nfs::client_state::freshness::AttributeChange;
 use crate::nfs::client_state::inherit::is_name;
@@ -24,16 +24,16 @@ use crate::session::abi::{Attr, EntryOut, OpenOut, ReadIn};
 use crate::session::{Answer, NodeId, ReaddirEntry};
 
 impl NfsFilesystem {
-    pub(super) fn open_directory(&self, node: &Rc<NfsNode>, turn: &NfsRequest) -> Result<NfsAnswer, Errno> {
-        let open = self.state.files.add(turn.unique, node, self.credential(turn), true)?;
-        turn.set_opened(&open);
+    pub(super) fn open_directory(&self, node: &Rc<NfsNode>, nfs_request: &NfsRequest) -> Result<NfsAnswer, Errno> {
+        let open = self.state.files.add(nfs_request.unique, node, self.credential(nfs_request), true)?;
+        nfs_request.set_opened(&open);
         Ok(Answer::Open(OpenOut { fh: open.handle, open_flags: 0, backing_id: 0 }).into())
     }
 
     pub(super) async fn read_directory(&self, arguments: &ReadIn, plus: bool) -> Result<NfsAnswer, Errno> {
         let open = self.state.files.get(arguments.fh)?;
         let listing = open.listing.as_ref().ok_or(Errno::NOTDIR)?;
-        let (mut offset, room) = (arguments.offset, arguments.size as usize);
+        let (mut offset, capacity) = (arguments.offset, arguments.size as usize);
         if offset == 0 {
             listing.borrow_mut().rewind();
         }
@@ -57,7 +57,7 @@ impl NfsFilesystem {
                     state.skip -= 1;
                 } else if self.is_shown(&open.node, &one) {
                     drop(state);
-                    if !self.push(&open.node, &one, plus, room, query, &mut buffer) {
+                    if !self.push(&open.node, &one, plus, capacity, query, &mut buffer) {
                         is_full = true;
                         break;
                     }
@@ -138,7 +138,7 @@ impl NfsFilesystem {
         directory: &NfsNode,
         one: &v3::ListedEntry<'_>,
         plus: bool,
-        room: usize,
+        capacity: usize,
         query: u64,
         buffer: &mut Vec<u8>,
     ) -> bool {
@@ -153,7 +153,7 @@ impl NfsFilesystem {
         let kind = if is_dot { libc::DT_DIR } else { kind as u8 };
         let listed = ReaddirEntry { ino, next: one.cookie, kind, name: OsStr::from_bytes(one.name) };
         let header = if plus { size_of::<EntryOut>() } else { 0 };
-        if buffer.len() + header + listed.length() > room {
+        if buffer.len() + header + listed.length() > capacity {
             return false;
         }
         if plus {

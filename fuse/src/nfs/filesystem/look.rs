@@ -14,7 +14,7 @@ use rustix::io::Errno;
 use tokio::time::timeout;
 
 use super::attributes::{attributes, entry};
-use super::turn::NfsRequest;
+use super::nfs_request::NfsRequest;
 use super::{NfsAnswer, NfsFilesystem, new_node};
 use crate::nfs::client_state::freshness::AttributeChange;
 use crate::nfs::client_state::node::NfsNode;
@@ -60,9 +60,9 @@ impl NfsFilesystem {
         &self,
         parent: &Rc<NfsNode>,
         name: &[u8],
-        turn: &NfsRequest,
+        nfs_request: &NfsRequest,
     ) -> Result<NfsAnswer, Errno> {
-        let credential = self.credential(turn);
+        let credential = self.credential(nfs_request);
         match self.find(parent, name, &credential).await {
             Ok((_, entry)) => Ok(Answer::Entry(entry).into()),
             Err(Errno::NOENT) if self.options.caching.lookups == LookupCache::All => {
@@ -153,8 +153,8 @@ impl NfsFilesystem {
         freshness.attributes().copied().filter(|_| holds)
     }
 
-    pub(super) async fn read_link(&self, node: &Rc<NfsNode>, turn: &NfsRequest) -> Result<NfsAnswer, Errno> {
-        let credential = self.credential(turn);
+    pub(super) async fn read_link(&self, node: &Rc<NfsNode>, nfs_request: &NfsRequest) -> Result<NfsAnswer, Errno> {
+        let credential = self.credential(nfs_request);
         let read = async |handle| self.export.readlink(CallOptions::new(&credential), &handle).await;
         let link = self.with_handle(node, &credential, read).await.map_err(|error| error.errno())?;
         Ok(NfsAnswer::Data(link.target))

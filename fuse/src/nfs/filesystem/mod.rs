@@ -8,9 +8,10 @@
 //! 2. The kernel checks permissions by mode (`default_permissions`), and OPEN asks the NFS server, too: the NFS server decides what
 //!    root may do. Reads and writes have the credential of the open.
 //! 3. A call that makes or removes a file takes effect once, even if the NFS server or this process is killed in between
-//!    (`client_state::calls`). If podfs does not know whether the call took effect, it examines the outcome (`judge`).
+//!    (`client_state::calls`). If podfs does not know whether the call took effect, it examines the outcome (`call_effects`).
 //! 4. A file that is removed while it is open gets another name until it is closed (`silly`).
-//! 5. If the NFS server does not know a handle any more, podfs looks the file up by the name under which it was found (`heal`).
+//! 5. If the NFS server does not know a handle any more, podfs looks the file up by the name under which it was found
+//!    (`stale_handles`).
 //!
 //! | module | owns |
 //! |---|---|
@@ -21,22 +22,22 @@
 //! | `locking` | locks |
 //! | `store` | accepted data on its way to the server |
 //! | `silly` | files that are removed while they are open |
-//! | `judge` | whether a call had its effect |
-//! | `heal` | handles that the server does not know any more |
-//! | `turn` | a request that a task answers |
+//! | `call_effects` | whether a call had its effect |
+//! | `stale_handles` | handles that the server does not know any more |
+//! | `nfs_request` | a request that a task answers |
 //! | `attributes` | attributes as the kernel has them |
 
 pub mod attributes;
+mod call_effects;
 mod change;
 mod data;
-mod heal;
-mod judge;
 mod list;
 mod locking;
 mod look;
+pub mod nfs_request;
 mod silly;
+mod stale_handles;
 mod store;
-pub mod turn;
 
 use std::cell::{Cell, OnceCell, RefCell};
 use std::io;
@@ -65,8 +66,8 @@ use crate::region::cells::OwnedCell;
 use crate::session::abi::init;
 use crate::session::{Answer, FuseOperation, NodeId, Notifier, PageInvalidator, Request, WantedFeatures};
 use attributes::AttributeConverter;
+use nfs_request::NfsRequest;
 use store::ExportStore;
-use turn::NfsRequest;
 
 /// The result of a request.
 #[derive(Debug)]
@@ -200,49 +201,49 @@ impl NfsFilesystem {
     ///
     /// # Errors
     /// The errno for the caller.
-    pub async fn answer(self: &Rc<Self>, request: &Request<'_>, turn: &NfsRequest) -> Result<NfsAnswer, Errno> {
+    pub async fn answer(self: &Rc<Self>, request: &Request<'_>, nfs_request: &NfsRequest) -> Result<NfsAnswer, Errno> {
         if let FuseOperation::IoCtl = request.operation {
             return Err(Errno::NOTTY);
         }
         let node = &self.state.nodes.get(request.node)?;
         match request.operation {
-            FuseOperation::Lookup { name } => self.lookup(node, name.as_encoded_bytes(), turn).await,
+            FuseOperation::Lookup { name } => self.lookup(node, name.as_encoded_bytes(), nfs_request).await,
             FuseOperation::GetAttr { .. } => self.attributes(node).await,
-            FuseOperation::ReadLink => self.read_link(node, turn).await,
+            FuseOperation::ReadLink => self.read_link(node, nfs_request).await,
             FuseOperation::StatFs => self.status().await,
 
-            FuseOperation::SetAttr(arguments) => self.set_attributes(node, arguments, turn).await,
+            FuseOperation::SetAttr(arguments) => self.set_attributes(node, arguments, nfs_request).await,
             FuseOperation::Symlink { name, target } => {
-                self.make_link(node, name.as_encoded_bytes(), target.as_encoded_bytes(), turn).await
+                self.make_link(node, name.as_encoded_bytes(), target.as_encoded_bytes(), nfs_request).await
             }
             FuseOperation::MkNod { name, arguments } => {
-                self.make_node(node, name.as_encoded_bytes(), arguments, turn).await
+                self.make_node(node, name.as_encoded_bytes(), arguments, nfs_request).await
             }
             FuseOperation::MkDir { name, arguments } => {
-                self.make_directory(node, name.as_encoded_bytes(), arguments.mode, turn).await
+                self.make_directory(node, name.as_encoded_bytes(), arguments.mode, nfs_request).await
             }
-            FuseOperation::Unlink { name } => self.unlink(node, name.as_encoded_bytes(), turn).await,
-            FuseOperation::RmDir { name } => self.remove_directory(node, name.as_encoded_bytes(), turn).await,
+            FuseOperation::Unlink { name } => self.unlink(node, name.as_encoded_bytes(), nfs_request).await,
+            FuseOperation::RmDir { name } => self.remove_directory(node, name.as_encoded_bytes(), nfs_request).await,
             FuseOperation::Rename { name, new_parent, new_name, flags } => {
                 let to = self.state.nodes.get(new_parent)?;
                 let (name, new_name) = (name.as_encoded_bytes(), new_name.as_encoded_bytes());
-                self.rename((node, name), (&to, new_name), flags, turn).await
+                self.rename((node, name), (&to, new_name), flags, nfs_request).await
             }
             FuseOperation::Link { node: old, name } => {
-                self.link(&self.state.nodes.get(old)?, node, name.as_encoded_bytes(), turn).await
+                self.link(&self.state.nodes.get(old)?, node, name.as_encoded_bytes(), nfs_request).await
             }
 
-            FuseOperation::Open { flags } => self.open(node, flags, turn).await,
+            FuseOperation::Open { flags } => self.open(node, flags, nfs_request).await,
             FuseOperation::Create { name, arguments } => {
-                self.create(node, name.as_encoded_bytes(), arguments, turn).await
+                self.create(node, name.as_encoded_bytes(), arguments, nfs_request).await
             }
             FuseOperation::Read(arguments) => self.read(arguments).await,
             FuseOperation::Write { arguments, data } => self.write(arguments, data).await,
             FuseOperation::FSync(arguments) => self.sync(arguments).await,
-            FuseOperation::Flush(arguments) => self.flush(arguments, turn).await,
+            FuseOperation::Flush(arguments) => self.flush(arguments, nfs_request).await,
             FuseOperation::Release(arguments) => Ok(self.release(arguments.fh)),
 
-            FuseOperation::OpenDir => self.open_directory(node, turn),
+            FuseOperation::OpenDir => self.open_directory(node, nfs_request),
             FuseOperation::ReadDir(arguments) => self.read_directory(arguments, false).await,
             FuseOperation::ReadDirPlus(arguments) => self.read_directory(arguments, true).await,
             FuseOperation::ReleaseDir(arguments) => Ok(self.release(arguments.fh)),
@@ -261,10 +262,10 @@ impl NfsFilesystem {
     }
 
     /// Forgets the inherited state of a request that is answered.
-    pub fn end(&self, turn: &NfsRequest) {
-        turn.mark_answered();
-        if turn.resent {
-            self.state.calls.end(turn.unique);
+    pub fn end(&self, nfs_request: &NfsRequest) {
+        nfs_request.mark_answered();
+        if nfs_request.resent {
+            self.state.calls.end(nfs_request.unique);
         }
     }
 
@@ -299,8 +300,8 @@ impl NfsFilesystem {
     }
 
     /// The credential of a call for this request.
-    fn credential(&self, turn: &NfsRequest) -> Credential {
-        self.credentials.of(turn.caller)
+    fn credential(&self, nfs_request: &NfsRequest) -> Credential {
+        self.credentials.of(nfs_request.caller)
     }
 
     /// The credential for calls that every user may make.

@@ -13,7 +13,7 @@ use podfs_nfs::v3::{FileType, NfsStatus};
 use rustix::io::Errno;
 
 use super::NfsFilesystem;
-use super::turn::NfsRequest;
+use super::nfs_request::NfsRequest;
 use crate::nfs::client_state::node::NfsNode;
 
 /// The step of a request that gives an open file its silly name.
@@ -28,17 +28,17 @@ impl NfsFilesystem {
         directory: &NfsNode,
         name: &[u8],
         credential: &Credential,
-        turn: &NfsRequest,
+        nfs_request: &NfsRequest,
     ) -> Result<Option<Rc<NfsNode>>, Errno> {
-        if turn.resent && self.state.calls.was_begun(turn.unique, SILLY_STEP) {
+        if nfs_request.resent && self.state.calls.was_begun(nfs_request.unique, SILLY_STEP) {
             let is_it = |node: &Rc<NfsNode>| {
                 node.name().is_some_and(|known| {
-                    known.is(directory.id, name) || *known.name == *silly_name(node.fileid, turn.unique)
+                    known.is(directory.id, name) || *known.name == *silly_name(node.fileid, nfs_request.unique)
                 })
             };
             return Ok(self.state.files.all().into_iter().map(|open| Rc::clone(&open.node)).find(is_it));
         }
-        if turn.resent && self.state.calls.was_begun(turn.unique, MAIN_STEP) {
+        if nfs_request.resent && self.state.calls.was_begun(nfs_request.unique, MAIN_STEP) {
             // A dead server has found that there is no such file.
             return Ok(None);
         }
@@ -64,18 +64,18 @@ impl NfsFilesystem {
         directory: &Rc<NfsNode>,
         name: &[u8],
         credential: &Credential,
-        turn: &NfsRequest,
+        nfs_request: &NfsRequest,
     ) -> Result<(), Errno> {
-        let silly = silly_name(node.fileid, turn.unique);
+        let silly = silly_name(node.fileid, nfs_request.unique);
         let handle = directory.handle();
         let rename =
             async |options: CallOptions<'_>| self.export.rename(options, (&handle, name), (&handle, &silly)).await;
-        let once = turn.once(&self.state.calls, SILLY_STEP, credential, rename).await?;
+        let once = nfs_request.once(&self.state.calls, SILLY_STEP, credential, rename).await?;
         let named = self.named(once, NfsStatus::NOENT, Some(node), (directory, &silly), credential).await;
         if let Some((from, _)) = named.map_err(|error| error.errno())? {
             self.changed(directory, &from);
         }
-        self.record_silly(node, directory, turn, credential)
+        self.record_silly(node, directory, nfs_request, credential)
     }
 
     /// Gives an open file its silly name as a second name, before another file takes its first one. So the first name always
@@ -85,12 +85,12 @@ impl NfsFilesystem {
         node: &Rc<NfsNode>,
         directory: &Rc<NfsNode>,
         credential: &Credential,
-        turn: &NfsRequest,
+        nfs_request: &NfsRequest,
     ) -> Result<(), Errno> {
-        let silly = silly_name(node.fileid, turn.unique);
+        let silly = silly_name(node.fileid, nfs_request.unique);
         let (file, handle) = (node.handle(), directory.handle());
         let link = async |options: CallOptions<'_>| self.export.link(options, &file, &handle, &silly).await;
-        let once = turn.once(&self.state.calls, SILLY_STEP, credential, link).await?;
+        let once = nfs_request.once(&self.state.calls, SILLY_STEP, credential, link).await?;
         let named = self.named(once, NfsStatus::EXIST, Some(node), (directory, &silly), credential).await;
         if let Some(linked) = named.map_err(|error| error.errno())? {
             self.changed(directory, &linked.directory);
@@ -103,10 +103,10 @@ impl NfsFilesystem {
         &self,
         node: &Rc<NfsNode>,
         directory: &NfsNode,
-        turn: &NfsRequest,
+        nfs_request: &NfsRequest,
         credential: &Credential,
     ) -> Result<(), Errno> {
-        self.state.nodes.rename(node, directory.id, &silly_name(node.fileid, turn.unique))?;
+        self.state.nodes.rename(node, directory.id, &silly_name(node.fileid, nfs_request.unique))?;
         node.set_silly(true);
         *node.remover.borrow_mut() = Some(credential.clone());
         node.freshness.borrow_mut().expire();
@@ -121,9 +121,9 @@ impl NfsFilesystem {
         node: &NfsNode,
         directory: &NfsNode,
         credential: &Credential,
-        turn: &NfsRequest,
+        nfs_request: &NfsRequest,
     ) {
-        let silly = silly_name(node.fileid, turn.unique);
+        let silly = silly_name(node.fileid, nfs_request.unique);
         // If this fails, the file keeps one more name on the server.
         let _ = self.export.remove(CallOptions::new(credential), &directory.handle(), &silly).await;
     }

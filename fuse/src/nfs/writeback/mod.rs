@@ -102,8 +102,8 @@ pub struct WriteParameters {
 
 /// Most WRITEs in flight at once.
 const IN_FLIGHT: usize = 16;
-/// The longest time until a write looks again whether a full log has room.
-const LOOK_FOR_ROOM: Duration = Duration::from_millis(100);
+/// The longest time until a write checks again whether a full log has free space.
+const SPACE_CHECK_INTERVAL: Duration = Duration::from_millis(100);
 /// The time for which the log must be empty before it gives memory back.
 const MEMORY_RETURN_DELAY: Duration = Duration::from_secs(1);
 
@@ -118,7 +118,7 @@ struct Inner<S: Store> {
     parameters: WriteParameters,
     state: RefCell<WritebackState>,
     /// Notifies that the log has freed records.
-    room: Notify,
+    freed: Notify,
     /// A task waits for the log to have been empty for a while.
     returning_memory: Cell<bool>,
 }
@@ -141,7 +141,7 @@ impl<S: Store> Writeback<S> {
             store,
             parameters: WriteParameters { wsize, ..parameters },
             state,
-            room: Notify::new(),
+            freed: Notify::new(),
             returning_memory: Cell::default(),
         };
         let inner = Rc::new(inner);
@@ -166,7 +166,7 @@ impl<S: Store> Writeback<S> {
             let part = &data[done..data.len().min(done + inner.parameters.wsize)];
             let target = WriteTarget { node: file.node, open: file.open, offset: offset + done as u64 };
             while !inner.accept(target, part) {
-                inner.make_room().await;
+                inner.free_log_space().await;
             }
             done += part.len();
         }
@@ -287,7 +287,7 @@ impl WaitGoal {
 }
 
 impl<S: Store> Inner<S> {
-    /// Puts data into the log. Returns `false` without room.
+    /// Puts data into the log. Returns `false` without free space.
     fn accept(&self, target: WriteTarget, data: &[u8]) -> bool {
         let mut state = self.state.borrow_mut();
         let file = state.files.entry(target.node).or_default();
@@ -334,18 +334,18 @@ impl<S: Store> Inner<S> {
         nodes.into_iter().for_each(|node| self.pump(node));
     }
 
-    /// Waits until there may be more room in the log.
-    async fn make_room(self: &Rc<Self>) {
-        let freed = self.room.notified();
-        if !self.take_room_of_errors() {
+    /// Waits until there may be more free space in the log.
+    async fn free_log_space(self: &Rc<Self>) {
+        let freed = self.freed.notified();
+        if !self.take_space_of_errors() {
             self.commit_all();
         }
         // A connection that ends does not notify this task when it drops the bytes of its calls.
-        let _ = timeout(LOOK_FOR_ROOM, freed).await;
+        let _ = timeout(SPACE_CHECK_INTERVAL, freed).await;
     }
 
     /// If the log has no data that podfs has to send or to commit, frees its errors. Returns whether there were some.
-    fn take_room_of_errors(self: &Rc<Self>) -> bool {
+    fn take_space_of_errors(self: &Rc<Self>) -> bool {
         let mut free = Vec::new();
         let mut state = self.state.borrow_mut();
         if !state.files.values().any(FileRecords::has_data) {
@@ -357,7 +357,7 @@ impl<S: Store> Inner<S> {
         has_some
     }
 
-    /// Starts to commit all files, to make room in the log.
+    /// Starts to commit all files, to free space in the log.
     fn commit_all(self: &Rc<Self>) {
         for file in self.state.borrow_mut().files.values_mut() {
             let last = file.last_sequence();
@@ -400,7 +400,7 @@ impl<S: Store> Inner<S> {
         }
         if !outcome.free.is_empty() {
             outcome.free.into_iter().for_each(|record| self.log.free(record));
-            self.room.notify_waiters();
+            self.freed.notify_waiters();
             if !self.returning_memory.replace(true) {
                 spawn_local(Self::return_memory(Rc::downgrade(self)));
             }

@@ -33,8 +33,8 @@ const GROUP_EXECUTE: u32 = 0o010;
 /// The bits of SETATTR that ask for a change.
 const CHANGES: u32 = fattr::MODE | fattr::UID | fattr::GID | fattr::SIZE | fattr::ATIME | fattr::MTIME;
 
-/// How long a request that finds no room waits for a RELEASE that may be under way.
-const RELEASE: Duration = Duration::from_millis(50);
+/// How long a request that finds no free space waits for a RELEASE that may be under way.
+const RELEASE_TIMEOUT: Duration = Duration::from_millis(50);
 
 impl PassthroughFilesystem {
     pub(super) fn make_directory(
@@ -90,7 +90,7 @@ impl PassthroughFilesystem {
     ) -> Result<Answer, Errno> {
         let directory = self.directory(parent)?;
         let file = self.descriptor(old)?;
-        self.check_room(exchange, |account| account.check_room_for_name(parent, directory.as_fd(), 0))?;
+        self.check_space(exchange, |account| account.check_space_for_name(parent, directory.as_fd(), 0))?;
         exchange.begin(0);
         let linked = linkat(&*file, c"", &*directory, component(name)?, AtFlags::EMPTY_PATH);
         outcome::success_if_done(linked, Errno::EXIST, exchange, |_| outcome::leads_to(&directory, name, &file))?;
@@ -200,7 +200,7 @@ impl PassthroughFilesystem {
         // If a dead server has executed the request, the new name leads to the moved file, which keeps its name.
         let removal = removal.filter(|found| exchange.earlier().is_none_or(|begun| begun.note == found.note()));
         if removal.is_none() && parent.id != new_parent.id {
-            self.check_room(exchange, |account| account.check_not_exceeded())?;
+            self.check_space(exchange, |account| account.check_not_exceeded())?;
         }
         // The dead server of a request that was begun has kept the descriptor already.
         let may_hold = replaces && !self.is_remote() && exchange.earlier().is_none();
@@ -298,7 +298,7 @@ impl PassthroughFilesystem {
         if let Some(account) = account.as_mut().filter(|_| exchange.earlier().is_none()) {
             let grows = getxattr_query(&path, &name).map_or(true, |before| value.len() > before);
             if grows {
-                self.ask(account, |account| account.check_room_for_attribute(value.len()))?;
+                self.ask(account, |account| account.check_space_for_attribute(value.len()))?;
             }
         }
         let set = setxattr(&path, &name, value, flags);
@@ -345,7 +345,7 @@ impl PassthroughFilesystem {
         let directory = self.directory(parent)?;
         let mut account = self.usage.as_ref().map(QuotaUsage::lock);
         if let Some(account) = account.as_mut().filter(|_| exchange.earlier().is_none()) {
-            self.ask(account, |account| account.check_room_for_name(parent, directory.as_fd(), 1))?;
+            self.ask(account, |account| account.check_space_for_name(parent, directory.as_fd(), 1))?;
         }
         exchange.begin(0);
         let made = acting_for(caller, umask, || make(directory.as_fd()));
@@ -375,7 +375,7 @@ impl PassthroughFilesystem {
 
     /// Fails if there is no room for what the request makes. Does not check a request that a dead server may have executed
     /// already.
-    pub(super) fn check_room(
+    pub(super) fn check_space(
         &self,
         exchange: &Exchange<'_>,
         check: impl Fn(&QuotaLock<'_>) -> Result<(), Errno>,
@@ -399,7 +399,7 @@ impl PassthroughFilesystem {
             root.held().is_some_and(|directory| account.free_blocks_of_root(&root, directory.as_fd()))
         });
         let mut checked = if freed { check(account) } else { checked };
-        let until = Instant::now() + RELEASE;
+        let until = Instant::now() + RELEASE_TIMEOUT;
         while matches!(checked, Err(Errno::NOSPC)) && self.files.has_nameless() && account.wait_for_close(until) {
             checked = check(account);
         }

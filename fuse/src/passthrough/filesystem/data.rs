@@ -69,7 +69,7 @@ impl PassthroughFilesystem {
         let given = OFlags::from_bits_retain(arguments.flags);
         let flags = self.open_flags(arguments.flags) | (given & (OFlags::EXCL | OFlags::TRUNC));
         let mode = Mode::from_raw_mode(arguments.mode & 0o7777);
-        self.check_room(exchange, |account| account.check_room_for_name(parent, directory.as_fd(), 0))?;
+        self.check_space(exchange, |account| account.check_space_for_name(parent, directory.as_fd(), 0))?;
         // With `O_EXCL`, the server never opens a special file that got the name meanwhile.
         let make = || openat(&*directory, name, flags | OFlags::CREATE | OFlags::EXCL, mode);
         exchange.begin(0);
@@ -106,7 +106,7 @@ impl PassthroughFilesystem {
         let flags = self.open_flags(arguments.flags).difference(OFlags::NOFOLLOW);
         let flags = flags | (given & OFlags::EXCL) | OFlags::TMPFILE;
         let mode = Mode::from_raw_mode(arguments.mode & 0o7777);
-        self.check_room(exchange, |account| account.check_room_for_name(parent, directory.as_fd(), 0))?;
+        self.check_space(exchange, |account| account.check_space_for_name(parent, directory.as_fd(), 0))?;
         let file = acting_for(caller, arguments.umask, || openat(&*directory, c".", flags, mode))?;
         let (node, answer) = self.created(parent, file, taken, arguments.flags, exchange)?;
         node.set_nameless(true);
@@ -228,8 +228,8 @@ impl PassthroughFilesystem {
         let size = arguments.size as usize;
         buffer.reserve(size);
         // Limits the read to the requested size: the buffer may have more room.
-        let room = &mut buffer.spare_capacity_mut()[..size];
-        let read = pread(&*open.data()?, room, arguments.offset)?.0.len();
+        let spare = &mut buffer.spare_capacity_mut()[..size];
+        let read = pread(&*open.data()?, spare, arguments.offset)?.0.len();
         // SAFETY: the call has filled as many bytes.
         unsafe { buffer.set_len(read) };
         Ok(Answer::Buffer)
@@ -256,7 +256,8 @@ impl PassthroughFilesystem {
         };
         let mut account = self.usage.as_ref().map(QuotaUsage::lock);
         if let Some(account) = &mut account {
-            let most = self.ask(account, |account| account.room_for(file, arguments.offset, data.len() as u64))?;
+            let most =
+                self.ask(account, |account| account.free_space_for(file, arguments.offset, data.len() as u64))?;
             data = &data[..data.len().min(usize::try_from(most).unwrap_or(usize::MAX))];
         }
         if arguments.write_flags & WRITE_KILL_SUIDGID != 0 {
@@ -318,7 +319,7 @@ impl PassthroughFilesystem {
         if let Some(account) = account.as_mut().filter(|_| !flags.intersects(frees)) {
             // fallocate(2) allocates the whole range or nothing.
             let (target, offset, length) = (file.as_fd(), arguments.offset, arguments.length);
-            let all = |account: &QuotaLock<'_>| match account.room_for(target, offset, length)? {
+            let all = |account: &QuotaLock<'_>| match account.free_space_for(target, offset, length)? {
                 most if most < length => Err(Errno::NOSPC),
                 most => Ok(most),
             };
@@ -349,7 +350,7 @@ impl PassthroughFilesystem {
         let mut length = if wide { arguments.len } else { arguments.len.min(NARROW) };
         let mut account = self.usage.as_ref().map(QuotaUsage::lock);
         if let Some(account) = &mut account {
-            length = self.ask(account, |account| account.room_for(target.as_fd(), arguments.off_out, length))?;
+            length = self.ask(account, |account| account.free_space_for(target.as_fd(), arguments.off_out, length))?;
         }
         let (mut off_in, mut off_out) = (arguments.off_in, arguments.off_out);
         let length = usize::try_from(length).unwrap_or(usize::MAX);

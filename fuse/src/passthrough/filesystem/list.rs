@@ -68,10 +68,10 @@ impl PassthroughFilesystem {
         arguments: &ReadIn,
         buffer: &mut Vec<u8>,
     ) -> Result<Answer, Errno> {
-        let room = arguments.size as usize;
+        let capacity = arguments.size as usize;
         self.continue_listing(node, arguments, |listing, _| {
             listing.read_some(arguments.offset, |directory, entry| {
-                if buffer.len() + listed(entry, 0).length() > room {
+                if buffer.len() + listed(entry, 0).length() > capacity {
                     return Ok(false);
                 }
                 let ino = self.shown_ino(node, directory, entry);
@@ -89,11 +89,11 @@ impl PassthroughFilesystem {
         arguments: &ReadIn,
         buffer: &mut Vec<u8>,
     ) -> Result<Answer, Errno> {
-        let room = arguments.size as usize;
+        let capacity = arguments.size as usize;
         let mut names = 0;
         self.continue_listing(node, arguments, |listing, with_attributes| {
             listing.read_some(arguments.offset, |directory, entry| {
-                if buffer.len() + size_of::<EntryOut>() + listed(entry, 0).length() > room {
+                if buffer.len() + size_of::<EntryOut>() + listed(entry, 0).length() > capacity {
                     return Ok(false);
                 }
                 // An entry that cannot be looked up is listed all the same: a lookup of it returns the error.

@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering;
 
 use rustix::io::Errno;
 
-use super::super::locks::{Holder, LockRequest, check_room, conflict, for_locking};
+use super::super::locks::{Holder, LockRequest, check_lock_limit, conflict, for_locking};
 use super::super::node::Node;
 use super::super::open_node::OpenNode;
 use super::PassthroughFilesystem;
@@ -54,7 +54,7 @@ impl PassthroughFilesystem {
     ) -> Result<Answer, Errno> {
         let lock_request = LockRequest::parse(arguments)?;
         if !lock_request.is_unlock() {
-            check_room(&self.region)?;
+            check_lock_limit(&self.region)?;
         }
         let (region, locked, owner) = (Arc::clone(&self.region), Arc::clone(node), arguments.owner);
         let record = move |lock_request| {

@@ -15,7 +15,7 @@ use super::super::attributes::{attr, attributes_of, statx_attr};
 use super::super::descriptor::proc_path;
 use super::super::mounts::SourceMounts;
 use super::super::node::Node;
-use super::super::room::file_system_usage;
+use super::super::space::file_system_usage;
 use super::{PassthroughFilesystem, component};
 use crate::caller::privileges::administers_system;
 use crate::session::abi::{EntryOut, Kstatfs, XATTR_SIZE_MAX};
@@ -95,7 +95,7 @@ impl PassthroughFilesystem {
         }))
     }
 
-    /// Answers about the root from memory, for as long as its source is away.
+    /// Answers about the root from memory, for as long as its source is unreachable.
     pub(super) fn remembered(&self, question: RootQuestion) -> Option<Answer> {
         let root = self.nodes.get(NodeId::ROOT)?;
         let found = || {

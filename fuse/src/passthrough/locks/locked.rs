@@ -35,7 +35,7 @@ const MOST: usize = 1 << 16;
 ///
 /// # Errors
 /// `ENOLCK` when the volume has [`MOST`] locks.
-pub fn check_room(region: &Region) -> Result<(), Errno> {
+pub fn check_lock_limit(region: &Region) -> Result<(), Errno> {
     if region.lock_records().load(Relaxed) < MOST { Ok(()) } else { Err(Errno::NOLCK) }
 }
 
@@ -264,12 +264,12 @@ mod tests {
         let range = |typ, start, end| LockRequest::Range(FileLock { start, end, typ, pid: 0 });
         let mut locked = FileLocks::default();
         region.lock_records().store(MOST - 1, Relaxed);
-        check_room(&region).expect("room for one");
+        check_lock_limit(&region).expect("room for one");
         locked.record(holder, range(WRITE, 0, 99)).expect("the last one");
-        assert_eq!(check_room(&region), Err(Errno::NOLCK));
+        assert_eq!(check_lock_limit(&region), Err(Errno::NOLCK));
         locked.record(holder, range(NONE, 50, 50)).expect("an unlock never fails");
         locked.record(holder, range(NONE, 0, 999)).expect("unlocked");
         assert_eq!(region.lock_records().load(Relaxed), MOST - 1);
-        check_room(&region).expect("there is room again");
+        check_lock_limit(&region).expect("there is room again");
     }
 }

@@ -52,7 +52,7 @@ use crate::session::{HandleId, LockOwner, NodeId};
 use locked::FileLocks;
 
 pub use lock_request::{LockRequest, conflict};
-pub use locked::{Holder, check_room};
+pub use locked::{Holder, check_lock_limit};
 pub use waits::{LockWaits, catch_wake_signal};
 
 /// The locks of one node.

@@ -150,7 +150,7 @@ impl Wait {
 
     /// A signal that comes just before the thread begins to wait in the kernel is lost, so it is sent again.
     fn interrupt(&self) {
-        const AGAIN: Duration = Duration::from_millis(1);
+        const RESEND_INTERVAL: Duration = Duration::from_millis(1);
         let mut progress = self.progress();
         progress.interrupted = true;
         while !progress.ended {
@@ -159,7 +159,7 @@ impl Wait {
                 // error, that of a signal that does not exist, cannot happen.
                 let _ = pthread_kill(thread, WAKE);
             }
-            progress = match self.ended.wait_timeout(progress, AGAIN) {
+            progress = match self.ended.wait_timeout(progress, RESEND_INTERVAL) {
                 Ok((progress, _)) => progress,
                 Err(_) => return,
             };

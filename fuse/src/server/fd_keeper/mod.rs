@@ -90,12 +90,12 @@ pub(crate) fn place_at(descriptor: OwnedFd, number: RawFd) -> io::Result<()> {
 }
 
 /// The server's handle of its keeper.
-pub(crate) struct KeeperHandle {
+pub(crate) struct FdKeeperHandle {
     pid: libc::pid_t,
     starts_successor: bool,
 }
 
-impl KeeperHandle {
+impl FdKeeperHandle {
     /// Starts the first keeper of the calling process, which must have no other thread and only reserved descriptors. The far end
     /// of its channel is at [`FAR_END`].
     ///
@@ -104,13 +104,13 @@ impl KeeperHandle {
     ///
     /// # Errors
     /// When the kernel makes no more processes or descriptors.
-    pub(crate) fn start_first() -> io::Result<KeeperHandle> {
+    pub(crate) fn start_first() -> io::Result<FdKeeperHandle> {
         let starts_successor = successor::is_possible();
         loop {
             prepare()?;
             // SAFETY: there is no other thread.
             if let Some(pid) = unsafe { child::fork() }? {
-                return Ok(KeeperHandle { pid: pid.as_raw_nonzero().get(), starts_successor });
+                return Ok(FdKeeperHandle { pid: pid.as_raw_nonzero().get(), starts_successor });
             }
             run_keeper(starts_successor);
             successor::become_server()?;
@@ -121,11 +121,11 @@ impl KeeperHandle {
     ///
     /// # Errors
     /// Those of [`Self::start_first`].
-    pub(crate) fn start_another() -> io::Result<KeeperHandle> {
+    pub(crate) fn start_another() -> io::Result<FdKeeperHandle> {
         prepare()?;
         // SAFETY: a keeper that starts no successor only makes system calls.
         let pid = unsafe { child::start(|| run_keeper(false)) }?;
-        Ok(KeeperHandle { pid: pid.as_raw_nonzero().get(), starts_successor: false })
+        Ok(FdKeeperHandle { pid: pid.as_raw_nonzero().get(), starts_successor: false })
     }
 
     /// Its process.
@@ -335,18 +335,18 @@ fn run_keeper(starts_successor: bool) {
         }
         if watched[1].revents & libc::POLLIN != 0 {
             match receive(&mut requested) {
-                KeeperMessage::Numbers(count) => {
+                FdKeeperMessage::Numbers(count) => {
                     hand_over(&requested[..count]);
                     continue;
                 }
-                KeeperMessage::Start(control) if starts_successor => {
+                FdKeeperMessage::Start(control) if starts_successor => {
                     if successor::start(control) {
                         return;
                     }
                     continue;
                 }
-                KeeperMessage::Start(_) => continue,
-                KeeperMessage::Nothing => {}
+                FdKeeperMessage::Start(_) => continue,
+                FdKeeperMessage::Nothing => {}
             }
         }
         if watched[1].revents != 0 {
@@ -363,7 +363,7 @@ fn run_keeper(starts_successor: bool) {
 }
 
 /// A message on a keeper's channel.
-enum KeeperMessage {
+enum FdKeeperMessage {
     /// A request for this number of descriptors.
     Numbers(usize),
     /// A request for a successor, with its control socket.
@@ -373,7 +373,7 @@ enum KeeperMessage {
 }
 
 /// recvmsg(2) without an allocation. Stores the numbers of a request in `requested`.
-fn receive(requested: &mut [RawFd; BATCH]) -> KeeperMessage {
+fn receive(requested: &mut [RawFd; BATCH]) -> FdKeeperMessage {
     successor::close_control_socket();
     let mut space = AncillaryBuffer([0; 2048]);
     let mut part = libc::iovec { iov_base: requested.as_mut_ptr().cast(), iov_len: size_of_val(requested) };
@@ -390,10 +390,10 @@ fn receive(requested: &mut [RawFd; BATCH]) -> KeeperMessage {
         let is_there = got > 0 && !header.is_null() && (*header).cmsg_type == libc::SCM_RIGHTS;
         (got, is_there.then(|| libc::CMSG_DATA(header).cast::<RawFd>().read_unaligned()))
     };
-    let Ok(got @ 1..) = usize::try_from(got) else { return KeeperMessage::Nothing };
+    let Ok(got @ 1..) = usize::try_from(got) else { return FdKeeperMessage::Nothing };
     match descriptor {
-        Some(control) => KeeperMessage::Start(control),
-        None => KeeperMessage::Numbers(got / size_of::<RawFd>()),
+        Some(control) => FdKeeperMessage::Start(control),
+        None => FdKeeperMessage::Numbers(got / size_of::<RawFd>()),
     }
 }
 

@@ -43,7 +43,8 @@ impl LiveParts {
         self.tree.lock().own_images();
         let undo = Undo::new(self.notifier.insert(session.notifier()).clone());
         let (region, trace) = (Arc::clone(&volume.region), Arc::clone(&volume.trace));
-        session.run(Arc::new(LiveFilesystem::new(self.tree.clone(), region, undo, trace)), 1)
+        let filesystem = LiveFilesystem::new(self.tree.clone(), region, undo, trace);
+        session.labelled(volume.label()).run(Arc::new(filesystem), 1)
     }
 }
 

@@ -27,6 +27,7 @@ pub(super) use nfs::NfsExport;
 pub(super) use passthrough::Passthrough;
 pub(super) use projection::ServedProjection;
 
+use crate::label::VolumeLabel;
 use crate::log::standard_error::LineOutput;
 use crate::nfs::thread::NfsThread;
 use crate::projection::Image;
@@ -108,6 +109,11 @@ impl ServedParts {
             return Err(inconsistent_state());
         }
         Ok(ServedParts { about, device, mount, region, trace: start_trace(kind.is_traced())? })
+    }
+
+    /// The name of the volume, for log lines.
+    fn label(&self) -> VolumeLabel {
+        VolumeLabel::in_record(&self.about)
     }
 }
 
@@ -193,15 +199,15 @@ impl ServedVolumes {
         Ok(())
     }
 
-    /// Serves the loaded volumes. Calls `failed_by` with each error. Returns the volumes that it cannot serve, with the reasons: no
+    /// Serves the loaded volumes. Calls `failed_by` with the volume and the error of each failure. Returns the volumes that it cannot serve, with the reasons: no
     /// volume depends on another one.
-    pub(super) fn start(&mut self, failed_by: impl Fn(&io::Error)) -> Vec<(VolumeNumber, String)> {
+    pub(super) fn start(&mut self, failed_by: impl Fn(&VolumeLabel, &io::Error)) -> Vec<(VolumeNumber, String)> {
         let mut failed = Vec::new();
         for (number, mut volume) in std::mem::take(&mut self.loaded) {
             match volume.kind.resume(&volume.common, &mut self.shared) {
                 Ok(()) => drop(self.volumes.insert(number, volume)),
                 Err(error) => {
-                    failed_by(&error);
+                    failed_by(&volume.common.label(), &error);
                     failed.push((number, error.to_string()));
                 }
             }
@@ -255,9 +261,13 @@ impl ServedVolumes {
 
 /// Ends this process if it lacks a resource at this moment: the supervisor then tries again with another server. The images of the
 /// volumes keep their content.
-pub(super) fn end_without_resources(error: &io::Error) {
+pub(super) fn end_without_resources(volume: &VolumeLabel, error: &io::Error) {
     if is_shortage(error) {
-        tracing::error!("this server cannot take over now: {error}; it ends, and the supervisor starts another one");
+        let volume = volume.as_str();
+        tracing::error!(
+            volume,
+            "this server cannot take over now: {error}; it ends, and the supervisor starts another one"
+        );
         std::process::abort();
     }
 }
@@ -331,7 +341,7 @@ mod tests {
             let common = ServedParts::of(Value::Null, held, &kind).expect("a volume");
             volumes.loaded.insert(VolumeNumber(number), ServedVolume { common, kind: Box::new(kind) });
         }
-        assert_eq!(volumes.start(|_| {}), [(VolumeNumber(1), "no rings".to_owned())]);
+        assert_eq!(volumes.start(|_, _| {}), [(VolumeNumber(1), "no rings".to_owned())]);
         assert_eq!(volumes.numbers(true), [VolumeNumber(0), VolumeNumber(2)]);
     }
 }

@@ -42,7 +42,7 @@ impl ServedProjection {
         let filesystem = ProjectionFilesystem::new(self.tree.clone(), region, undo, trace, audit);
         // One thread: a projection's requests are short, and to wake a second CPU takes longer than the answer.
         self.tree.lock().own_images();
-        session.run(Arc::new(filesystem), 1)
+        session.labelled(volume.label()).run(Arc::new(filesystem), 1)
     }
 }
 

@@ -1,4 +1,4 @@
-//! A source that is away, on real mounts: a service that answers nothing until the test lets it.
+//! A source that is unreachable, on real mounts: a service that answers nothing until the test lets it.
 
 use std::os::fd::{AsFd, AsRawFd};
 use std::path::PathBuf;
@@ -16,17 +16,17 @@ use crate::session::{Exchange, Session, WantedFeatures};
 /// A number that only answers from memory have.
 const REMEMBERED: u64 = 3;
 
-/// An empty directory on a machine that is away, or is not.
+/// An empty directory on a machine that is unreachable, or is not.
 struct Remote {
-    away: Mutex<bool>,
+    unreachable: Mutex<bool>,
     back: Condvar,
     /// Sends the test the name of each LOOKUP, and the operation of each other request.
     asked: Mutex<Sender<String>>,
 }
 
 impl Remote {
-    fn set_away(&self, away: bool) {
-        *self.away.lock().expect("no panic") = away;
+    fn set_unreachable(&self, unreachable: bool) {
+        *self.unreachable.lock().expect("no panic") = unreachable;
         self.back.notify_all();
     }
 }
@@ -43,7 +43,11 @@ impl Filesystem for Remote {
         };
         // The test may have seen enough.
         let _ = self.asked.lock().expect("no panic").send(asked);
-        drop(self.back.wait_while(self.away.lock().expect("no panic"), |away| *away).expect("no panic"));
+        drop(
+            self.back
+                .wait_while(self.unreachable.lock().expect("no panic"), |unreachable| *unreachable)
+                .expect("no panic"),
+        );
         match request.operation {
             FuseOperation::GetAttr { .. } => Ok(Answer::Attributes(root(2))),
             FuseOperation::StatFs => {
@@ -96,7 +100,8 @@ impl Mounted {
             Session::open(device, WantedFeatures { flags: init::PARALLEL_DIROPS, ..WantedFeatures::default() }, region)
                 .expect("the handshake");
         let (sender, asked) = channel();
-        let remote = Arc::new(Remote { away: Mutex::default(), back: Condvar::new(), asked: Mutex::new(sender) });
+        let remote =
+            Arc::new(Remote { unreachable: Mutex::default(), back: Condvar::new(), asked: Mutex::new(sender) });
         session.run(Arc::clone(&remote) as Arc<dyn Filesystem>, 2).expect("threads");
         Self { remote, asked, mount }
     }
@@ -114,7 +119,7 @@ impl Mounted {
 impl Drop for Mounted {
     fn drop(&mut self) {
         // No thread waits for ever, also when a test fails.
-        self.remote.set_away(false);
+        self.remote.set_unreachable(false);
     }
 }
 
@@ -122,7 +127,7 @@ impl Drop for Mounted {
 fn the_root_is_answered_from_memory_while_more_requests_than_threads_wait_for_the_source() {
     const CALLERS: usize = 3 * SLOTS;
     let mounted = Mounted::new();
-    mounted.remote.set_away(true);
+    mounted.remote.set_unreachable(true);
     let callers: Vec<_> = (0..CALLERS)
         .map(|number| {
             let path = mounted.at(&format!("name-{number}"));
@@ -133,7 +138,7 @@ fn the_root_is_answered_from_memory_while_more_requests_than_threads_wait_for_th
     assert_eq!(stat(mounted.at("")).expect("attributes").st_nlink, REMEMBERED);
     assert_eq!(statfs(mounted.at("")).expect("told").f_blocks, REMEMBERED);
 
-    mounted.remote.set_away(false);
+    mounted.remote.set_unreachable(false);
     for caller in callers {
         assert_eq!(caller.join().expect("no panic"), Errno::NOENT);
     }
@@ -142,7 +147,7 @@ fn the_root_is_answered_from_memory_while_more_requests_than_threads_wait_for_th
     asked.sort();
     asked.dedup();
     assert_eq!(asked.len(), CALLERS, "all were asked for");
-    // The source still counts as away until each thread that waited for the root's attributes has run again.
+    // The source still counts as unreachable until each thread that waited for the root's attributes has run again.
     let since = Instant::now();
     while stat(mounted.at("")).expect("attributes").st_nlink != 2 {
         assert!(since.elapsed() < Duration::from_secs(20), "the root is not asked for again");
@@ -153,7 +158,7 @@ fn the_root_is_answered_from_memory_while_more_requests_than_threads_wait_for_th
 #[test]
 fn a_killed_caller_is_answered_whether_its_request_calls_the_source_or_is_parked() {
     let mounted = Mounted::new();
-    mounted.remote.set_away(true);
+    mounted.remote.set_unreachable(true);
     let look = |number: usize| -> Child {
         let mut command = Command::new("stat");
         command.arg(mounted.at(&format!("name-{number}"))).stdout(Stdio::null()).stderr(Stdio::null());
@@ -166,7 +171,7 @@ fn a_killed_caller_is_answered_whether_its_request_calls_the_source_or_is_parked
         // A test that hangs here has found something.
         caller.wait().expect("it ends");
     }
-    mounted.remote.set_away(false);
+    mounted.remote.set_unreachable(false);
     let path = mounted.at("later");
     assert_eq!(stat(path).expect_err("there is no such file"), Errno::NOENT);
 }

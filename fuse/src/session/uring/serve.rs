@@ -176,7 +176,10 @@ impl RingThread {
                 // No thread answers the callers of this CPU any more, so the server ends, and its successor does.
                 let error = io::Error::from_raw_os_error(error);
                 let volume = self.served.memory.volume();
-                tracing::error!(volume, "the kernel refuses a ring that it took before: {error}");
+                tracing::error!(
+                    volume,
+                    "the kernel refuses a ring that it accepted before: {error}; this server ends, and the supervisor starts another one"
+                );
                 std::process::abort()
             }
         }
@@ -244,8 +247,8 @@ impl RingThread {
         };
         let hands_over = may_wait && self.workers.are_needed();
         // Without memory for another entry, a slow request delays the callers of this CPU. A wait for a lock fails instead.
-        let has_room = if waits_for_lock || hands_over { self.has_room(entry)? } else { true };
-        if waits_for_lock && !has_room {
+        let has_free_entry = if waits_for_lock || hands_over { self.has_free_entry(entry)? } else { true };
+        if waits_for_lock && !has_free_entry {
             reply.write(-libc::ENOLCK, &[], &[])?;
             return self.commit_answered();
         }
@@ -265,7 +268,7 @@ impl RingThread {
     }
 
     /// Registers more entries for the queue of `entry`, whose request is going to wait. Returns whether one can take requests.
-    fn has_room(&mut self, entry: EntryId) -> io::Result<bool> {
+    fn has_free_entry(&mut self, entry: EntryId) -> io::Result<bool> {
         let queue = self.served.memory.queue(entry);
         while self.armed[queue] < ENOUGH {
             let Ok(other) = self.served.memory.add(queue, false) else { break };

@@ -32,7 +32,8 @@ impl RingVolume {
             let volume = self.memory.volume();
             tracing::warn!(
                 volume,
-                "calls that waited for the server may wait until other calls come on their CPUs: {error}"
+                "podfs cannot make the kernel send requests that waited for the server: {error}; each waits for the next \
+                 request on its CPU"
             );
         }
     }

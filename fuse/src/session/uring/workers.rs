@@ -15,7 +15,7 @@ use super::volume::{ExecutingRequest, RingVolume};
 /// The most threads.
 const MOST: usize = crate::region::SLOTS - 2;
 /// The time for which a thread waits for another request.
-const IDLE: Duration = Duration::from_secs(10);
+const IDLE_TIMEOUT: Duration = Duration::from_secs(10);
 /// The time after which a request counts as slow.
 const SLOW: Duration = Duration::from_millis(1);
 /// The number of requests to hand over to these threads after a slow one.
@@ -102,7 +102,8 @@ impl Workers {
                 return None;
             }
             state.idle += 1;
-            let (woken, wait) = self.changed.wait_timeout(state, IDLE).expect("a thread that panics ends the process");
+            let (woken, wait) =
+                self.changed.wait_timeout(state, IDLE_TIMEOUT).expect("a thread that panics ends the process");
             state = woken;
             state.idle -= 1;
             if wait.timed_out() && state.jobs.is_empty() {

@@ -101,7 +101,7 @@ async fn a_slow_renewal_delays_no_request_whose_credentials_are_good() {
     let program = Program::new();
     let client = program.client().await;
     program.set("slow");
-    age(&client, FRESH, AHEAD / 2);
+    age(&client, REREAD_INTERVAL, AHEAD / 2);
     assert_eq!(within(token(&client)).await, "t1");
     program.wait_runs(2).await;
     let connection = within(client.connection()).await;
@@ -146,7 +146,7 @@ async fn a_rejection_during_a_renewal_waits_for_it_and_is_over_with_other_creden
     let program = Program::new();
     let client = program.client().await;
     program.set("slow");
-    age(&client, FRESH, AHEAD / 2);
+    age(&client, REREAD_INTERVAL, AHEAD / 2);
     let connection = within(client.connection()).await;
     program.wait_runs(2).await;
     client.request_reread(&connection, RereadReason::Identity);

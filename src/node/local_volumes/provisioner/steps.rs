@@ -22,7 +22,7 @@ use crate::manifest::objects::VolumeMode;
 use crate::node::service::in_use;
 
 /// How long the task waits for an inspection before it continues without the result.
-const INSPECTION: Duration = Duration::from_secs(10);
+const INSPECTION_TIMEOUT: Duration = Duration::from_secs(10);
 
 impl Provisioner {
     pub(super) async fn perform(&mut self, step: DiskStep) {
@@ -114,7 +114,7 @@ impl Provisioner {
         self.hanging.remove(path);
         let owned = path.to_owned();
         let mut inspection = spawn_blocking(move || inspect(&owned, mode));
-        match timeout(INSPECTION, &mut inspection).await {
+        match timeout(INSPECTION_TIMEOUT, &mut inspection).await {
             Ok(found) => found.unwrap_or(Err(InspectionError::Lost)),
             Err(_) => {
                 self.hanging.insert(path.to_owned(), inspection);

@@ -12,7 +12,7 @@ use super::{
 use crate::binding::{self, BoundSource, BoundVolume};
 use crate::host::device::BlockDevice;
 use crate::host::fs_group::{self, OwnershipObserver};
-use crate::host::neighbours::{self, NeighbourLock};
+use crate::host::volume_users::{self, VolumeUsersLock};
 use crate::host::{HostError, HostSource};
 use crate::manifest::PodView;
 use crate::supervisor::volume::driver::{self, Republication, expand_csi};
@@ -85,7 +85,7 @@ impl PassthroughSource for ClaimSource {
         volume.group = bound.gid;
         let setting = &volume.setting;
         let turn = lock_exclusive(setting, &path, bound.exclusive)?;
-        let shared = neighbours::has_neighbour(&path);
+        let shared = volume_users::another_pod_mounts(&path);
         if bound.exclusive && shared {
             return Err(RefreshFailure::temporary(IN_USE));
         }
@@ -174,12 +174,12 @@ pub(in crate::supervisor::volume) fn lock_exclusive(
     setting: &VolumeContext,
     path: &Path,
     is_exclusive: bool,
-) -> Result<Option<NeighbourLock>, RefreshFailure> {
+) -> Result<Option<VolumeUsersLock>, RefreshFailure> {
     let run_directory = setting.mount_points().run_directory().and_then(Path::parent).map(Path::to_owned);
     // A volume without a pod (`podfs mount`) needs no lock.
     let Some(run_directory) = run_directory.filter(|_| is_exclusive) else { return Ok(None) };
     let file = run_directory.join(EXCLUSIVE);
-    match NeighbourLock::take(&file, path) {
+    match VolumeUsersLock::take(&file, path) {
         Ok(Some(turn)) => Ok(Some(turn)),
         Ok(None) => Err(RefreshFailure::temporary(IN_USE)),
         Err(cause) => Err(RefreshFailure::Temporary(RefreshCause::Lock { file, cause })),

@@ -27,7 +27,7 @@ use rustix::io::Errno;
 use tokio::time::sleep;
 
 use super::NfsFilesystem;
-use super::turn::{NonIdempotentOutcome, PAUSE};
+use super::nfs_request::{NonIdempotentOutcome, PAUSE};
 use crate::nfs::client_state::node::NfsNode;
 
 /// By how much the clocks of servers may be behind, in seconds.
@@ -123,7 +123,8 @@ impl NfsFilesystem {
         Err(error.errno())
     }
 
-    /// The outcome of a call that gives `file` the name `name` in a directory. The call itself may be the cause of an error `sign`.
+    /// The outcome of a call that gives `file` the name `name` in a directory. An error `sign` may be the effect of the call
+    /// itself.
     pub(super) async fn named<T>(
         &self,
         once: NonIdempotentOutcome<T>,

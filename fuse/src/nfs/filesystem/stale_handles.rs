@@ -38,7 +38,7 @@ impl NfsFilesystem {
     ) -> Result<T, Error> {
         let handle = node.handle();
         match call(handle).await {
-            Err(error) if is_stale(&error) => match self.heal(node, handle, credential, DEEPEST).await {
+            Err(error) if is_stale(&error) => match self.renew_handle(node, handle, credential, DEEPEST).await {
                 true => call(node.handle()).await,
                 false => Err(error),
             },
@@ -47,7 +47,7 @@ impl NfsFilesystem {
     }
 
     /// Looks a node up again. Returns whether the node has another handle than `stale` now.
-    fn heal<'a>(
+    fn renew_handle<'a>(
         &'a self,
         node: &'a Rc<NfsNode>,
         stale: NfsFileHandle,
@@ -67,7 +67,7 @@ impl NfsFilesystem {
             let handle = parent.handle();
             let look = async |handle| self.export.lookup(CallOptions::new(credential), &handle, &name.name).await;
             let looked = match look(handle).await {
-                Err(error) if is_stale(&error) && self.heal(&parent, handle, credential, deeper).await => {
+                Err(error) if is_stale(&error) && self.renew_handle(&parent, handle, credential, deeper).await => {
                     look(parent.handle()).await
                 }
                 looked => looked,

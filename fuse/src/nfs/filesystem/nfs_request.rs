@@ -14,13 +14,13 @@ use rustix::fs::Timespec;
 use rustix::io::Errno;
 use tokio::time::sleep;
 
-use super::heal::is_stale;
+use super::stale_handles::is_stale;
 use crate::nfs::client_state::calls::{Calls, RecordedCall};
 use crate::nfs::client_state::open_files::NfsOpenFile;
 use crate::session::Caller;
 
 /// The most repetitions of a call that the server may be executing twice at the same time.
-const TWINS: usize = 3;
+const MOST_REPETITIONS: usize = 3;
 /// The pause before each repetition.
 pub const PAUSE: Duration = Duration::from_millis(100);
 
@@ -89,7 +89,7 @@ impl NfsRequest {
         let mut options = CallOptions { credential: &credential, policy: None, announce: Some(&announce), earlier_xid };
         let mut doubtful = earlier_xid.is_some();
         let mut outcome = make(options).await;
-        for _ in 0..TWINS {
+        for _ in 0..MOST_REPETITIONS {
             doubtful |= outcome.as_ref().is_err_and(Error::is_retransmitted);
             if !doubtful || !outcome.as_ref().is_err_and(is_stale) {
                 break;

@@ -10,7 +10,7 @@ use crate::supervisor::run_dir::mount_points::MountPointsError;
 
 /// Why a volume, or a leftover of an earlier supervisor, is still on the node.
 #[derive(Debug, thiserror::Error)]
-pub(in crate::supervisor) enum LeftError {
+pub(in crate::supervisor) enum RemovalError {
     /// A driver failed to undo its calls. Its error names the volume.
     #[error(transparent)]
     Driver(#[from] UndoError),
@@ -19,20 +19,20 @@ pub(in crate::supervisor) enum LeftError {
     Volume {
         volume: String,
         #[source]
-        cause: LeftCause,
+        cause: RemovalCause,
     },
     /// A mount or a directory of an earlier supervisor stays.
     #[error("podfs cannot remove {} of an earlier podfs: {cause}", .path.display())]
     OfEarlier {
         path: PathBuf,
         #[source]
-        cause: LeftCause,
+        cause: RemovalCause,
     },
 }
 
-/// The cause of a [`LeftError`].
+/// The cause of a [`RemovalError`].
 #[derive(Debug, thiserror::Error)]
-pub(in crate::supervisor) enum LeftCause {
+pub(in crate::supervisor) enum RemovalCause {
     #[error(transparent)]
     Mount(#[from] MountError),
     #[error(transparent)]

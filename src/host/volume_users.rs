@@ -1,8 +1,8 @@
-//! Neighbours: other pods of this node that use the same PersistentVolume. podfs finds them in the mount table, if their podfs has
+//! The users of a volume: other pods of this node that use the same PersistentVolume. podfs finds them in the mount table, if their podfs has
 //! the same root directory and has mounted the volume already.
 //!
 //! Two pods that start at the same moment do not find each other in the mount table. So if only one pod may use a volume, podfs
-//! takes a [`NeighbourLock`] before it reads the table, and keeps the lock until its mount is in the table. The kernel releases the
+//! takes a [`VolumeUsersLock`] before it reads the table, and keeps the lock until its mount is in the table. The kernel releases the
 //! lock of a podfs that has ended. For a block device, podfs looks for the links of other pods, and keeps the lock until it has made
 //! its own link.
 
@@ -20,8 +20,8 @@ use podfs_fuse::mount::table::mounts;
 use crate::volume::Csi;
 
 /// Whether another pod has mounted the PersistentVolume whose mount point in this pod is `path`.
-pub fn has_neighbour(path: &Path) -> bool {
-    // If the mount table cannot be read, podfs knows of no neighbours. The mount of the volume then reports the error.
+pub fn another_pod_mounts(path: &Path) -> bool {
+    // If the mount table cannot be read, podfs knows of no other pods. The mount of the volume then reports the error.
     let table = mounts().unwrap_or_default();
     let own = VolumePlace::of(path);
     own.is_some_and(|own| {
@@ -29,19 +29,19 @@ pub fn has_neighbour(path: &Path) -> bool {
     })
 }
 
-/// The right to look for neighbours of a volume, and to mount the volume. It ends when this is dropped.
+/// The right to look for other pods with a volume, and to mount the volume. It ends when this is dropped.
 #[derive(Debug)]
-pub struct NeighbourLock {
+pub struct VolumeUsersLock {
     _lock: File,
 }
 
-impl NeighbourLock {
+impl VolumeUsersLock {
     /// Takes the lock for the volume that this pod will mount at `path`, or to whose device it will make a link there: a lock on one
     /// byte of `file`. Makes the file if it is missing; it stays. Returns `None` if another podfs has the lock.
     ///
     /// # Errors
     /// When the file cannot be made, or the kernel does not lock it.
-    pub fn take(file: &Path, path: &Path) -> io::Result<Option<NeighbourLock>> {
+    pub fn take(file: &Path, path: &Path) -> io::Result<Option<VolumeUsersLock>> {
         let mut options = OpenOptions::new();
         options.read(true).write(true).create(true).truncate(false).mode(0o600).custom_flags(libc::O_NOFOLLOW);
         let lock = options.open(file)?;
@@ -53,7 +53,7 @@ impl NeighbourLock {
             l_pid: 0,
         };
         match fcntl(&lock, FcntlArg::F_OFD_SETLK(&range)) {
-            Ok(_) => Ok(Some(NeighbourLock { _lock: lock })),
+            Ok(_) => Ok(Some(VolumeUsersLock { _lock: lock })),
             Err(Errno::EAGAIN | Errno::EACCES) => Ok(None),
             Err(errno) => Err(errno.into()),
         }
@@ -61,7 +61,7 @@ impl NeighbourLock {
 }
 
 /// Whether another pod has the block device to which `link`, `<root>/pods/<uid>/volumeDevices/<kind>/<name>`, will lead.
-pub fn have_device_of(link: &Path) -> bool {
+pub fn another_pod_has_device(link: &Path) -> bool {
     let parts: Option<(PathBuf, &OsStr)> = (|| {
         let pod = link.parent()?.parent()?.parent()?;
         Some((link.strip_prefix(pod).ok()?.to_owned(), pod.file_name()?))
@@ -118,23 +118,24 @@ mod tests {
         let file = directory.path().join("lock");
         let path = |pod: &str, volume: &str| PathBuf::from(format!("/k/pods/{pod}/volumes/kubernetes.io~nfs/{volume}"));
         let take =
-            |pod: &str, volume: &str| NeighbourLock::take(&file, &path(pod, volume)).expect("the file can be locked");
+            |pod: &str, volume: &str| VolumeUsersLock::take(&file, &path(pod, volume)).expect("the file can be locked");
         let first = take("a", "pv-1").expect("it is free");
-        assert!(take("b", "pv-1").is_none(), "another pod has the turn");
+        assert!(take("b", "pv-1").is_none(), "another pod has the lock");
         assert!(take("b", "pv-2").is_some(), "that is another volume");
         drop(first);
         assert!(take("b", "pv-1").is_some());
 
         let link =
             |pod: &str, volume: &str| PathBuf::from(format!("/k/pods/{pod}/volumeDevices/kubernetes.io~csi/{volume}"));
-        let take = |pod: &str, volume: &str| NeighbourLock::take(&file, &link(pod, volume)).expect("it can be locked");
+        let take =
+            |pod: &str, volume: &str| VolumeUsersLock::take(&file, &link(pod, volume)).expect("it can be locked");
         let _first = take("a", "pv-1").expect("it is free");
         assert!(take("b", "pv-1").is_none(), "another pod makes its link");
         assert!(take("b", "pv-2").is_some(), "that is another device");
     }
 
     #[test]
-    fn a_neighbour_has_the_same_volume_in_another_pod() {
+    fn another_user_has_the_same_volume_in_another_pod() {
         let own = VolumePlace::of(Path::new("/k/pods/a/volumes/kubernetes.io~local-volume/pv-1")).expect("a place");
         let beside = |path: &str| VolumePlace::of(Path::new(path)).is_some_and(|other| own.is_beside(&other));
         assert!(beside("/k/pods/b/volumes/kubernetes.io~local-volume/pv-1"));

@@ -15,7 +15,7 @@ const TIMEOUT: Duration = Duration::from_millis(1500);
 
 /// The work that the supervisor's task has to do.
 #[derive(Debug)]
-pub(in crate::supervisor) enum ErrandTask {
+pub(in crate::supervisor) enum ContainerTask {
     /// Prepare the sources of a container's mounts.
     Prepare(ContainerRequest),
     /// Remove the files of one container, or of all of them (`None`).
@@ -24,17 +24,17 @@ pub(in crate::supervisor) enum ErrandTask {
 
 /// A task, and the channel to the client's thread, which waits for the answer.
 #[derive(Debug)]
-pub(in crate::supervisor) struct Errand {
+pub(in crate::supervisor) struct ContainerOperation {
     /// The work to do.
-    pub(in crate::supervisor) task: ErrandTask,
+    pub(in crate::supervisor) task: ContainerTask,
     answer: SyncSender<ControlAnswer>,
     until: Instant,
 }
 
-impl Errand {
-    fn new(task: ErrandTask) -> (Errand, Receiver<ControlAnswer>) {
+impl ContainerOperation {
+    fn new(task: ContainerTask) -> (ContainerOperation, Receiver<ControlAnswer>) {
         let (answer, answered) = sync_channel(1);
-        (Errand { task, answer, until: Instant::now() + TIMEOUT }, answered)
+        (ContainerOperation { task, answer, until: Instant::now() + TIMEOUT }, answered)
     }
 
     /// Whether the client's thread no longer waits. What the supervisor has prepared stays, and serves the client when
@@ -50,9 +50,9 @@ impl Errand {
 }
 
 /// Sends `task` to the supervisor's task, and waits for the answer.
-pub(super) fn ask(queue: &Sender<Errand>, task: ErrandTask) -> ControlAnswer {
-    let (errand, answered) = Errand::new(task);
-    match queue.try_send(errand) {
+pub(super) fn ask(queue: &Sender<ContainerOperation>, task: ContainerTask) -> ControlAnswer {
+    let (operation, answered) = ContainerOperation::new(task);
+    match queue.try_send(operation) {
         Ok(()) => {}
         Err(TrySendError::Full(_)) => {
             return ControlAnswer::Busy("other containers are being prepared; try again".to_owned());

@@ -3,7 +3,7 @@
 use std::io;
 
 use podfs_fuse::caller::ending::{is_dying, is_exiting};
-use podfs_fuse::client::LastKeeper;
+use podfs_fuse::client::LastFdKeeper;
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep_until, timeout};
 
@@ -11,7 +11,7 @@ use super::KILL_TIMEOUT;
 use super::process::WatchedProcess;
 
 /// The keeper of the server that serves.
-pub(super) enum KeeperState {
+pub(super) enum FdKeeperState {
     /// No keeper runs, or this supervisor does not know the keeper.
     Unknown,
     /// The keeper lives, or ended while the supervisor watched it.
@@ -25,7 +25,7 @@ pub(super) enum KeeperState {
 }
 
 /// A change of the keeper.
-pub(super) enum KeeperChange {
+pub(super) enum FdKeeperChange {
     /// The keeper with this process id has ended.
     Ended(i32),
     /// The server has started another keeper.
@@ -34,23 +34,23 @@ pub(super) enum KeeperChange {
     Failed(i32, io::Error),
 }
 
-impl KeeperState {
+impl FdKeeperState {
     /// Waits until the keeper ends, or until the server has started another keeper.
-    pub(super) async fn changed(&mut self) -> KeeperChange {
+    pub(super) async fn changed(&mut self) -> FdKeeperChange {
         match self {
             Self::Unknown => std::future::pending().await,
             Self::Watched(process) => {
                 process.ended().await;
-                KeeperChange::Ended(process.pid())
+                FdKeeperChange::Ended(process.pid())
             }
-            Self::Gone(pid) => KeeperChange::Ended(*pid),
+            Self::Gone(pid) => FdKeeperChange::Ended(*pid),
             Self::Missing(pid, until) => {
                 sleep_until(*until).await;
-                KeeperChange::Ended(*pid)
+                FdKeeperChange::Ended(*pid)
             }
             Self::Starting(pid, start) => match start.await.expect("a task that panics ends the process") {
-                Ok(()) => KeeperChange::Started,
-                Err(error) => KeeperChange::Failed(*pid, error),
+                Ok(()) => FdKeeperChange::Started,
+                Err(error) => FdKeeperChange::Failed(*pid, error),
             },
         }
     }
@@ -58,7 +58,7 @@ impl KeeperState {
 
 /// Whether the keeper of a dead server is dead, too. Waits at most [`KILL_TIMEOUT`] for the end of a keeper that is
 /// being killed. After the keeper's end, its file locks on the source are free, and a successor can take them again.
-pub(super) async fn is_gone(keeper: &LastKeeper) -> bool {
+pub(super) async fn is_gone(keeper: &LastFdKeeper) -> bool {
     let Some(pid) = keeper.pid() else { return false };
     let number = pid.cast_unsigned();
     if !keeper.has_hung_up() && !is_dying(number) && !is_exiting(number) {

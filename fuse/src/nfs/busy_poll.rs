@@ -15,19 +15,19 @@ use tokio::task::yield_now;
 use tokio::time::sleep;
 
 /// The time for which the thread stays awake after an event.
-const AWAKE_TIME: Duration = Duration::from_micros(100);
+const BUSY_POLL_TIME: Duration = Duration::from_micros(100);
 /// The time for which the thread does not stay awake, after another thread wanted its CPU.
 const REST_TIME: Duration = Duration::from_millis(10);
 
 /// Whether the thread stays awake.
 #[derive(Debug)]
-pub(super) struct Awake {
+pub(super) struct BusyPoll {
     /// The time of the last event.
     last: Cell<Instant>,
     event: Notify,
 }
 
-impl Awake {
+impl BusyPoll {
     pub(super) fn new() -> Rc<Self> {
         Rc::new(Self { last: Cell::new(Instant::now()), event: Notify::new() })
     }
@@ -47,9 +47,9 @@ impl Awake {
             loop {
                 match next(self.last.get().elapsed(), now > before) {
                     // Before the runtime continues this task, it polls all descriptors.
-                    AwakeStep::Poll => yield_now().await,
-                    AwakeStep::Sleep => break,
-                    AwakeStep::Rest => {
+                    BusyPollStep::Poll => yield_now().await,
+                    BusyPollStep::Sleep => break,
+                    BusyPollStep::Rest => {
                         sleep(REST_TIME).await;
                         break;
                     }
@@ -62,7 +62,7 @@ impl Awake {
 
 /// The next step of the thread when no event is pending.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum AwakeStep {
+enum BusyPollStep {
     /// The thread polls its descriptors.
     Poll,
     /// The thread sleeps until the next event.
@@ -73,11 +73,11 @@ enum AwakeStep {
 
 /// The next step, at the time `elapsed` after the last event. `is_wanted`: another thread has wanted the CPU since this thread
 /// stays awake.
-fn next(elapsed: Duration, is_wanted: bool) -> AwakeStep {
+fn next(elapsed: Duration, is_wanted: bool) -> BusyPollStep {
     match is_wanted {
-        true => AwakeStep::Rest,
-        false if elapsed < AWAKE_TIME => AwakeStep::Poll,
-        false => AwakeStep::Sleep,
+        true => BusyPollStep::Rest,
+        false if elapsed < BUSY_POLL_TIME => BusyPollStep::Poll,
+        false => BusyPollStep::Sleep,
     }
 }
 
@@ -97,16 +97,16 @@ mod tests {
 
     #[test]
     fn the_thread_stays_awake_after_an_event_and_then_sleeps() {
-        assert_eq!(next(Duration::ZERO, false), AwakeStep::Poll);
-        assert_eq!(next(AWAKE_TIME - Duration::from_nanos(1), false), AwakeStep::Poll);
-        assert_eq!(next(AWAKE_TIME, false), AwakeStep::Sleep);
-        assert_eq!(next(Duration::from_secs(1), false), AwakeStep::Sleep);
+        assert_eq!(next(Duration::ZERO, false), BusyPollStep::Poll);
+        assert_eq!(next(BUSY_POLL_TIME - Duration::from_nanos(1), false), BusyPollStep::Poll);
+        assert_eq!(next(BUSY_POLL_TIME, false), BusyPollStep::Sleep);
+        assert_eq!(next(Duration::from_secs(1), false), BusyPollStep::Sleep);
     }
 
     #[test]
     fn the_thread_rests_when_another_thread_wants_its_cpu() {
-        for elapsed in [Duration::ZERO, AWAKE_TIME, Duration::from_secs(1)] {
-            assert_eq!(next(elapsed, true), AwakeStep::Rest);
+        for elapsed in [Duration::ZERO, BUSY_POLL_TIME, Duration::from_secs(1)] {
+            assert_eq!(next(elapsed, true), BusyPollStep::Rest);
         }
     }
 
@@ -121,10 +121,10 @@ mod tests {
         const TIMEOUT: Duration = Duration::from_secs(20);
         let runtime = Builder::new_current_thread().enable_all().build().expect("a runtime");
         LocalSet::new().block_on(&runtime, async {
-            let awake = Awake::new();
-            let task = spawn_local(Rc::clone(&awake).run());
+            let busy_poll = BusyPoll::new();
+            let task = spawn_local(Rc::clone(&busy_poll).run());
             for _ in 0..3 {
-                awake.note_event();
+                busy_poll.note_event();
                 let deadline = Instant::now() + TIMEOUT;
                 loop {
                     let before = cpu_time();
