@@ -16,8 +16,7 @@ use std::time::{Duration, Instant};
 use nix::fcntl::Flock;
 use tracing::warn;
 
-use crate::supervisor::run_dir::timed_lock::is_still_at;
-use crate::supervisor::run_dir::timed_lock::{AlreadyLocked, lock_until};
+use crate::supervisor::run_dir::timed_lock::{AlreadyLocked, is_still_at, lock_until};
 
 /// How long a daemon that ends, or a child of a killed one, may hold the lock.
 const LOCK_TIMEOUT: Duration = Duration::from_secs(3);

@@ -426,3 +426,19 @@ fn a_supervisor_sleeps_while_a_volume_that_is_to_be_mounted_again_waits_for_its_
     running.wait_ready();
     rig.assert_stops_clean(running);
 }
+
+#[test]
+fn fx_01_a_volume_is_detached_once_if_the_driver_has_attached_it_and_not_otherwise() {
+    // (the command that fails, how often the driver is called to detach)
+    for (failing, detached) in [("mountdevice", 1), ("attach", 0)] {
+        let rig = Rig::new("{}");
+        rig.put(&format!("{failing}.do"), "failure broken");
+        let mut running = rig.start();
+        eventually("the driver fails", || rig.commands().iter().any(|command| command == failing));
+        running.wait_log("broken");
+        assert_eq!(running.stop().code(), Some(0), "{}", running.log());
+        let count = rig.commands().iter().filter(|command| *command == "detach").count();
+        assert_eq!(count, detached, "{failing}: {:?}", rig.calls());
+        rig.assert_only_the_drivers_directory_is_left();
+    }
+}

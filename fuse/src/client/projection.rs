@@ -371,8 +371,14 @@ impl ProjectionMount {
     fn perform(&self, steps: &[ProjectionStep]) -> Result<(), CommitError> {
         steps.iter().try_for_each(|step| {
             let failed = |cause| CommitError::Step { call: describe(step), cause };
-            self.perform_one(step).map_err(failed)?;
-            self.tree.lock().confirm(step).map_err(|errno| failed(errno.into()))
+            let performed = self.perform_one(step);
+            let mut tree = self.tree.lock();
+            // Before Linux 6.9, the call fails if the server is killed after it has applied the step. The next server begins with the
+            // applied steps, so this tree has to have them, too.
+            if performed.is_ok() || self.mounted.held.region.applied() == tree.applied() + 1 {
+                tree.confirm(step).map_err(|errno| failed(errno.into()))?;
+            }
+            performed.map_err(failed)
         })
     }
 

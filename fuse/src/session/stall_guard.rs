@@ -1,4 +1,4 @@
-//! The stall guard: requests of a file system whose source may become unreachable, such as a mount of the kernel's NFS client.
+//! The stall guard: requests of a file system whose source may become silent, such as a mount of the kernel's NFS client.
 //!
 //! A thread that calls such a source waits in the kernel until the source is back, and cannot be interrupted. So:
 //!
@@ -7,7 +7,7 @@
 //! 2. A caller that is being killed gets `EINTR` instead of waiting on. The thread that executes its request continues, and the
 //!    kernel drops its answer, because it has forgotten the request. The service takes back the lookups and handles of the answer
 //!    ([`Filesystem::release_references`]).
-//! 3. The source is *unreachable* while a request has been calling it for [`ANSWER_TIMEOUT`]. Then the service answers questions
+//! 3. The source is *silent* while a request has been calling it for [`ANSWER_TIMEOUT`]. Then the service answers questions
 //!    about its root from memory ([`Filesystem::answer_from_cache`]): new ones at once, and earlier ones after
 //!    [`ANSWER_TIMEOUT`].
 //! 4. All other requests wait. Each change of the source is made once, with the credentials of its caller.
@@ -37,7 +37,7 @@ const MOST_CALLS: usize = SLOTS - 1;
 const MOST_PARKED: usize = 512;
 /// The interval at which the thread checks the requests under way.
 const CHECK_INTERVAL: Duration = Duration::from_millis(200);
-/// The time after which the source counts as unreachable if it has not answered a request.
+/// The time after which the source counts as silent if it has not answered a request.
 const ANSWER_TIMEOUT: Duration = Duration::from_millis(400);
 
 /// A question about the root that a service may answer without its source.
@@ -142,11 +142,11 @@ impl StallGuard {
         self.changed.notify_all();
     }
 
-    /// The answer from memory, if `request` is a question about the root and the source is unreachable.
+    /// The answer from memory, if `request` is a question about the root and the source is silent.
     pub(super) fn answer_from_cache(&self, request: &Request<'_>) -> Option<Answer> {
         let question = RootQuestion::of(request)?;
-        let unreachable = self.state().is_unreachable();
-        if unreachable { self.service.answer_from_cache(question) } else { None }
+        let is_silent = self.state().is_silent();
+        if is_silent { self.service.answer_from_cache(question) } else { None }
     }
 
     /// Whether the calling thread may call the source for `request`. If not, the guard parks a copy of `bytes`, the
@@ -247,9 +247,7 @@ impl StallGuard {
         // No lock is held here: `has_given_up` reads `/proc`, and `answer_from_cache` runs code of the service.
         for (number, pid, interrupted, question) in all {
             let recalled = || {
-                question
-                    .filter(|_| self.state().is_unreachable())
-                    .and_then(|known| self.service.answer_from_cache(known))
+                question.filter(|_| self.state().is_silent()).and_then(|known| self.service.answer_from_cache(known))
             };
             let outcome = if has_given_up(pid, interrupted) { Some(Err(Errno::INTR)) } else { recalled().map(Ok) };
             if let Some(outcome) = outcome {
@@ -283,7 +281,7 @@ impl StallGuard {
 impl GuardState {
     /// Whether a request has been calling the source for [`ANSWER_TIMEOUT`]. A parked request does not count: it has not called the
     /// source yet.
-    fn is_unreachable(&self) -> bool {
+    fn is_silent(&self) -> bool {
         let parked = |number: &u64| self.parked.iter().any(|parked| parked.number == *number);
         self.waiting.iter().any(|(number, waiting)| waiting.since.elapsed() >= ANSWER_TIMEOUT && !parked(number))
     }

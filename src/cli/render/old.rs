@@ -67,10 +67,8 @@ fn of_files(path: &Path, new: &Arc<Pod>, snapshot: &Snapshot) -> Result<(Arc<Pod
         false => FileSource::open(None, &[path.to_owned()])?,
     };
     let pod = old.pod.unwrap_or_else(|| Arc::clone(new));
-    Ok((
-        pod,
-        Snapshot { known: KnownObjects { objects: old.known.objects, ..snapshot.known.clone() }, ..snapshot.clone() },
-    ))
+    let known = KnownObjects { objects: old.known.objects, ..snapshot.known.clone() };
+    Ok((Arc::clone(&pod), Snapshot { pod: Some(pod), known, ..snapshot.clone() }))
 }
 
 fn of_cluster(

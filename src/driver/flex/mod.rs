@@ -6,6 +6,7 @@
 
 mod call;
 
+use std::cell::Cell;
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -92,7 +93,14 @@ impl FlexMount<'_> {
         write(&record)?;
         let mut node_path = None;
         if let Some(node_mount) = &node_mount {
-            node_mount.enter(home, |path| self.mount_device(&program, path, &node_name))?;
+            let is_refused = Cell::new(false);
+            let entered = node_mount.enter(home, |path| self.mount_device(&program, path, &node_name, &is_refused));
+            if entered.is_err() && is_refused.get() && !earlier.attached {
+                // Some drivers fail to detach a volume that they have not attached.
+                record.attached = false;
+                write(&record)?;
+            }
+            entered?;
             node_path = Some(node_mount.path());
         }
         let target = home.make_target().map_err(|error| DriverError::of_node("make", &home.target(), error))?;
@@ -187,10 +195,18 @@ impl FlexMount<'_> {
         Ok(answer.map(|answer| answer.volume_name).filter(|name| !name.is_empty()))
     }
 
-    /// Has the driver attach the volume to the node, and mount it at `path` for the node.
-    fn mount_device(&self, program: &Path, path: &Path, node: &str) -> Result<(), DriverError> {
+    /// Has the driver attach the volume to the node, and mount it at `path` for the node. Sets `is_refused` if the driver has not
+    /// attached it.
+    fn mount_device(
+        &self,
+        program: &Path,
+        path: &Path,
+        node: &str,
+        is_refused: &Cell<bool>,
+    ) -> Result<(), DriverError> {
         let options = self.options(false, false);
-        let attached = self.call(program, &["attach", &options, node])?;
+        let attached = self.call(program, &["attach", &options, node]);
+        let attached = attached.inspect_err(|error| is_refused.set(!error.is_uncertain))?;
         let mut device = attached.map(|answer| answer.device).unwrap_or_default();
         if let Some(waited) = self.call(program, &["waitforattach", &device, &options])? {
             device = if waited.device.is_empty() { device } else { waited.device };

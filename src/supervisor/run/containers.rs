@@ -20,7 +20,7 @@ use tokio::task::JoinSet;
 use tracing::error;
 
 use super::Supervisor;
-use super::work::{FinishedWork, OperationPartOutcome, WorkOutcome};
+use super::work::{ContainerOperationPartOutcome, FinishedWork, WorkOutcome};
 use crate::binding::Local;
 use crate::manifest::pod::Pod;
 use crate::mounts::hosts;
@@ -50,19 +50,19 @@ pub(super) struct ContainerOperations {
     /// The operations that clients have sent.
     pub(super) operations: mpsc::Receiver<ContainerOperation>,
     /// The operations whose parts are not done yet.
-    pending: Vec<PendingOperation>,
+    pending: Vec<PendingContainerOperation>,
     /// The number of the last operation.
     last_number: u64,
     /// The last steps of operations, on blocking threads.
-    last_steps: JoinSet<FinishedOperation>,
+    last_steps: JoinSet<FinishedContainerOperation>,
 }
 
 /// An operation whose parts are not done yet.
-struct PendingOperation {
+struct PendingContainerOperation {
     number: u64,
     operation: ContainerOperation,
     /// The parts that wait until their volume is idle, each with the volume's place.
-    waiting: Vec<(usize, OperationPart)>,
+    waiting: Vec<(usize, ContainerOperationPart)>,
     /// How many parts blocking threads work on.
     busy: usize,
     /// The mount points of the subPaths, by the index of the container's mount.
@@ -73,7 +73,7 @@ struct PendingOperation {
 }
 
 /// The part of a volume in an operation.
-pub(super) enum OperationPart {
+pub(super) enum ContainerOperationPart {
     /// Mount these subPaths of the volume.
     Prepare(Vec<SubPathRequest>),
     /// Unmount the subPaths of this container, or of all containers (`None`).
@@ -126,11 +126,11 @@ pub(super) enum ContainerEvent {
     /// A client has sent an operation.
     ContainerOperation(ContainerOperation),
     /// The last step of an operation has ended.
-    Finished(FinishedOperation),
+    Finished(FinishedContainerOperation),
 }
 
 /// An operation whose last step has ended, and its answer.
-pub(super) struct FinishedOperation {
+pub(super) struct FinishedContainerOperation {
     operation: ContainerOperation,
     answer: ControlAnswer,
 }
@@ -159,14 +159,14 @@ impl ContainerOperations {
     /// Waits for the end of last steps, and answers their clients.
     pub(super) async fn finish(&mut self) {
         while let Some(finished) = self.last_steps.join_next().await {
-            let FinishedOperation { operation, answer } =
+            let FinishedContainerOperation { operation, answer } =
                 finished.expect("a blocking thread that panics ends the process");
             operation.answer(answer);
         }
     }
 
     /// Records the outcome of a volume's part.
-    pub(super) fn take(&mut self, part: OperationPartOutcome) {
+    pub(super) fn take(&mut self, part: ContainerOperationPartOutcome) {
         let Some(pending) = self.pending.iter_mut().find(|pending| pending.number == part.number) else { return };
         pending.busy -= 1;
         match part.outcome {
@@ -177,10 +177,12 @@ impl ContainerOperations {
 
     /// Starts the last step of operations whose parts are done. Answers the clients of operations that failed.
     fn finish_operations(&mut self) {
-        let is_over = |pending: &mut PendingOperation| {
+        let is_over = |pending: &mut PendingContainerOperation| {
             pending.busy == 0 && (pending.waiting.is_empty() || pending.refused.is_some())
         };
-        for PendingOperation { operation, refused, sources, last_step, .. } in self.pending.extract_if(.., is_over) {
+        for PendingContainerOperation { operation, refused, sources, last_step, .. } in
+            self.pending.extract_if(.., is_over)
+        {
             if let Some(reason) = refused {
                 operation.answer(ControlAnswer::Refused(reason));
                 continue;
@@ -188,7 +190,7 @@ impl ContainerOperations {
             let (site, mount_points) = (self.site.clone(), Arc::clone(&self.mount_points));
             self.last_steps.spawn_blocking(move || {
                 let answer = last_step.carry_out(&site, &mount_points, &sources);
-                FinishedOperation {
+                FinishedContainerOperation {
                     operation,
                     answer: answer.unwrap_or_else(|error| ControlAnswer::Refused(error.to_string())),
                 }
@@ -204,7 +206,7 @@ impl Supervisor {
     pub(super) fn handle_container_event(&mut self, event: ContainerEvent) {
         match event {
             ContainerEvent::ContainerOperation(operation) => self.take_operation(operation),
-            ContainerEvent::Finished(FinishedOperation { operation, answer }) => operation.answer(answer),
+            ContainerEvent::Finished(FinishedContainerOperation { operation, answer }) => operation.answer(answer),
         }
     }
 
@@ -219,7 +221,8 @@ impl Supervisor {
                 let (busy, sources, refused) = (0, BTreeMap::new(), None);
                 self.containers.last_number += 1;
                 let number = self.containers.last_number;
-                let pending = PendingOperation { number, operation, waiting, busy, sources, refused, last_step };
+                let pending =
+                    PendingContainerOperation { number, operation, waiting, busy, sources, refused, last_step };
                 self.containers.pending.push(pending);
             }
             Err(error) => operation.answer(ControlAnswer::Refused(error.to_string())),
@@ -235,7 +238,7 @@ impl Supervisor {
             let (ready, waiting) =
                 std::mem::take(&mut pending.waiting).into_iter().partition(|(place, _)| self.idle.contains_key(place));
             pending.waiting = waiting;
-            let ready: Vec<(usize, OperationPart)> = ready;
+            let ready: Vec<(usize, ContainerOperationPart)> = ready;
             for (place, part) in ready {
                 // A volume has at most one part of an operation.
                 let Some(mut volume) = self.idle.remove(&place) else { continue };
@@ -243,20 +246,22 @@ impl Supervisor {
                 let number = pending.number;
                 self.working.spawn_blocking(move || {
                     let outcome = match part {
-                        OperationPart::Prepare(requests) => {
+                        ContainerOperationPart::Prepare(requests) => {
                             let prepare =
                                 |request: &SubPathRequest| Ok((request.index, volume.prepare_sub_path(request)?));
                             requests.iter().map(prepare).collect()
                         }
-                        OperationPart::Release(container) => match volume.release_sub_paths(container.as_deref()) {
-                            Ok(()) => Ok(Vec::new()),
-                            Err(error) => Err(error.into()),
-                        },
+                        ContainerOperationPart::Release(container) => {
+                            match volume.release_sub_paths(container.as_deref()) {
+                                Ok(()) => Ok(Vec::new()),
+                                Err(error) => Err(error.into()),
+                            }
+                        }
                     };
                     FinishedWork {
                         place,
                         volume,
-                        outcome: WorkOutcome::ContainerOperation(OperationPartOutcome { number, outcome }),
+                        outcome: WorkOutcome::ContainerOperation(ContainerOperationPartOutcome { number, outcome }),
                     }
                 });
             }
@@ -268,7 +273,7 @@ impl Supervisor {
     fn plan(
         &self,
         request: &ContainerRequest,
-    ) -> Result<(Vec<(usize, OperationPart)>, LastStep), ContainerOperationError> {
+    ) -> Result<(Vec<(usize, ContainerOperationPart)>, LastStep), ContainerOperationError> {
         let ContainerRequest { container, environment, recursive_read_only, only_volumes } = request;
         let pod = self.containers.pod.as_ref().ok_or(ContainerOperationError::NoPod)?;
         check_name(container)?;
@@ -293,7 +298,8 @@ impl Supervisor {
                 both_ways: mount.propagation == Propagation::Bidirectional,
             });
         }
-        let parts = parts.into_iter().map(|(place, requests)| (place, OperationPart::Prepare(requests))).collect();
+        let parts =
+            parts.into_iter().map(|(place, requests)| (place, ContainerOperationPart::Prepare(requests))).collect();
         let hosts = HostsFile::of(pod, environment);
         Ok((parts, LastStep::Prepare { container: container.clone(), mounts, hosts }))
     }
@@ -302,7 +308,7 @@ impl Supervisor {
     fn plan_release(
         &self,
         container: Option<&str>,
-    ) -> Result<(Vec<(usize, OperationPart)>, LastStep), ContainerOperationError> {
+    ) -> Result<(Vec<(usize, ContainerOperationPart)>, LastStep), ContainerOperationError> {
         container.map_or(Ok(()), check_name)?;
         let container = container.map(str::to_owned);
         let top = self.containers.site.sub_paths();
@@ -319,7 +325,7 @@ impl Supervisor {
         };
         let leaders: BTreeSet<_> = self.volumes.keys().map(|place| self.sharing.leader(*place)).collect();
         let leaders = leaders.into_iter().filter(has_targets);
-        let parts = leaders.map(|leader| (leader, OperationPart::Release(container.clone()))).collect();
+        let parts = leaders.map(|leader| (leader, ContainerOperationPart::Release(container.clone()))).collect();
         Ok((parts, LastStep::Release { container }))
     }
 

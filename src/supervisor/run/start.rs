@@ -48,7 +48,7 @@ use crate::supervisor::volume::{PodVolume, VolumeContext};
 use crate::volume::{SubPathMode, Volume, VolumeSource};
 
 /// Most operations that wait for the supervisor's task.
-const MAX_ERRANDS: usize = 8;
+const MAX_CONTAINER_OPERATIONS: usize = 8;
 /// Most changes of the volumes that wait for the supervisor's task.
 const MAX_CHANGES: usize = 16;
 
@@ -118,7 +118,7 @@ impl PreparedSupervisor {
         report.tokens(view.known.tokens.clone());
         let (upgrade_queue, upgrades) = mpsc::channel(1);
         let ((change_queue, changes), (operation_queue, operations)) =
-            (mpsc::channel(MAX_CHANGES), mpsc::channel(MAX_ERRANDS));
+            (mpsc::channel(MAX_CHANGES), mpsc::channel(MAX_CONTAINER_OPERATIONS));
         let task_queues = TaskQueues { upgrades: upgrade_queue, changes: change_queue, operations: operation_queue };
         let control = claim.as_ref().and_then(|claim| listen(claim, &report, source.inbox(), task_queues));
         let server_program = Arc::new(server_program);

@@ -49,11 +49,11 @@ pub(super) enum WorkOutcome {
     /// The thread has removed old generations.
     Cleared,
     /// The thread has done the volume's part of an operation.
-    ContainerOperation(OperationPartOutcome),
+    ContainerOperation(ContainerOperationPartOutcome),
 }
 
 /// The outcome of a volume's part of an operation.
-pub(super) struct OperationPartOutcome {
+pub(super) struct ContainerOperationPartOutcome {
     /// The number of the operation.
     pub(super) number: u64,
     /// The mount point of each subPath that was mounted, with the index of the container's mount.

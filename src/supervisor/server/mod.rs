@@ -342,7 +342,7 @@ impl PodServer {
                 Ok(Some(started)) => return Ok(started),
                 Ok(None) => {}
                 Err(error) => {
-                    warn!("podfs-keeper cannot start the next server: {error}; podfs executes the server's program");
+                    warn!("the keeper cannot start the next server: {error}; podfs executes the server's program");
                 }
             }
         }
@@ -383,7 +383,7 @@ impl PodServer {
     /// Records that no server could be started, and schedules the next attempt.
     fn fail(&mut self, error: &io::Error, keeper: LastFdKeeper) {
         self.history.unanswered += 1;
-        self.history.last_end = Some(format!("the next server did not start: {error}"));
+        self.history.last_end = Some(format!("it could not take over: {error}"));
         let pause = self.pause();
         error!("podfs cannot start a server for the volumes: {error}; it tries again in {} ms", pause.as_millis());
         self.life = ServerLife::Dead { until: Instant::now() + pause, keeper, by_keeper: false };

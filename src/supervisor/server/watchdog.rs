@@ -36,7 +36,7 @@ const BUSY_INTERVAL: Duration = Duration::from_secs(1);
 /// How long a volume may be stuck, or a server stopped, before the supervisor acts.
 const TIMEOUT: Duration = Duration::from_secs(5);
 /// How long a server may take to end once it was killed.
-const KILL_DELAY: Duration = Duration::from_millis(500);
+const KILLED_TIMEOUT: Duration = Duration::from_millis(500);
 /// How long the server may take to answer the watchdog.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(2);
 
@@ -273,11 +273,11 @@ fn is_wait(call: &Call) -> bool {
     *call == Call::In(libc::SYS_futex)
 }
 
-/// Whether a server was killed and does not end within [`KILL_DELAY`]. The watchdog does not report a server that ends, because its
+/// Whether a server was killed and does not end within [`KILLED_TIMEOUT`]. The watchdog does not report a server that ends, because its
 /// pidfd shows its end.
 fn stays_inert(pid: i32) -> bool {
     unkillable::is_inert(pid) && {
-        thread::sleep(KILL_DELAY);
+        thread::sleep(KILLED_TIMEOUT);
         unkillable::is_inert(pid)
     }
 }

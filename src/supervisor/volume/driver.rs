@@ -331,7 +331,7 @@ fn plan(
         }
     };
     let content = PlannedContent::Source { source, served_by, limit: None, remote: None };
-    Ok(MountPlan { path, content, access, selinux_context, turn: None })
+    Ok(MountPlan { path, content, access, selinux_context, lock: None })
 }
 
 /// The Secret that a volume names.

@@ -18,7 +18,7 @@ pub(super) struct MountPlan {
     pub(super) access: ContainerAccess,
     pub(super) selinux_context: Option<String>,
     /// The lock of a volume that one pod alone may use. podfs holds it until the mount is in the mount table.
-    pub(super) turn: Option<VolumeUsersLock>,
+    pub(super) lock: Option<VolumeUsersLock>,
 }
 
 impl MountPlan {
@@ -31,7 +31,7 @@ impl MountPlan {
     ) -> Result<MountPlan, RefreshFailure> {
         let served_by = serve::choose(&source, spec.preferences.served_by, &path)?;
         let content = PlannedContent::Source { source, served_by, limit: None, remote: None };
-        Ok(MountPlan { path, content, access, selinux_context: None, turn: None })
+        Ok(MountPlan { path, content, access, selinux_context: None, lock: None })
     }
 }
 

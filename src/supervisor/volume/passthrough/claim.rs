@@ -84,7 +84,7 @@ impl PassthroughSource for ClaimSource {
         let path = volume.place(&bound.source.directory(), &bound.name);
         volume.group = bound.gid;
         let setting = &volume.setting;
-        let turn = lock_exclusive(setting, &path, bound.exclusive)?;
+        let lock = lock_exclusive(setting, &path, bound.exclusive)?;
         let shared = volume_users::another_pod_mounts(&path);
         if bound.exclusive && shared {
             return Err(RefreshFailure::temporary(IN_USE));
@@ -99,16 +99,16 @@ impl PassthroughSource for ClaimSource {
                 source
             }
             BoundSource::Nfs(source, options) => {
-                return Ok(MountPlan { turn, ..nfs::plan(setting, spec, path, source, options, access, pod)? });
+                return Ok(MountPlan { lock, ..nfs::plan(setting, spec, path, source, options, access, pod)? });
             }
             BoundSource::Csi(csi) => {
                 let (plan, republication) = driver::mount_csi(setting, spec, path, csi, Some(&bound), pod)?;
                 self.republication = republication;
-                return Ok(MountPlan { turn, ..plan });
+                return Ok(MountPlan { lock, ..plan });
             }
             BoundSource::Flex(flex) => {
                 let plan = driver::mount_flex(setting, spec, path, flex, Some(&bound), pod)?;
-                return Ok(MountPlan { turn, ..plan });
+                return Ok(MountPlan { lock, ..plan });
             }
             BoundSource::Local(local) => {
                 let opened = local::open(setting, &bound, local, &path, pod)?;
@@ -128,7 +128,7 @@ impl PassthroughSource for ClaimSource {
             warn!("volume {name:?}: {warning}");
         }
         self.warned = warnings;
-        Ok(MountPlan { turn, selinux_context, ..MountPlan::of_host(spec, path, source, access)? })
+        Ok(MountPlan { lock, selinux_context, ..MountPlan::of_host(spec, path, source, access)? })
     }
 
     fn complete(&mut self, volume: &PassthroughParts, spec: &Volume, pod: &PodView) -> Result<(), RefreshFailure> {

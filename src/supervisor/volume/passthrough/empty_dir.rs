@@ -39,7 +39,7 @@ impl PassthroughSource for EmptyDirSource {
         };
         let selinux_context = label(pod, &volume.setting.site);
         let content = PlannedContent::Source { source: opened?, served_by, limit, remote: None };
-        Ok(MountPlan { path, content, access: ContainerAccess::ReadWrite, selinux_context, turn: None })
+        Ok(MountPlan { path, content, access: ContainerAccess::ReadWrite, selinux_context, lock: None })
     }
 
     /// Finds the content that an earlier supervisor has made, so that this one deletes it later. If the content was

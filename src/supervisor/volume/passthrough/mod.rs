@@ -262,7 +262,7 @@ impl PassthroughVolume {
 
     /// Mounts the volume as planned. Adopts a bind mount of an earlier supervisor instead, if there is one.
     fn mount(&self, spec: &Volume, pod: &PodIdentity, mount_plan: MountPlan) -> Result<VisibleVolume, RefreshFailure> {
-        let MountPlan { path, content, access, selinux_context, turn: _until_it_is_mounted } = mount_plan;
+        let MountPlan { path, content, access, selinux_context, lock: _until_it_is_mounted } = mount_plan;
         if let PlannedContent::Source { served_by: ServedBy::Bind, .. } = &content
             && let Some((_, visible)) =
                 self.common.setting.mount_points().adopt(&path).map_err(RefreshFailure::temporary)?

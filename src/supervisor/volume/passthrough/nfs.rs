@@ -52,5 +52,5 @@ pub(super) fn plan(
             PlannedContent::Source { source, served_by: ServedBy::Fuse, limit: None, remote }
         }
     };
-    Ok(MountPlan { path, content, access, selinux_context, turn: None })
+    Ok(MountPlan { path, content, access, selinux_context, lock: None })
 }
