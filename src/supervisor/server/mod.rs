@@ -342,7 +342,7 @@ impl PodServer {
                 Ok(Some(started)) => return Ok(started),
                 Ok(None) => {}
                 Err(error) => {
-                    warn!("the keeper cannot start the next server: {error}; podfs executes the server's program");
+                    warn!("podfs-keeper cannot start the next server: {error}; podfs executes the server's program");
                 }
             }
         }
