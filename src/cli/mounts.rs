@@ -106,7 +106,7 @@ fn host_name(text: &str) -> Result<String, String> {
     let is_label = |label: &str| {
         !label.is_empty() && label.bytes().all(|byte| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_'))
     };
-    match text.split('.').all(is_label) {
+    match text.strip_suffix('.').unwrap_or(text).split('.').all(is_label) {
         true => Ok(text.to_owned()),
         false => Err("a host name has letters, digits, '-' and '_', in parts that a '.' separates".to_owned()),
     }

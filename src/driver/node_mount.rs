@@ -63,6 +63,11 @@ impl NodeMount {
         is_mount(&self.path())
     }
 
+    /// Whether the driver may have mounted the volume since the node has started. The caller holds the lock of the mount.
+    pub fn may_be_mounted(&self) -> bool {
+        self.state() != NodeMountState::Unmounted
+    }
+
     /// Makes a pod's home a user, and calls `stage` unless the driver has mounted the volume already.
     ///
     /// # Errors
@@ -168,13 +173,11 @@ impl NodeMount {
     }
 }
 
-/// Writes over the word `done` of a file, which needs no space on a full disk.
+/// Writes over the word `done` of a file, which needs no space on most full disks.
 fn overwrite(path: &Path) -> io::Result<()> {
     match OpenOptions::new().write(true).open(path) {
         Ok(file) => file.write_all_at(b"undo", 0),
         Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),
-        // Nothing can be mounted again from here before podfs can write.
-        Err(error) if error.kind() == ErrorKind::ReadOnlyFilesystem => Ok(()),
         Err(error) => Err(error),
     }
 }

@@ -23,6 +23,7 @@ use serde_json::{Map, Value, map};
 
 use super::{Document, ManifestError};
 use crate::types::InvalidField;
+use crate::volume::check_annotation_keys;
 
 /// The least similarity (normalised Damerau-Levenshtein, 0 to 1) of a misspelled field with the field that is meant.
 const ALIKE: f64 = 0.75;
@@ -87,7 +88,9 @@ pub fn check_spelling(document: &Document) -> Result<(), ManifestError> {
     check_kind(document)?;
     let body = document.body();
     let checked = match (document.api_version.as_str(), document.kind.as_str()) {
-        ("v1", "Pod") => check_object::<core::Pod>(body).and_then(|()| pod_spec(body)),
+        ("v1", "Pod") => check_object::<core::Pod>(body)
+            .and_then(|()| check_annotation_keys(annotations(body)))
+            .and_then(|()| pod_spec(body)),
         ("v1", "ConfigMap") => check_object::<core::ConfigMap>(body),
         ("v1", "Secret") => check_object::<core::Secret>(body),
         ("v1", "PersistentVolume") => check_object::<core::PersistentVolume>(body)
@@ -120,6 +123,12 @@ pub fn check_volume_spelling(volume: &Map<String, Value>) -> Result<(), InvalidF
 fn check_object<T: DeserializeOwned>(body: &Map<String, Value>) -> Result<(), InvalidField> {
     names(body, fields_of::<T>(), |_| true)?;
     below::<ObjectMeta>(body.get("metadata"), "metadata")
+}
+
+/// The keys of the annotations.
+fn annotations(body: &Map<String, Value>) -> impl Iterator<Item = &String> {
+    let annotations = body.get("metadata").and_then(|metadata| metadata.get("annotations")).and_then(Value::as_object);
+    annotations.into_iter().flat_map(Map::keys)
 }
 
 fn pod_spec(body: &Map<String, Value>) -> Result<(), InvalidField> {
@@ -344,6 +353,24 @@ mod tests {
         let Value::Object(mut volume) = source else { unreachable!("a mapping") };
         volume.insert("name".to_owned(), "v".into());
         complaint("Pod", json!({"spec": {"volumes": [volume]}}))
+    }
+
+    #[test]
+    fn a_misspelled_annotation_of_podfs_is_found() {
+        let about = |key: &str| complaint("Pod", json!({"metadata": {"name": "a", "annotations": {key: "x"}}}));
+        for (key, meant) in [
+            ("podfs.io/audt.config", "podfs.io/audit.<volume>"),
+            ("podfs.io/audit", "podfs.io/audit.<volume>"),
+            ("podfs.io/wihtin.host", "podfs.io/within.<volume>"),
+            ("podfs.io/hostpath.host", "podfs.io/host-path.<volume>"),
+        ] {
+            let expected =
+                format!("a.yaml: metadata.annotations[{key}]: is no annotation of podfs; did you mean {meant}?");
+            assert_eq!(about(key), Some(expected));
+        }
+        for other in ["podfs.io/volumes", "podfs.io/audit.config", "podfs.io/other", "example.com/audit"] {
+            assert_eq!(about(other), None, "{other}");
+        }
     }
 
     #[test]

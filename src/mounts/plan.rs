@@ -156,6 +156,14 @@ pub enum MountsError {
         /// The names of the pod's containers.
         known: Vec<String>,
     },
+    /// A volumeMount has no path.
+    #[error("container {container:?}: the volumeMount of {volume:?} needs a mountPath")]
+    NoPath {
+        /// The container.
+        container: String,
+        /// The volume.
+        volume: String,
+    },
     /// Two volumeMounts of the container have one path.
     #[error("container {container:?}: mountPath {path:?} must be unique; give each volumeMount a path of its own")]
     SamePath {
@@ -259,6 +267,9 @@ pub fn plan(request: ContainerMountRequest<'_>) -> Result<Vec<PlannedMount>, Mou
 fn check(container: &ContainerMounts) -> Result<(), MountsError> {
     let name = || container.container.clone();
     for (index, mount) in container.mounts.iter().enumerate() {
+        if mount.path.is_empty() {
+            return Err(MountsError::NoPath { container: name(), volume: mount.volume.clone() });
+        }
         if container.mounts[..index].iter().any(|other| other.path == mount.path) {
             return Err(MountsError::SamePath { container: name(), path: mount.path.clone() });
         }

@@ -7,7 +7,7 @@
 use std::time::Duration;
 
 use serde_json::{Value, json};
-use tokio::time::sleep;
+use tokio::time::{MissedTickBehavior, interval};
 use tracing::warn;
 
 use super::NodeHandle;
@@ -23,24 +23,28 @@ const CHECK_INTERVAL: Duration = Duration::from_secs(10);
 /// volumes.
 pub(super) async fn report(client: ApiClient, node: String, handle: NodeHandle) {
     let mut states = handle.follow();
-    let (mut retry, mut reported) = (Retry::new(client.clone()), None);
-    let before = list_of_node(&client, &node, &mut retry).await;
+    let (mut retry, mut checks) = (Retry::new(client.clone()), interval(CHECK_INTERVAL));
+    checks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    // The list of the object, and the names that podfs keeps in it while it does not know the volumes.
+    let mut listed = list_of_node(&client, &node, &mut retry).await;
+    let (mut known, mut has_reported) = (listed.clone(), false);
+    checks.reset();
     loop {
         let state = states.borrow_and_update().clone();
-        let known = reported.as_ref().unwrap_or(&before);
-        let names = volumes_to_report(&state, known);
+        let names = volumes_to_report(&state, &known);
         // Before the daemon has found everything, the list has nothing new to say unless it is longer.
         let is_new = if state.states_synced {
-            reported.as_ref() != Some(&names)
+            !has_reported || listed != names
         } else {
-            names.iter().any(|name| !known.contains(name))
+            names.iter().any(|name| !listed.contains(name))
         };
         if is_new {
             let change = json!({"status": {"volumesInUse": names}});
             match client.patch(Resource::NODE, None, &[&node, "status"], &change).await {
                 Ok(_) => {
                     retry.reset();
-                    reported = Some(names);
+                    has_reported = true;
+                    (listed, known) = (names.clone(), names);
                 }
                 Err(error) => {
                     warn!("podfs cannot report the volumes in use: {error}");
@@ -52,8 +56,9 @@ pub(super) async fn report(client: ApiClient, node: String, handle: NodeHandle) 
         }
         tokio::select! {
             changed = states.changed() => if changed.is_err() { return },
-            () = sleep(CHECK_INTERVAL), if reported.is_some() => {
-                reported = Some(list_of_node(&client, &node, &mut retry).await);
+            _ = checks.tick() => {
+                listed = list_of_node(&client, &node, &mut retry).await;
+                known.extend(listed.iter().filter(|name| !known.contains(name)).cloned().collect::<Vec<_>>());
             }
         }
     }

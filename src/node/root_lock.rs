@@ -82,14 +82,14 @@ impl RootLock {
     }
 }
 
-/// Opens the file, and makes it if it does not exist. A file that a killed daemon has left needs no write access.
+/// Opens the file, and makes it if it does not exist. NFS locks only files that are open for writing; on a file system that can only
+/// be read, podfs locks the file that a killed daemon has left.
 fn open(path: &Path) -> io::Result<File> {
     let mut options = OpenOptions::new();
     options.read(true).custom_flags(libc::O_NOFOLLOW);
-    match options.open(path) {
-        Err(error) if error.kind() == ErrorKind::NotFound => options.write(true).create(true).mode(0o600).open(path),
-        opened => opened,
-    }
+    let opened = options.clone().write(true).create(true).truncate(false).mode(0o600).open(path);
+    opened
+        .or_else(|error| if is_full_or_read_only(&error) { options.open(path).map_err(|_| error) } else { Err(error) })
 }
 
 fn is_full_or_read_only(error: &io::Error) -> bool {

@@ -38,7 +38,7 @@ pub use flex::Flex;
 pub use host_path::{HostPath, HostPathType};
 pub use nfs::{Nfs, NfsOptions, options as nfs_options};
 pub use preferences::{Preferences, ServedBy, SubPathMode, VOLUMES_KEY};
-pub(crate) use preferences::{forget_other_volumes, keep_volume, set_mount_options, set_within};
+pub(crate) use preferences::{check_annotation_keys, forget_other_volumes, keep_volume, set_mount_options, set_within};
 pub use projection::{KeyPath, Medium, ObjectSource, Projection, ProjectionSource, Reference};
 pub use selector::Selector;
 pub use unsupported::VolumeFields;

@@ -173,17 +173,30 @@ impl Preferences {
                     )));
                 }
                 volume.preferences.sub_path = Some(mode);
-            } else if let Some(meant) = meant_annotation(key) {
-                return Err(invalid(&format!("is no annotation of podfs; did you mean {meant}<volume>?")));
             }
         }
         Ok(())
     }
 }
 
-/// The annotation about single volumes that a misspelled one resembles, or one that names no volume.
+/// Checks the spelling of the keys of a pod's annotations.
+///
+/// # Errors
+/// A key that resembles one of podfs, or that names no volume.
+pub(crate) fn check_annotation_keys<'a>(keys: impl Iterator<Item = &'a String>) -> Result<(), InvalidField> {
+    for key in keys {
+        let is_known = key == VOLUMES_KEY || ABOUT_VOLUMES.iter().any(|prefix| key.starts_with(prefix));
+        if let Some(meant) = meant_annotation(key).filter(|_| !is_known) {
+            let sentence = format!("is no annotation of podfs; did you mean {meant}<volume>?");
+            return Err(InvalidField::new(format!("metadata.annotations[{key}]"), sentence));
+        }
+    }
+    Ok(())
+}
+
+/// The annotation about single volumes that a key resembles.
 fn meant_annotation(key: &str) -> Option<&'static str> {
-    let name = key.strip_prefix("podfs.io/").filter(|_| key != VOLUMES_KEY)?.split('.').next()?;
+    let name = key.strip_prefix("podfs.io/")?.split('.').next()?;
     let likeness = |known: &&str| {
         let known = known.trim_start_matches("podfs.io/").trim_end_matches('.');
         strsim::normalized_damerau_levenshtein(known, name)

@@ -252,6 +252,22 @@ fn both_stop_signals_end_podfs_with_nothing_left() {
 }
 
 #[test]
+fn podfs_goes_on_under_nohup_when_its_terminal_is_closed() {
+    let fixture = fixture_of_all_kinds();
+    let podfs = fixture.command();
+    let mut command = Command::new("nohup");
+    command.arg(podfs.get_program()).args(podfs.get_args());
+    let mut running = fixture.start_command(command);
+    running.wait_ready();
+    running.signal(Signal::SIGHUP);
+    // A later signal is handled later.
+    running.signal(Signal::SIGTERM);
+    assert_eq!(running.wait().code(), Some(0), "{}", running.log());
+    assert!(running.log().contains("SIGTERM received") && !running.log().contains("SIGHUP"), "{}", running.log());
+    fixture.assert_nothing_left();
+}
+
+#[test]
 fn a_stop_of_all_processes_at_once_ends_podfs_with_nothing_left() {
     // A service manager signals all processes if it does not know the main process.
     for signal in [Signal::SIGTERM, Signal::SIGHUP] {

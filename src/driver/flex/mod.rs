@@ -83,7 +83,7 @@ impl FlexMount<'_> {
             volume: self.volume.to_owned(),
             executable: Some(program.clone()),
             node_mount: node_mount.as_ref().map(|mount| mount.directory().to_owned()),
-            attached: earlier.attached || node_mount.is_some(),
+            attached: earlier.attached,
             published: earlier.published,
             ..DriverRecord::default()
         };
@@ -93,14 +93,20 @@ impl FlexMount<'_> {
         write(&record)?;
         let mut node_path = None;
         if let Some(node_mount) = &node_mount {
+            // Some drivers fail to detach a volume that they have not attached, so the record says whether podfs has called `attach`.
+            let attached = DriverRecord { attached: true, ..record.clone() };
             let is_refused = Cell::new(false);
-            let entered = node_mount.enter(home, |path| self.mount_device(&program, path, &node_name, &is_refused));
+            let entered = node_mount.enter(home, |path| {
+                write(&attached)?;
+                self.mount_device(&program, path, &node_name, &is_refused)
+            });
             if entered.is_err() && is_refused.get() && !earlier.attached {
-                // Some drivers fail to detach a volume that they have not attached.
-                record.attached = false;
                 write(&record)?;
             }
             entered?;
+            // If another pod has had the volume attached, the last one of them has it detached.
+            record = attached;
+            write(&record)?;
             node_path = Some(node_mount.path());
         }
         let target = home.make_target().map_err(|error| DriverError::of_node("make", &home.target(), error))?;
@@ -316,12 +322,20 @@ pub(super) fn undo(home: &DriverHome, record: &DriverRecord) -> Result<(), Leave
         // Like the kubelet, podfs does not call the driver for a directory without a mount.
         // Without the driver's program, podfs unmounts the volume itself.
         let is_installed = program.is_file();
+        let may_be_mounted = node_mount.may_be_mounted();
         let is_left = is_mounted()? && !(is_installed && call(&["unmountdevice", path_text])?.is_some());
         if is_left && is_mounted()? {
             take_away(path)?;
         }
         if record.attached && is_installed {
-            call(&["detach", &record.volume_handle, &record.node_name])?;
+            match call(&["detach", &record.volume_handle, &record.node_name]) {
+                // After a reboot or an interrupted removal, the driver may have nothing to detach.
+                Err(error) if !may_be_mounted => warn!("{error}"),
+                outcome => drop(outcome?),
+            }
+            // The next podfs does not detach the volume again.
+            let detached = DriverRecord { attached: false, ..record.clone() };
+            home.write(&detached).unwrap_or_else(|error| warn!("{}: {error}", home.path().display()));
         } else if record.attached {
             warn!(
                 "FlexVolume driver {} is not installed on this node any more: volume {:?} is unmounted, and may still be attached \
@@ -335,12 +349,5 @@ pub(super) fn undo(home: &DriverHome, record: &DriverRecord) -> Result<(), Leave
             }
             _ => Ok(()),
         }
-    })?;
-    if record.attached {
-        // If podfs is killed before it removes the record, the next podfs does not detach the volume again.
-        let detached = DriverRecord { attached: false, ..record.clone() };
-        home.write(&detached)
-            .unwrap_or_else(|error| warn!("cannot write the record in {}: {error}", home.path().display()));
-    }
-    Ok(())
+    })
 }

@@ -238,6 +238,9 @@ impl<S: FileCombiner> DocumentStore<S> {
                 Ok(DocumentUpdate::Take(stamp, bytes)) => Some(self.entry(&target, stamp, &bytes, old, &mut problems)),
                 Err(unreadable) => {
                     let mut old = old;
+                    if let Some(entry) = old.as_mut().filter(|_| unreadable.keeps) {
+                        entry.absent_since = None;
+                    }
                     let until = old.as_mut().filter(|_| !unreadable.keeps).and_then(|entry| entry.counts_until(now));
                     absent_until.extend(until);
                     if until.is_none() {
@@ -254,8 +257,11 @@ impl<S: FileCombiner> DocumentStore<S> {
             }
         }
         for (path, mut entry) in before {
-            let (is_kept, has_moved) = (kept.contains(&entry.root), check.has_seen(entry.stamp.file()));
+            let (is_kept, has_moved) = (kept.contains(&entry.root), check.has_seen(&entry.stamp));
             let until = if is_kept || has_moved { None } else { entry.counts_until(now) };
+            if is_kept {
+                entry.absent_since = None;
+            }
             if is_kept || until.is_some() {
                 absent_until.extend(until);
                 self.files.insert(path, entry);
@@ -263,7 +269,7 @@ impl<S: FileCombiner> DocumentStore<S> {
         }
         let being_written = check.being_written();
         absent_until.into_iter().for_each(|until| watcher.activity.scan_at(until));
-        let combined = self.combine_changed().unwrap_or_else(|problem| {
+        let combined = self.combine_present().unwrap_or_else(|problem| {
             problems.push(problem.into());
             None
         });
@@ -295,13 +301,34 @@ impl<S: FileCombiner> DocumentStore<S> {
         StoredFile { root: target.root, stamp, current, contents, absent_since: None }
     }
 
-    /// Combines all files. `None` if they have not changed.
+    /// Combines all files, also absent ones that still count, unless these contradict other files: an object may have moved to
+    /// another file. `None` if nothing has changed.
     ///
     /// # Errors
     ///
     /// When files contradict each other; then the last combination stays in use.
-    fn combine_changed(&mut self) -> Result<Option<S::Combined>, ManifestError> {
-        let of_files = self.files.iter().filter_map(|(path, entry)| Some((path.as_path(), entry.contents.as_ref()?)));
+    fn combine_present(&mut self) -> Result<Option<S::Combined>, ManifestError> {
+        let combined = self.combine_changed(true);
+        let problems = self.combiner.problems().len();
+        let is_contradiction = combined.is_err() || problems > 0;
+        if !is_contradiction || self.files.values().all(|entry| entry.absent_since.is_none()) {
+            return combined;
+        }
+        match self.combine_changed(false) {
+            Ok(present) if combined.is_err() || self.combiner.problems().len() < problems => Ok(present),
+            // The absent files are not the reason.
+            _ => self.combine_changed(true),
+        }
+    }
+
+    /// Combines the files that exist, and the absent ones if `with_absent`. `None` if they have not changed.
+    ///
+    /// # Errors
+    ///
+    /// When files contradict each other.
+    fn combine_changed(&mut self, with_absent: bool) -> Result<Option<S::Combined>, ManifestError> {
+        let counting = self.files.iter().filter(|(_, entry)| with_absent || entry.absent_since.is_none());
+        let of_files = counting.filter_map(|(path, entry)| Some((path.as_path(), entry.contents.as_ref()?)));
         let all: Vec<_> =
             self.fixed.iter().map(|(name, contents)| (name.as_path(), contents)).chain(of_files).collect();
         let name = |path: &Path| if S::NAMES_COUNT { path.to_owned() } else { PathBuf::new() };

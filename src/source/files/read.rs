@@ -12,7 +12,7 @@ use super::SourceError;
 const MAX_LEN: u64 = 256 << 20;
 
 /// Identifies a file and its state, as far as the kernel shows them without reading.
-#[derive(Clone, Copy, PartialEq, Eq)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) struct Stamp {
     file: FileId,
     pub(super) len: u64,

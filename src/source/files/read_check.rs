@@ -34,6 +34,7 @@ pub(super) struct ReadCheck<'a> {
     /// Whether the watcher has received all events until the end of the reading.
     is_certain: bool,
     seen: HashSet<FileId>,
+    stamps: HashSet<Stamp>,
     being_written: Option<PathBuf>,
 }
 
@@ -41,7 +42,7 @@ impl<'a> ReadCheck<'a> {
     /// A check with the activity of a watcher. `is_certain` is whether the watcher has received all events until the end of the
     /// reading. If not, any file may be half written.
     pub(super) fn new(settled: SettledFiles, activity: &'a mut Activity, is_certain: bool) -> Self {
-        Self { settled, activity, is_certain, seen: HashSet::new(), being_written: None }
+        Self { settled, activity, is_certain, seen: HashSet::new(), stamps: HashSet::new(), being_written: None }
     }
 
     /// Checks one file. `before` is the stamp of the last reading.
@@ -58,6 +59,7 @@ impl<'a> ReadCheck<'a> {
         let stamp = match &reading {
             FileReading::Bytes(stamp, _) | FileReading::Same(stamp) | FileReading::Torn(stamp) => *stamp,
         };
+        self.stamps.insert(stamp);
         if !self.seen.insert(stamp.file()) {
             // Another name of a file that was read already.
             return Ok(DocumentUpdate::Drop);
@@ -75,9 +77,9 @@ impl<'a> ReadCheck<'a> {
         Ok(DocumentUpdate::Keep)
     }
 
-    /// Whether the scan has found this file, under any name.
-    pub(super) fn has_seen(&self, file: FileId) -> bool {
-        self.seen.contains(&file)
+    /// Whether the scan has found a file with this stamp, under any name. (A new file may have the inode of a removed one.)
+    pub(super) fn has_seen(&self, stamp: &Stamp) -> bool {
+        self.stamps.contains(stamp)
     }
 
     /// A file that was left out because a process is writing it.

@@ -404,6 +404,7 @@ impl PodServer {
             last.reap_in_background();
         }
         if let Some((keeper, _)) = self.client.facts() {
+            self.keeper_pauses.reset();
             oom::protect_keeper(keeper);
             self.keeper = WatchedProcess::with_pid(keeper).map_or(FdKeeperState::Gone(keeper), FdKeeperState::Watched);
         }
@@ -418,7 +419,6 @@ impl PodServer {
                 self.keeper = FdKeeperState::Starting(keeper, start);
             }
             FdKeeperChange::Started => {
-                self.keeper_pauses.reset();
                 self.keeper = FdKeeperState::Unknown;
                 self.watch_keeper();
                 info!("the keeper of the server's open files ended; podfs has started another one");
@@ -465,7 +465,7 @@ impl PodServer {
         }
         // The keeper ends when the server has ended and this process has closed its end of the keeper's channel.
         // `ServerClient::end` has closed that.
-        if matches!(self.keeper, FdKeeperState::Unknown) {
+        if matches!(self.keeper, FdKeeperState::Unknown | FdKeeperState::Missing(..)) {
             return;
         }
         if timeout(limit, self.keeper.changed()).await.is_err()

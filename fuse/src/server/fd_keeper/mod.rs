@@ -18,8 +18,8 @@
 pub(crate) mod successor;
 
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, IntoRawFd, OwnedFd, RawFd};
-use std::time::Duration;
+use std::os::fd::{AsRawFd, BorrowedFd, IntoRawFd, OwnedFd, RawFd};
+use std::time::{Duration, Instant};
 
 use nix::sys::eventfd::{EfdFlags, EventFd};
 use nix::sys::socket::{AddressFamily, MsgFlags, SockFlag, SockType, recv, send, setsockopt, socketpair, sockopt};
@@ -179,11 +179,10 @@ impl Handover {
     /// Connects to the keeper at the other end of `channel`.
     ///
     /// # Errors
-    /// When `channel` is no socket, and when the keeper has ended or does not answer within [`TIMEOUT`].
+    /// When `channel` is no socket.
     pub(crate) fn new(channel: OwnedFd) -> io::Result<Self> {
         setsockopt(&channel, sockopt::ReceiveTimeout, &TimeVal::seconds(TIMEOUT))?;
         setsockopt(&channel, sockopt::SendTimeout, &TimeVal::seconds(TIMEOUT))?;
-        skip_earlier_answers(channel.as_fd())?;
         // A reserved number, so that it occupies none of the inherited ones.
         place_at(channel, HANDOVER)?;
         Ok(Self(()))
@@ -196,6 +195,10 @@ impl Handover {
     /// When the keeper has ended, or does not answer within [`TIMEOUT`].
     pub(crate) fn inherit(&self, numbers: &[RawFd]) -> io::Result<Vec<RawFd>> {
         let mut missing = Vec::new();
+        if numbers.is_empty() {
+            return Ok(missing);
+        }
+        skip_earlier_answers(reserved(HANDOVER), Duration::from_secs(TIMEOUT.unsigned_abs()))?;
         let _others = occupy_others(reserved(SERVER), FIRST_FREE, numbers)?;
         for batch in numbers.chunks(BATCH) {
             let requested: Vec<u8> = batch.iter().flat_map(|number| number.to_ne_bytes()).collect();
@@ -228,8 +231,8 @@ impl Drop for Handover {
 /// no other request has, and all answers before it are for earlier requests.
 ///
 /// # Errors
-/// When the keeper has ended, or does not answer within the time limit of the socket.
-fn skip_earlier_answers(channel: BorrowedFd<'_>) -> io::Result<()> {
+/// When the keeper has ended, or does not answer within `limit` and the time limit of the socket.
+fn skip_earlier_answers(channel: BorrowedFd<'_>, limit: Duration) -> io::Result<()> {
     /// A number that always has a placeholder, and one that is never open.
     const NUMBERS: [RawFd; 2] = [FIRST_FREE - 1, -2];
     let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
@@ -238,6 +241,7 @@ fn skip_earlier_answers(channel: BorrowedFd<'_>) -> io::Result<()> {
     let request: Vec<u8> = (0..u64::BITS).flat_map(|bit| NUMBERS[usize::from(!is_open(bit))].to_ne_bytes()).collect();
     let expected: Vec<u8> = (0..u64::BITS).map(|bit| u8::from(is_open(bit))).collect();
     send(channel.as_raw_fd(), &request, MsgFlags::MSG_NOSIGNAL).map_err(|errno| no_answer(errno.into()))?;
+    let until = Instant::now() + limit;
     loop {
         let mut answer = [0; successor::ANSWER];
         // Without a place for them, the kernel drops the descriptors of the answer, without a flush of their files.
@@ -245,6 +249,8 @@ fn skip_earlier_answers(channel: BorrowedFd<'_>) -> io::Result<()> {
         match &answer[..got] {
             [] => return Err(gone()),
             answer if answer == expected => return Ok(()),
+            // A process with the keeper's descriptors may send without end.
+            _ if Instant::now() > until => return Err(no_answer(io::ErrorKind::WouldBlock.into())),
             _ => {}
         }
     }
@@ -448,6 +454,8 @@ pub(crate) fn reserved(number: RawFd) -> BorrowedFd<'static> {
 
 #[cfg(test)]
 mod tests {
+    use std::os::fd::AsFd;
+
     use super::*;
 
     /// Descriptors at these numbers; other tests of this process open theirs far below.

@@ -21,6 +21,7 @@
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::ptr;
+use std::time::Duration;
 
 use nix::sys::signal::{SigSet, SigmaskHow, sigprocmask};
 use nix::sys::socket::{ControlMessage, MsgFlags, sendmsg, setsockopt, sockopt};
@@ -58,7 +59,7 @@ pub(crate) fn request(channel: BorrowedFd<'_>, control: &OwnedFd) -> io::Result<
     setsockopt(&channel, sockopt::ReceiveTimeout, &TimeVal::milliseconds(TIMEOUT))?;
     setsockopt(&channel, sockopt::SendTimeout, &TimeVal::milliseconds(TIMEOUT))?;
     // A keeper that does not answer gets no request: its clone would disturb the successor that the supervisor executes instead.
-    skip_earlier_answers(channel)?;
+    skip_earlier_answers(channel, Duration::from_millis(TIMEOUT.unsigned_abs()))?;
     let (message, control) = (START.to_ne_bytes(), [control.as_raw_fd()]);
     let part = [io::IoSlice::new(&message)];
     let rights = [ControlMessage::ScmRights(&control)];

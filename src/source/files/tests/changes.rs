@@ -209,3 +209,14 @@ async fn an_object_that_moves_to_another_file_is_there_once() {
     watched.until("other", Some("2")).await;
     assert_eq!(watched.value("app"), Some("1"));
 }
+
+#[tokio::test]
+async fn an_object_that_a_new_file_describes_is_not_described_twice() {
+    let home = ManifestHome::with_objects(&[("app", "1"), ("other", "1")]);
+    let mut watched = home.watch();
+    fs::remove_file(home.path("objects/app.yaml")).expect("removed");
+    home.write("objects/moved.yaml", &config_map("app", "2"));
+    home.write("objects/other.yaml", &config_map("other", "2"));
+    watched.until("app", Some("2")).await;
+    watched.until("other", Some("2")).await;
+}
