@@ -16,6 +16,11 @@ use crate::node::service::proto::MountedVolume;
 use crate::node::service::{DaemonClient, DaemonClientError};
 use crate::node::{NodeState, PodEntry};
 
+/// How long `release` waits for the deletion of a pod whose manifest file was removed.
+const DELETION_TIMEOUT: Duration = Duration::from_millis(1500);
+/// The pause between two attempts during that time.
+const DELETION_INTERVAL: Duration = Duration::from_millis(50);
+
 /// Delay before the next try to connect to the daemon.
 const RETRY_PAUSE: Duration = Duration::from_millis(100);
 /// Delay before `podfs node wait` says that the daemon or the pod is missing.
@@ -117,7 +122,18 @@ impl AskCommand {
                 }
             }
             AskCommand::Remount(Pod { pod }) => Ok(connect().await?.mark_remount_required(pod).await?),
-            AskCommand::Release(Pod { pod }) => Ok(connect().await?.release(pod).await?),
+            AskCommand::Release(Pod { pod }) => release(connect().await?, pod).await,
+        }
+    }
+}
+
+/// Releases a pod. A manifest file that was just removed counts as deleted after a second; until then, the daemon refuses.
+async fn release(mut daemon: DaemonClient, pod: String) -> Result<(), Failure> {
+    let until = Instant::now() + DELETION_TIMEOUT;
+    loop {
+        match daemon.release(pod.clone()).await {
+            Err(DaemonClientError::Refused(_)) if Instant::now() < until => sleep(DELETION_INTERVAL).await,
+            outcome => return Ok(outcome?),
         }
     }
 }

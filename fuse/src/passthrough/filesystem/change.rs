@@ -34,7 +34,7 @@ const GROUP_EXECUTE: u32 = 0o010;
 const CHANGES: u32 = fattr::MODE | fattr::UID | fattr::GID | fattr::SIZE | fattr::ATIME | fattr::MTIME;
 
 /// How long a request that finds no free space waits for a RELEASE that may be under way.
-const RELEASE_TIMEOUT: Duration = Duration::from_millis(50);
+const RELEASE_TIMEOUT: Duration = Duration::from_millis(250);
 
 impl PassthroughFilesystem {
     pub(super) fn make_directory(
