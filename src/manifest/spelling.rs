@@ -357,20 +357,19 @@ mod tests {
 
     #[test]
     fn a_misspelled_annotation_of_podfs_is_found() {
+        const DOMAIN: &str = "podfs.io";
         let about = |key: &str| complaint("Pod", json!({"metadata": {"name": "a", "annotations": {key: "x"}}}));
-        for (key, meant) in [
-            ("podfs.io/audt.config", "podfs.io/audit.<volume>"),
-            ("podfs.io/audit", "podfs.io/audit.<volume>"),
-            ("podfs.io/wihtin.host", "podfs.io/within.<volume>"),
-            ("podfs.io/hostpath.host", "podfs.io/host-path.<volume>"),
-        ] {
-            let expected =
-                format!("a.yaml: metadata.annotations[{key}]: is no annotation of podfs; did you mean {meant}?");
-            assert_eq!(about(key), Some(expected));
+        for (name, meant) in
+            [("audt.config", "audit"), ("audit", "audit"), ("wihtin.host", "within"), ("hostpath.host", "host-path")]
+        {
+            let key = format!("{DOMAIN}/{name}");
+            let sentence = format!("is no annotation of podfs; did you mean {DOMAIN}/{meant}.<volume>?");
+            assert_eq!(about(&key), Some(format!("a.yaml: metadata.annotations[{key}]: {sentence}")));
         }
-        for other in ["podfs.io/volumes", "podfs.io/audit.config", "podfs.io/other", "example.com/audit"] {
-            assert_eq!(about(other), None, "{other}");
+        for name in ["volumes", "audit.config", "other"] {
+            assert_eq!(about(&format!("{DOMAIN}/{name}")), None, "{name}");
         }
+        assert_eq!(about("example.com/audit"), None);
     }
 
     #[test]
