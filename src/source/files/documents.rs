@@ -308,14 +308,19 @@ impl<S: FileCombiner> DocumentStore<S> {
     ///
     /// When files contradict each other; then the last combination stays in use.
     fn combine_present(&mut self) -> Result<Option<S::Combined>, ManifestError> {
+        let problems_before = self.combiner.problems().len();
         let combined = self.combine_changed(true);
         let problems = self.combiner.problems().len();
-        let is_contradiction = combined.is_err() || problems > 0;
+        let is_contradiction = combined.is_err() || problems > problems_before;
         if !is_contradiction || self.files.values().all(|entry| entry.absent_since.is_none()) {
             return combined;
         }
         match self.combine_changed(false) {
-            Ok(present) if combined.is_err() || self.combiner.problems().len() < problems => Ok(present),
+            Ok(present) if combined.is_err() || self.combiner.problems().len() < problems => {
+                // They do not count again: podfs has forgotten their objects.
+                self.files.retain(|_, entry| entry.absent_since.is_none());
+                Ok(present)
+            }
             // The absent files are not the reason.
             _ => self.combine_changed(true),
         }
