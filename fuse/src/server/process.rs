@@ -16,7 +16,8 @@ use rustix::event::{PollFd, PollFlags, poll};
 use rustix::net::{RecvFlags, Shutdown, recv, shutdown};
 use rustix::process::{Resource, getrlimit};
 
-use super::fd_keeper::{self, FAR_END, FIRST_FREE, FdKeeperHandle, Handover, LISTENER};
+use super::fd_keeper::handover::Handover;
+use super::fd_keeper::{self, FAR_END, FIRST_FREE, FdKeeperHandle, LISTENER};
 use super::volumes::{
     LiveParts, NfsExport, Passthrough, ServedProjection, ServedVolumes, VolumeDescriptors, end_without_resources,
 };

@@ -27,9 +27,10 @@ use nix::sys::signal::{SigSet, SigmaskHow, sigprocmask};
 use nix::sys::socket::{ControlMessage, MsgFlags, sendmsg, setsockopt, sockopt};
 use nix::sys::time::{TimeVal, TimeValLike};
 
+use super::handover::skip_earlier_answers;
 use super::{
     CHANNEL, FIRST_FREE, HANDOVER, LISTENER, SEPARATED, place_at, put_placeholder, reserve_numbers, reserved,
-    send_descriptors, skip_earlier_answers,
+    send_descriptors,
 };
 use crate::memory_lock;
 use crate::protocol::receive_descriptors;
