@@ -397,43 +397,6 @@ impl PodServer {
         }
     }
 
-    /// Watches the keeper of the server that serves now, and lets the kernel not kill it when memory runs out.
-    fn watch_keeper(&mut self) {
-        if let FdKeeperState::Watched(last) = std::mem::replace(&mut self.keeper, FdKeeperState::Unknown) {
-            // The successor has the open files of this earlier keeper, which ends; this reaps it.
-            last.reap_in_background();
-        }
-        if let Some((keeper, _)) = self.client.facts() {
-            self.keeper_pauses.reset();
-            oom::protect_keeper(keeper);
-            self.keeper = WatchedProcess::with_pid(keeper).map_or(FdKeeperState::Gone(keeper), FdKeeperState::Watched);
-        }
-    }
-
-    /// Handles a change of the keeper. Makes the server start another keeper after the keeper has ended.
-    fn replace_keeper(&mut self, change: FdKeeperChange) {
-        match change {
-            FdKeeperChange::Ended(keeper) => {
-                let client = Arc::clone(&self.client);
-                let start = tokio::task::spawn_blocking(move || client.start_keeper(keeper));
-                self.keeper = FdKeeperState::Starting(keeper, start);
-            }
-            FdKeeperChange::Started => {
-                self.keeper = FdKeeperState::Unknown;
-                self.watch_keeper();
-                info!("the keeper of the server's open files ended; podfs has started another one");
-            }
-            FdKeeperChange::Failed(keeper, error) => {
-                if self.keeper_pauses.failures() == 0 {
-                    warn!(
-                        "the server has no keeper, so its open files are lost if it is killed: {error}; podfs tries again to start one"
-                    );
-                }
-                self.keeper = FdKeeperState::Missing(keeper, Instant::now() + self.keeper_pauses.fail());
-            }
-        }
-    }
-
     /// Continues the server if it is stopped. Returns its process id then.
     pub(super) fn continue_if_stopped(&self) -> Option<i32> {
         let ServerLife::Serving { process, .. } = &self.life else { return None };
