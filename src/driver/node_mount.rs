@@ -13,7 +13,7 @@
 //! 3. After a call that has failed, the home is no user. After a call that may have mounted, the home is still a user.
 
 use std::fs::{self, OpenOptions};
-use std::io::{self, ErrorKind};
+use std::io;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
@@ -153,12 +153,12 @@ impl NodeMount {
         }
     }
 
-    /// Writes that the driver may have unmounted.
+    /// Writes that the driver may have unmounted: over the word `done`, which needs no space on most full disks.
     fn begin_unstage(&self) -> io::Result<()> {
-        match self.state() {
-            NodeMountState::Mounted => overwrite(&self.0.join(STAGED)),
-            NodeMountState::Uncertain | NodeMountState::Unmounted => Ok(()),
+        if self.state() == NodeMountState::Mounted {
+            OpenOptions::new().write(true).open(self.0.join(STAGED))?.write_all_at(b"undo", 0)?;
         }
+        Ok(())
     }
 
     fn set_state(&self, state: NodeMountState) -> io::Result<()> {
@@ -170,15 +170,6 @@ impl NodeMount {
         };
         // No mount outlives the machine, so the file need not reach the disk.
         write_whole(&path, format!("{word} {}", boot_id()?).as_bytes())
-    }
-}
-
-/// Writes over the word `done` of a file, which needs no space on most full disks.
-fn overwrite(path: &Path) -> io::Result<()> {
-    match OpenOptions::new().write(true).open(path) {
-        Ok(file) => file.write_all_at(b"undo", 0),
-        Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),
-        Err(error) => Err(error),
     }
 }
 

@@ -100,13 +100,17 @@ impl FlexMount<'_> {
                 write(&attached)?;
                 self.mount_device(&program, path, &node_name, &is_refused)
             });
-            if entered.is_err() && is_refused.get() && !earlier.attached {
-                write(&record)?;
+            if let Err(error) = entered {
+                if is_refused.get() && !earlier.attached {
+                    write(&record).unwrap_or_else(|error| warn!("{error}"));
+                }
+                return Err(error);
             }
-            entered?;
             // If another pod has had the volume attached, the last one of them has it detached.
             record = attached;
-            write(&record)?;
+            if !earlier.attached {
+                write(&record)?;
+            }
             node_path = Some(node_mount.path());
         }
         let target = home.make_target().map_err(|error| DriverError::of_node("make", &home.target(), error))?;
