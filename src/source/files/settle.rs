@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 pub(super) const SETTLE_DELAY: Duration = Duration::from_secs(1);
 
 /// The pause before a directory is watched again that could not be watched.
-const RETRY: Duration = Duration::from_secs(10);
+const RETRY_PAUSE: Duration = Duration::from_secs(10);
 
 /// Why a file is settled.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -84,7 +84,7 @@ impl Activity {
 
     /// Notes that a directory cannot be watched now: changes in it bring no event, so a scan is due after a pause.
     pub(super) fn scan_later(&mut self) {
-        self.scan_at(Instant::now() + RETRY);
+        self.scan_at(Instant::now() + RETRY_PAUSE);
     }
 
     /// Makes a scan due at this time.
