@@ -1,8 +1,9 @@
 //! The cost of a node with 110 pods of three volumes: `cargo bench --bench node`. Needs root and `/dev/fuse`.
 //!
 //! The API server is that of the tests, on loopback, in this process. Each pod shows a ConfigMap of its own, one that all pods
-//! show, and an emptyDir. Measured are: the start of all pods at once, the memory of all processes, what they do when nothing
-//! changes, changes of both kinds of ConfigMap, the start of another daemon after a SIGKILL, and the end of all pods.
+//! show, and a third volume. Measured are: the memory of all processes with 1, 12 and all pods, with a ConfigMap and with an emptyDir
+//! as the third volume; then, with emptyDirs: the start of all pods at once, what they do when nothing changes, changes of both kinds
+//! of ConfigMap, the start of another daemon after a SIGKILL, and the end of all pods.
 
 #[path = "../tests/api_server/mod.rs"]
 mod api_server;
@@ -25,6 +26,9 @@ use podfs_fuse::mount::table::{FS_TYPE, mounts};
 const NODE: &str = "node";
 const PODS: usize = 110;
 const VOLUMES: usize = 3;
+/// The sources of the third volume.
+const CONFIG_MAP: &str = "configMap: {name: all}";
+const EMPTY_DIR: &str = "emptyDir: {}";
 /// How often an object changes.
 const CHANGES: usize = 20;
 /// How long the idle node is measured.
@@ -35,11 +39,37 @@ const TIMEOUT: Duration = Duration::from_secs(300);
 const CHECK_INTERVAL: Duration = Duration::from_millis(5);
 
 fn main() {
+    for third in [CONFIG_MAP, EMPTY_DIR] {
+        for pods in [1, 12, PODS] {
+            measure_memory(third, pods);
+        }
+    }
+    measure_times();
+}
+
+/// Prints the memory of the processes of a node with so many pods.
+fn measure_memory(third: &str, pods: usize) {
+    let node = Node::new();
+    let mut daemon = node.start();
+    node.put_pods(pods, third);
+    until("every volume is mounted", || node.mounted().len() == pods * VOLUMES);
+    until("every volume shows its object", || {
+        (0..pods).all(|pod| node.shows(pod, "own", 0) && node.shows(pod, "all", 0))
+    });
+    // A process unmaps the code of its start after a second.
+    thread::sleep(Duration::from_secs(3));
+    println!("{pods} pods, third volume {third}:");
+    node.report_memory(daemon.pid());
+    node.remove_pods(pods, &daemon);
+    daemon.stop();
+}
+
+fn measure_times() {
     let node = Node::new();
     let mut daemon = node.start();
     node.server.forget_requests();
     let began = Instant::now();
-    node.put_pods();
+    node.put_pods(PODS, EMPTY_DIR);
     until("every volume is mounted", || node.mounted().len() == PODS * VOLUMES);
     println!("{PODS} pods of {VOLUMES} volumes, started at once: mounted after {:.2} s", began.elapsed().as_secs_f64());
     until("every volume shows its object", || {
@@ -51,7 +81,6 @@ fn main() {
         node.server.requests().len()
     );
     thread::sleep(Duration::from_secs(2));
-    node.report_memory(daemon.pid());
     node.report_idle();
     node.report_changes();
 
@@ -65,11 +94,7 @@ fn main() {
     assert_eq!(node.mounted(), before, "no volume is touched");
 
     let began = Instant::now();
-    for pod in 0..PODS {
-        node.server.delete("Pod", "default", &format!("pod-{pod}"));
-    }
-    until("nothing is mounted", || node.mounted().is_empty());
-    until("every supervisor has ended", || node.fixture.processes() == [daemon.pid()]);
+    node.remove_pods(PODS, &daemon);
     println!("{PODS} pods deleted at once: nothing is left of them after {:.2} s", began.elapsed().as_secs_f64());
 }
 
@@ -105,15 +130,24 @@ impl Node {
         self.server.put(&config_map(name, &[("serial", &serial.to_string())]));
     }
 
-    fn put_pods(&self) {
-        for pod in 0..PODS {
+    fn put_pods(&self, pods: usize, third: &str) {
+        for pod in 0..pods {
             self.server.put(&format!(
                 "{{apiVersion: v1, kind: Pod, metadata: {{name: pod-{pod}, uid: uid-{pod}}}, spec: {{nodeName: {NODE}, containers: \
                  [{{name: web, image: web, volumeMounts: [{{name: own, mountPath: /own}}, {{name: all, mountPath: /all}}, \
-                 {{name: scratch, mountPath: /scratch}}]}}], volumes: [{{name: own, configMap: {{name: own-{pod}}}}}, \
-                 {{name: all, configMap: {{name: all}}}}, {{name: scratch, emptyDir: {{}}}}]}}}}"
+                 {{name: third, mountPath: /third}}]}}], volumes: [{{name: own, configMap: {{name: own-{pod}}}}}, \
+                 {{name: all, configMap: {{name: all}}}}, {{name: third, {third}}}]}}}}"
             ));
         }
+    }
+
+    /// Deletes all pods, and waits until nothing is left of them.
+    fn remove_pods(&self, pods: usize, daemon: &Running) {
+        for pod in 0..pods {
+            self.server.delete("Pod", "default", &format!("pod-{pod}"));
+        }
+        until("nothing is mounted", || self.mounted().is_empty());
+        until("every supervisor has ended", || self.fixture.processes() == [daemon.pid()]);
     }
 
     /// Where volumes are mounted, and which mounts these are.

@@ -12,7 +12,7 @@ use rustix::process::{DumpableBehavior, set_dumpable_behavior};
 use rustix::thread::{CapabilitySet, capabilities};
 use zeroize::Zeroize;
 
-pub use unused::{return_own_stack, return_unused_memory};
+pub use unused::{return_own_stack, return_unused_memory, unmap_program};
 
 /// Size from which the allocator returns freed blocks to the kernel at once, in bytes.
 const RETURN_AT: libc::c_int = 128 * 1024;

@@ -7,13 +7,15 @@
 //!    there is no work, those of other threads at their end. The C library keeps stacks for later threads.
 //! 2. podfs unlocks the heap while malloc_trim(3) runs, for less than a millisecond. The allocator has zeroed free blocks. If the
 //!    memory is not locked, podfs only calls malloc_trim(3).
+//! 3. The code of the start is unmapped once, after the start.
 
-use std::ffi::c_void;
+use std::ffi::{c_int, c_void};
 use std::fs;
 use std::mem::MaybeUninit;
 use std::ops::Range;
-use std::ptr;
+use std::{ptr, slice};
 
+use libc::{PF_W, PT_LOAD};
 use rustix::mm::{MlockFlags, mlock_with, munlock};
 
 use super::is_locked;
@@ -45,6 +47,29 @@ pub fn return_own_stack() {
     if let Some(stack) = own_stack() {
         return_stack(&stack);
     }
+}
+
+/// Unmaps the code and constants of the program and its libraries. The kernel maps again, and locks again, what the process then
+/// uses, from its page cache or the files. A process calls it when its start is over, so that it does not lock the code of its start.
+pub fn unmap_program() {
+    // SAFETY: the callback gets no data.
+    unsafe { libc::dl_iterate_phdr(Some(unmap_object), ptr::null_mut()) };
+}
+
+/// Unmaps the read-only segments of the program or of a library.
+unsafe extern "C" fn unmap_object(object: *mut libc::dl_phdr_info, _: usize, _: *mut c_void) -> c_int {
+    // SAFETY: the C library passes an object that is loaded, and the number of its headers.
+    let (base, headers) = unsafe {
+        let object = &*object;
+        (object.dlpi_addr, slice::from_raw_parts(object.dlpi_phdr, object.dlpi_phnum.into()))
+    };
+    for header in headers.iter().filter(|header| header.p_type == PT_LOAD && header.p_flags & PF_W == 0) {
+        let start = (base + header.p_vaddr) as usize;
+        let (first, end) = (start & !(PAGE - 1), start + header.p_memsz as usize);
+        // SAFETY: the process cannot write to the segment, so the file has the same bytes. An error leaves the pages mapped.
+        unsafe { libc::madvise(ptr::with_exposed_provenance_mut(first), end - first, libc::MADV_DONTNEED_LOCKED) };
+    }
+    0
 }
 
 /// Locks pages when the process first touches them.

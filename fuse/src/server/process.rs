@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use nix::sys::socket::{Backlog, SockFlag, accept4, getsockopt, listen, setsockopt, sockopt};
 use nix::sys::time::{TimeVal, TimeValLike};
-use rustix::event::{PollFd, PollFlags, poll};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::{RecvFlags, Shutdown, recv, shutdown};
 use rustix::process::{Resource, getrlimit};
 
@@ -38,6 +38,8 @@ const CONTROL: RawFd = 0;
 const TIMEOUT: i64 = 2;
 /// The pause before another attempt to accept a connection, when there are no descriptors or no memory.
 const SHORTAGE_PAUSE: Duration = Duration::from_secs(1);
+/// The time without a request of the supervisor after which the start of the server and its volumes is over.
+const START_DURATION: Timespec = Timespec { tv_sec: 1, tv_nsec: 0 };
 /// Most connections without a greeting. For another connection, the server closes the oldest one.
 const MAX_CONNECTIONS: usize = 8;
 
@@ -116,7 +118,13 @@ impl RunningServer {
 
     /// Answers the supervisor's requests until the connection ends, or a message is invalid.
     fn follow(&mut self) {
+        let mut has_started = false;
         loop {
+            // Most of the program's code starts servers and volumes. Volumes whose files the kernel has cached need no code at all.
+            if !has_started && !has_request(START_DURATION) {
+                memory_lock::unmap_program();
+                has_started = true;
+            }
             let message = match receive(&control()) {
                 Ok(Some(message)) => message,
                 Ok(None) => return,
@@ -132,6 +140,7 @@ impl RunningServer {
             let (request, descriptors) = message;
             // Not for `Start`: containers wait for the volumes of a killed server, and to return memory takes time.
             let begins_volume = request.begins_volume();
+            has_started &= !begins_volume;
             let answered = self.answer(request, descriptors);
             let (reply, descriptors) =
                 answered.unwrap_or_else(|error| (ServerReply::Failed(error.to_string()), Vec::new()));
@@ -304,6 +313,14 @@ fn accept() -> io::Result<Option<OwnedFd>> {
 fn hang_up() {
     // An error means that the supervisor has ended.
     let _ = shutdown(control(), Shutdown::Both);
+}
+
+/// Whether the supervisor sends a request, or closes the connection, within `time`.
+fn has_request(time: Timespec) -> bool {
+    let control = control();
+    let mut state = [PollFd::new(&control, PollFlags::IN)];
+    // An interrupted wait is none.
+    !matches!(poll(&mut state, Some(&time)), Ok(0))
 }
 
 /// Whether the other process has sent a byte. A readable connection without a byte is closed.

@@ -148,6 +148,7 @@ impl Supervisor {
         let mut heartbeat = Heartbeat::of_unit();
         let mut run_directory_timer = RunDirectoryTimer::new(self.watches_run_directory());
         let mut tidy_at = Some(Instant::now() + MEMORY_RETURN_DELAY);
+        let mut has_started = false;
         loop {
             self.start_operations();
             self.start_work();
@@ -182,6 +183,10 @@ impl Supervisor {
                 () = run_directory_timer.look_is_due() => self.look_at_run_directory(&mut run_directory_timer),
                 () = sleep_until(tidy_at.unwrap_or_else(Instant::now)), if tidy_at.is_some() => {
                     memory_lock::return_unused_memory();
+                    if !has_started {
+                        memory_lock::unmap_program();
+                        has_started = true;
+                    }
                     tidy_at = None;
                 }
                 () = unmount_watch::look_is_due(self.unmount_watch.as_mut()) => {
