@@ -144,11 +144,24 @@ impl NodeState {
     /// The pod with this uid, or with this `namespace/name`. If several pods have the name, prefers one that a source
     /// describes.
     pub fn find(&self, pod: &str) -> Option<(&PodUid, &Arc<PodEntry>)> {
+        self.find_first(pod, |entry| (entry.stage.is_none(), false))
+    }
+
+    /// As [`Self::find`], but prefers a pod that no source describes any more.
+    pub fn find_ending(&self, pod: &str) -> Option<(&PodUid, &Arc<PodEntry>)> {
+        self.find_first(pod, |entry| (entry.stage.is_some(), false))
+    }
+
+    /// As [`Self::find`], but prefers a pod that no source describes any more and that was not released.
+    pub fn find_unreleased(&self, pod: &str) -> Option<(&PodUid, &Arc<PodEntry>)> {
+        self.find_first(pod, |entry| (entry.stage.is_some() || entry.released, entry.stage.is_none()))
+    }
+
+    /// The pod with this uid, or the first one with this name in the order of `key`.
+    fn find_first(&self, pod: &str, key: fn(&PodEntry) -> (bool, bool)) -> Option<(&PodUid, &Arc<PodEntry>)> {
         let named = |entry: &PodEntry| matches!((&entry.namespace, &entry.name), (Some(namespace), Some(name)) if pod.split_once('/') == Some((namespace, name)));
         let by_uid = PodUid::parse(pod).ok().and_then(|uid| self.pods.get_key_value(&uid));
-        let mut by_name: Vec<_> = self.pods.iter().filter(|(_, entry)| named(entry)).collect();
-        by_name.sort_by_key(|(_, entry)| entry.stage.is_none());
-        by_uid.or_else(|| by_name.first().copied())
+        by_uid.or_else(|| self.pods.iter().filter(|(_, entry)| named(entry)).min_by_key(|(_, entry)| key(entry)))
     }
 }
 

@@ -87,8 +87,10 @@ impl VolumeManager for Methods {
     }
 
     async fn release(&self, request: Request<ReleaseRequest>) -> MethodResult<ReleaseResponse> {
-        let (pod, _) = self.pod(&request.into_inner().pod)?;
-        self.node.release(pod).await?;
+        let name = request.into_inner().pod;
+        let state = self.node.state();
+        let found = state.find_unreleased(checked_name(&name)?).map(|(uid, _)| uid.clone());
+        self.node.release(found.ok_or(WaitError::Unknown(name))?).await?;
         Ok(Response::new(ReleaseResponse {}))
     }
 

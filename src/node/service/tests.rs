@@ -10,7 +10,7 @@ use super::fabricated::{FakeManager, UID, node, pod, volume};
 use super::proto::watch_response::Event;
 use super::proto::{MountedVolume, WatchResponse};
 use super::*;
-use crate::node::{CommandError, ManagerCommand, PodStage};
+use crate::node::{CommandError, ManagerCommand, PodEntry, PodStage};
 use MountState::{Mounted, NotMounted};
 
 /// A daemon without a manager.
@@ -121,6 +121,22 @@ async fn an_agent_takes_a_pod_through_its_life() {
     }
     daemon.fabricated.publish(node([]));
     client.wait_for_unmount(UID.to_owned(), None).await.expect("it is gone");
+}
+
+#[tokio::test]
+async fn a_release_by_name_concerns_the_deleted_pod_and_not_the_next_one_with_its_name() {
+    let next = PodEntry { uid: "0-next".to_owned(), ..pod([]) };
+    let deleted = PodEntry { stage: None, origin: None, ..pod([volume("config", Mounted)]) };
+    let released = PodEntry { uid: "0-released".to_owned(), released: true, ..deleted.clone() };
+    let mut daemon = Daemon::start(node([next, deleted, released]));
+    let mut client = daemon.client().await;
+    let answered = tokio::spawn(async move { client.release("default/web".to_owned()).await });
+    let Some(ManagerCommand::Release(uid, answer)) = daemon.fabricated.commands.recv().await else {
+        panic!("a release")
+    };
+    assert_eq!(uid.as_str(), UID);
+    answer.send(Ok(())).expect("the call waits for it");
+    answered.await.expect("no panic").expect("it is released");
 }
 
 #[tokio::test]

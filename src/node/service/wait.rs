@@ -8,6 +8,7 @@ use std::time::Duration;
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep_until};
 
+use crate::manifest::pod::PodUid;
 use crate::node::{MountState, NodeHandle, NodeState, PodEntry, PodStage, VolumeEntry};
 
 /// How long an agent waits by default: a second more than the longest back-off (5.1).
@@ -111,15 +112,24 @@ pub async fn for_volumes(node: &NodeHandle, pod: &str, timeout: Duration) -> Res
 pub async fn for_unmount(node: &NodeHandle, pod: &str, timeout: Duration) -> Result<(), WaitError> {
     let mut states = node.follow();
     let deadline = Instant::now() + timeout;
+    // Another pod with the name may follow the one that ends.
+    let mut ending: Option<PodUid> = None;
     loop {
         let state = Arc::clone(&states.borrow_and_update());
-        let still_mounted = mounted(&state, pod);
-        if still_mounted.is_empty() && (state.sources_ready || state.find(pod).is_some()) {
+        let found = match &ending {
+            Some(uid) => state.pods.get(uid),
+            None => state.find_ending(pod).map(|(uid, entry)| {
+                ending = Some(uid.clone());
+                entry
+            }),
+        };
+        let still_mounted = found.map_or_else(Vec::new, |entry| mounted(entry));
+        if still_mounted.is_empty() && (state.sources_ready || ending.is_some()) {
             return Ok(());
         }
         if deadline <= Instant::now() {
-            let reason = match state.find(pod) {
-                Some((_, entry)) => reason(entry, is_mounted),
+            let reason = match found {
+                Some(entry) => reason(entry, is_mounted),
                 None => format!("{TIME_IS_OVER}; not all sources have listed their pods yet"),
             };
             return Err(WaitError::StillMounted { volumes: still_mounted, reason });
@@ -165,8 +175,8 @@ fn unmounted(pod: &PodEntry, reason: String) -> UnmountedVolumes {
 }
 
 /// The names of the pod's volumes of which something is mounted.
-fn mounted(state: &NodeState, pod: &str) -> Vec<String> {
-    state.find(pod).map_or_else(Vec::new, |(_, entry)| sorted(entry.volumes.iter().filter(|volume| is_mounted(volume))))
+fn mounted(pod: &PodEntry) -> Vec<String> {
+    sorted(pod.volumes.iter().filter(|volume| is_mounted(volume)))
 }
 
 /// Whether a container uses the volume. The state lists a volume that no container uses only while it is mounted.
@@ -343,6 +353,19 @@ mod tests {
         tokio::task::yield_now().await;
         assert!(!ended.is_finished());
         fabricated.publish(with(&[volume("b", NotMounted)]));
+        assert_eq!(ended.await.expect("no panic"), Ok(()));
+    }
+
+    #[tokio::test]
+    async fn vm_11_the_wait_for_the_unmount_of_a_deleted_pod_ignores_the_next_pod_with_its_name() {
+        let next = PodEntry { uid: "0-next".to_owned(), ..pod([volume("a", Mounted)]) };
+        let deleted = |mount| PodEntry { stage: None, origin: None, ..pod([volume("a", mount)]) };
+        let (fabricated, handle) = FakeManager::new(node([next.clone(), deleted(Mounted)]));
+        let error = for_unmount(&handle, "default/web", NOT_AT_ALL).await.expect_err("it is mounted");
+        assert!(error.to_string().starts_with("mounted volumes=[a]"), "{error}");
+        let ended = tokio::spawn(async move { for_unmount(&handle, "default/web", LONG).await });
+        tokio::task::yield_now().await;
+        fabricated.publish(node([next]));
         assert_eq!(ended.await.expect("no panic"), Ok(()));
     }
 
