@@ -24,7 +24,12 @@ pub struct Frozen<'a>(&'a FreezableDisk);
 impl FreezableDisk {
     /// An empty file system.
     pub fn mount(device: &LoopDevice, at: &Path) -> FreezableDisk {
-        device.run("mkfs.ext4", &["-q"]);
+        FreezableDisk::mount_with(device, at, &[])
+    }
+
+    /// An empty file system that mkfs.ext4 has made with these options.
+    pub fn mount_with(device: &LoopDevice, at: &Path, options: &[&str]) -> FreezableDisk {
+        device.run("mkfs.ext4", &[&["-q"], options].concat());
         fs::create_dir(at).expect("a directory");
         let disk = FreezableDisk::mount_again(device, at);
         fs::remove_dir(at.join("lost+found")).expect("removed");

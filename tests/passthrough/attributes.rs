@@ -101,6 +101,48 @@ fn an_owner_may_do_what_an_owner_may() {
     });
 }
 
+#[test]
+fn chown_without_ids_does_as_on_the_disk() {
+    const MEMBER: Caller = Caller::with_groups(4711, &[100]);
+    the_mount_does_as_the_disk(|root, answers| {
+        for bits in [0o644, 0o4755, 0o4700, 0o2755, 0o2767, 0o6766] {
+            for (who, caller) in [("a user", USER), ("the owner", Caller::new(4712)), ("a member of the group", MEMBER)]
+            {
+                let path = root.join("file");
+                fs::write(&path, "a program").expect("written");
+                chown(&path, Some(4712), Some(100)).expect("root may");
+                fs::set_permissions(&path, Permissions::from_mode(bits)).expect("the mode is set");
+                caller.run(root, || answers.note(who, chown("file", None, None)));
+                answers.see("mode", mode(&path));
+                answers.note("root", chown(&path, None, None));
+                answers.see("mode", mode(&path));
+            }
+        }
+        let directory = root.join("directory");
+        fs::create_dir(&directory).expect("made");
+        fs::set_permissions(&directory, Permissions::from_mode(0o6777)).expect("the mode is set");
+        USER.run(root, || answers.note("of a directory", chown("directory", None, None)));
+        answers.see("mode", mode(&directory));
+    });
+}
+
+#[test]
+fn setgid_goes_with_the_old_group_of_a_file_if_its_owner_is_not_in_it() {
+    the_mount_does_as_the_disk(|root, answers| {
+        for bits in [0o2767, 0o6644, 0o2755, 0o644] {
+            for group in [100, 300] {
+                let path = root.join("file");
+                fs::write(&path, "a program").expect("written");
+                chown(&path, Some(4711), Some(group)).expect("root may");
+                fs::set_permissions(&path, Permissions::from_mode(bits)).expect("the mode is set");
+                let owner = Caller::with_groups(4711, &[100, 200]);
+                owner.run(root, || answers.note("to another group", chown("file", None, Some(200))));
+                answers.see("mode", mode(&path));
+            }
+        }
+    });
+}
+
 type Change = fn(&Path) -> std::io::Result<()>;
 /// The ways to change a file. Each may remove the setuid and setgid bits of the file.
 const CHANGES: [(&str, Change); 9] = [

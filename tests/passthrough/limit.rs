@@ -1,15 +1,19 @@
 //! A volume with a size limit: podfs refuses data beyond the limit at once, and removed files make room.
 
-use std::fs::{self, File};
+use std::fs::{self, File, Permissions};
 use std::io::{self, ErrorKind, Write};
-use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt, symlink};
+use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt, PermissionsExt, symlink};
 use std::path::Path;
 use std::ptr;
 
-use rustix::fs::{FallocateFlags, XattrFlags, copy_file_range, fallocate, setxattr, statvfs};
+use rustix::fs::{FallocateFlags, SeekFrom, XattrFlags, copy_file_range, fallocate, setxattr, statvfs};
+use rustix::io::Errno;
 use rustix::mm::{MapFlags, MsyncFlags, ProtFlags, mmap, msync, munmap};
 
+use crate::common::caller::Caller;
 use crate::common::eventually;
+use crate::common::frozen::FreezableDisk;
+use crate::common::loop_device::LoopDevice;
 use crate::common::passthrough::{Mounted, disk_directory};
 
 const KIB: u64 = 1024;
@@ -269,4 +273,50 @@ fn content_from_before_the_mount_counts() {
     let mounted = Mounted::of_with_limit(source.path(), LIMIT);
     let fits = fill(&mut File::create(mounted.path().join("file")).expect("created"));
     assert!((LIMIT / 2 - 64 * KIB..=LIMIT / 2).contains(&fits), "{fits} bytes fit");
+}
+
+#[test]
+fn a_search_for_data_finds_what_a_process_has_stored_in_a_hole_through_a_mapping() {
+    // cp and tar ask for holes, and copied zeros.
+    let mounted = Mounted::with_limit(LIMIT);
+    let path = mounted.path().join("sparse");
+    let file = File::options().read(true).write(true).create_new(true).open(&path).expect("created");
+    file.set_len(64 * KIB).expect("all of it is a hole");
+    let seek = |whence| rustix::fs::seek(File::open(&path).expect("opened"), whence);
+    let (length, protection) = (4096, ProtFlags::READ | ProtFlags::WRITE);
+    // SAFETY: the mapping is within the file, and nothing else refers to it.
+    unsafe {
+        let at = mmap(ptr::null_mut(), length, protection, MapFlags::SHARED, &file, 32 * KIB).expect("a mapping");
+        at.cast::<u8>().write_volatile(7);
+        assert_eq!(seek(SeekFrom::Data(32 * KIB)), Ok(32 * KIB));
+        assert_eq!(seek(SeekFrom::Hole(32 * KIB)), Ok(64 * KIB));
+        assert_eq!(seek(SeekFrom::Data(64 * KIB)), Err(Errno::NXIO));
+        munmap(at, length).expect("unmapped");
+    }
+    drop(file);
+    // Once no process can store anything, the holes of the source count.
+    eventually("the first data is found", || seek(SeekFrom::Data(0)) == Ok(32 * KIB));
+}
+
+#[test]
+fn a_user_does_not_get_the_blocks_that_a_file_system_reserves_for_root() {
+    let device = LoopDevice::new(64);
+    let directory = disk_directory();
+    let disk = FreezableDisk::mount_with(&device, &directory.path().join("disk"), &["-m", "40"]);
+    fs::set_permissions(disk.at(), Permissions::from_mode(0o777)).expect("the mode is set");
+    let reserved = |directory: &Path| {
+        let space = statvfs(directory).expect("a file system");
+        (space.f_bfree - space.f_bavail) * space.f_frsize
+    };
+    for mounted in [Mounted::of(disk.at()), Mounted::of_with_limit(disk.at(), 1 << 30)] {
+        Caller::new(4711).run(mounted.path(), || {
+            let mut file = File::create("file").expect("created");
+            let full = std::iter::repeat_with(|| file.write_all(&[7; 65536])).find_map(Result::err);
+            assert_eq!(full.map(|error| error.kind()), Some(ErrorKind::StorageFull));
+            // The first allocation of blocks may come after write(2).
+            let _ = file.sync_all();
+        });
+        assert!(reserved(disk.at()) > 20 << 20, "{} bytes are left", reserved(disk.at()));
+        fs::remove_file(mounted.path().join("file")).expect("removed");
+    }
 }

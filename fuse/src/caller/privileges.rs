@@ -3,16 +3,24 @@
 use std::fs;
 use std::path::Path;
 
+use rustix::thread::CapabilitySet;
+
 use super::Caller;
 use super::status::ThreadStatus;
 
-/// Whether the caller has `CAP_SYS_ADMIN` in the server's user namespace. It reads `/proc`, because requests from an ID-mapped
+/// Whether the caller has this capability in the server's user namespace. It reads `/proc`, because requests from an ID-mapped
 /// mount do not have the caller's user.
-pub fn administers_system(caller: Caller) -> bool {
-    const SYS_ADMIN: u64 = 1 << 21;
+pub fn has_capability(caller: Caller, capability: CapabilitySet) -> bool {
     let effective = ThreadStatus::of(caller.pid).map_or(0, |status| status.bits("CapEff"));
     let maps = || maps_of(&caller.pid.to_string());
-    effective & SYS_ADMIN != 0 && maps().is_some_and(|maps| Some(maps) == maps_of("self"))
+    effective & capability.bits() != 0 && maps().is_some_and(|maps| Some(maps) == maps_of("self"))
+}
+
+/// Whether the caller acts as the user `uid`. Returns `false` if podfs cannot read its status. The kernel sends the uid only with
+/// requests that make files.
+pub fn is_user(caller: Caller, uid: u32) -> bool {
+    // The fourth id is that for files (`fsuid`).
+    ThreadStatus::of(caller.pid).is_some_and(|status| status.numbers("Uid").nth(3) == Some(uid))
 }
 
 /// Whether the caller is in the group `gid`. Returns `false` if podfs cannot read its status.

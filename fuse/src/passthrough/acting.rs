@@ -7,8 +7,10 @@
 //! 1. It unshares `CLONE_FS`, so that it has a umask of its own. The source then applies the caller's umask, except in a
 //!    directory with a default ACL.
 //! 2. It sets `SECBIT_NO_SETUID_FIXUP`, so that a change of `fsuid` does not change its capabilities.
-//! 3. It drops `CAP_SYS_RESOURCE`, so that blocks reserved for root stay reserved, also when the kernel writes through a
-//!    backing file that the thread has registered.
+//! 3. It drops `CAP_SYS_RESOURCE`, because a process with it may use the blocks that a file system reserves for root.
+//!
+//! ext4 also gives these blocks to processes with root's uid. So the thread has another uid while it allocates space, and while it
+//! registers a backing file: the kernel then writes with this uid. The kernel does not say which user writes.
 //!
 //! If the source is on another machine, the file server there checks permissions itself: it may map root to an unprivileged
 //! user. So for such a source the session executes each whole request with its caller's ids and groups.
@@ -50,6 +52,12 @@ pub fn acting_for<T>(caller: Caller, umask: u32, create: impl FnOnce() -> T) -> 
     create()
 }
 
+/// Lets the calling thread use no blocks that the source reserves for root, until the returned guard is dropped. The thread keeps
+/// its capabilities, so the source refuses nothing else.
+pub fn without_reserved_blocks() -> impl Drop {
+    AssumedIdentity::of(ORDINARY_USER, ACTING.get().1)
+}
+
 /// The ids and groups with which requests call a source on another machine.
 pub struct Identities(Mutex<Credentials>);
 
@@ -70,6 +78,9 @@ impl Identities {
         AssumedIdentity::of(uid, gid)
     }
 }
+
+/// A uid that no file system reserves blocks for: the last one below those with a meaning of their own (`nobody`, -1).
+const ORDINARY_USER: u32 = u32::MAX - 3;
 
 thread_local! {
     /// The umask of the calling thread, once it was set.

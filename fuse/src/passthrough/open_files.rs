@@ -95,6 +95,11 @@ impl OpenFile {
         if self.locks_lost.load(Relaxed) { Err(Errno::IO) } else { self.file() }
     }
 
+    /// The access that the caller opened it for: `O_RDONLY`, `O_WRONLY` or `O_RDWR`.
+    pub fn access(&self) -> OFlags {
+        opened_with(&self.record) & OFlags::RWMODE
+    }
+
     /// Whether the file must be reopened: it has no descriptor.
     pub fn is_to_be_reopened(&self) -> bool {
         self.file.get().is_none()

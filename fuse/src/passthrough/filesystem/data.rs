@@ -9,7 +9,7 @@ use rustix::fs::{
 };
 use rustix::io::{Errno, pread, pwrite};
 
-use super::super::acting::acting_for;
+use super::super::acting::{acting_for, without_reserved_blocks};
 use super::super::attributes::{attr, attributes_of, kind};
 use super::super::data_path::DataPath;
 use super::super::descriptor::reopen;
@@ -183,6 +183,7 @@ impl PassthroughFilesystem {
             shared.files.iter().all(|other| other.handle == fh || self.files.is_unanswered(other.handle))
         };
         if self.data_path == DataPath::Kernel && shared.backing.is_none() && !shared.is_refused && is_first(shared) {
+            let _ordinary = self.identities.is_none().then(without_reserved_blocks);
             let backing =
                 |file: Arc<OwnedFd>| BackingId::open_for(&self.device, file.as_fd(), &open.node, &self.region);
             shared.backing = open.file().ok().and_then(backing);
@@ -334,12 +335,31 @@ impl PassthroughFilesystem {
 
     pub(super) fn seek(&self, arguments: &LseekIn) -> Result<Answer, Errno> {
         let open = self.files.get(arguments.fh)?;
-        let to = match arguments.whence.cast_signed() {
-            libc::SEEK_DATA => SeekFrom::Data(arguments.offset),
-            libc::SEEK_HOLE => SeekFrom::Hole(arguments.offset),
+        let (file, offset) = (open.data()?, arguments.offset);
+        let is_data = match arguments.whence.cast_signed() {
+            libc::SEEK_DATA => true,
+            libc::SEEK_HOLE => false,
             _ => return Err(Errno::INVAL),
         };
-        Ok(Answer::Offset(seek(&*open.data()?, to)?))
+        if self.may_have_unwritten_data(&open) {
+            // As a file system without holes answers: all of the file is data.
+            let size = attributes_of(file.as_fd())?.stx_size;
+            return if offset >= size {
+                Err(Errno::NXIO)
+            } else {
+                Ok(Answer::Offset(if is_data { offset } else { size }))
+            };
+        }
+        Ok(Answer::Offset(seek(&*file, if is_data { SeekFrom::Data(offset) } else { SeekFrom::Hole(offset) })?))
+    }
+
+    /// Whether the kernel's cache may have data in what is a hole of the source: the kernel caches the file's data itself, and
+    /// another process that has the file open may have stored something through a mapping. The kernel writes that when the
+    /// process unmaps the file. A process that seeks in its own open file has to call msync(2) before.
+    fn may_have_unwritten_data(&self, open: &OpenFile) -> bool {
+        let can_be_mapped = |file: &Arc<OpenFile>| file.handle != open.handle && file.access() == OFlags::RDWR;
+        let is_unwritten = |node: &OpenNode| node.backing.is_none() && node.files.iter().any(can_be_mapped);
+        self.cached_or_direct() == fopen::KEEP_CACHE && open.node.open().as_deref().is_some_and(is_unwritten)
     }
 
     pub(super) fn copy(&self, arguments: &CopyFileRangeIn, wide: bool) -> Result<Answer, Errno> {

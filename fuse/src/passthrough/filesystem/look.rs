@@ -10,6 +10,7 @@ use rustix::fs::{
     openat, readlinkat, statx,
 };
 use rustix::io::Errno;
+use rustix::thread::CapabilitySet;
 
 use super::super::attributes::{attr, attributes_of, statx_attr};
 use super::super::descriptor::proc_path;
@@ -17,7 +18,7 @@ use super::super::mounts::SourceMounts;
 use super::super::node::Node;
 use super::super::space::file_system_usage;
 use super::{PassthroughFilesystem, component};
-use crate::caller::privileges::administers_system;
+use crate::caller::privileges::has_capability;
 use crate::session::abi::{EntryOut, Kstatfs, XATTR_SIZE_MAX};
 use crate::session::{Answer, Caller, Filesystem, HandleId, NodeId, RootQuestion};
 
@@ -159,7 +160,8 @@ impl PassthroughFilesystem {
             if nosuid && *name == CAPABILITY.to_bytes_with_nul() {
                 return false;
             }
-            !name.starts_with(b"trusted.") || *administers.get_or_insert_with(|| administers_system(caller))
+            !name.starts_with(b"trusted.")
+                || *administers.get_or_insert_with(|| has_capability(caller, CapabilitySet::SYS_ADMIN))
         };
         buffer.extend(all[..length].split_inclusive(|byte| *byte == 0).filter(|name| shown(name)).flatten());
         match size as usize {
