@@ -15,6 +15,7 @@
 //! | `locking` | locks |
 //! | `reopening` | open files and locks that went with a server and its keeper |
 //! | `outcome` | whether a dead server has executed a request |
+//! | `setid` | setuid and setgid bits that files lose when they are changed |
 //! | `silly` | RMDIR of directories at an NFS server whose files were just removed |
 
 mod change;
@@ -25,6 +26,7 @@ mod locking;
 mod look;
 mod outcome;
 mod reopening;
+mod setid;
 mod silly;
 
 use std::ffi::OsStr;

@@ -13,7 +13,6 @@ use rustix::fs::{
     removexattr, renameat_with, setxattr, symlinkat, unlinkat, utimensat,
 };
 use rustix::io::Errno;
-use rustix::thread::CapabilitySet;
 
 use super::super::acting::acting_for;
 use super::super::attributes::{attr, attributes_of, bytes_taken, check_not_mounted, kind};
@@ -23,14 +22,11 @@ use super::super::node::{Node, is_special};
 use super::super::usage::{QuotaLock, QuotaUsage};
 use super::look::attribute_name;
 use super::outcome::Maker;
+use super::setid::{SETGID, check_changes_nothing, is_written, take_privileges, take_setgid_of_group};
 use super::{PassthroughFilesystem, component, outcome, silly};
-use crate::caller::privileges::{has_capability, is_in_group, is_user};
 use crate::session::abi::{MkdirIn, MknodIn, SETXATTR_ACL_KILL_SGID, SetattrIn, SetxattrIn, fattr};
 use crate::session::{Answer, Caller, Exchange, Filesystem, NodeId};
 
-const SETUID: u32 = 0o4000;
-const SETGID: u32 = 0o2000;
-const GROUP_EXECUTE: u32 = 0o010;
 /// The bits of SETATTR that ask for a change.
 const CHANGES: u32 = fattr::MODE | fattr::UID | fattr::GID | fattr::SIZE | fattr::ATIME | fattr::MTIME;
 
@@ -255,13 +251,9 @@ impl PassthroughFilesystem {
         if valid & (fattr::UID | fattr::GID) != 0 {
             let uid = (valid & fattr::UID != 0).then(|| Uid::from_raw(arguments.uid));
             let gid = (valid & fattr::GID != 0).then(|| Gid::from_raw(arguments.gid));
-            let found = attributes_of(file.as_fd())?;
+            let before = attributes_of(file.as_fd())?;
             chownat(&*file, c"", uid, gid, AtFlags::EMPTY_PATH)?;
-            // The source keeps setgid without group execute, because podfs has CAP_FSETID.
-            let mode = u32::from(found.stx_mode) & 0o7777;
-            if mode & GROUP_EXECUTE == 0 && privileges_taken(&found, caller) & SETGID != 0 {
-                chmod(proc_path(file.as_fd()), Mode::from_raw_mode(mode & !(SETUID | SETGID)))?;
-            }
+            take_setgid_of_group(&before, file.as_fd(), caller)?;
         }
         if valid & fattr::SIZE != 0 {
             self.truncate(node, &file, arguments)?;
@@ -456,41 +448,6 @@ impl PassthroughFilesystem {
             None => usage.lock().discharge(&node),
         }
     }
-}
-
-/// Removes setuid and setgid from a file, because a caller without `CAP_FSETID` changes its content; the kernel decides that.
-pub(super) fn take_privileges(file: BorrowedFd<'_>, caller: Caller) -> Result<(), Errno> {
-    let found = attributes_of(file)?;
-    match privileges_taken(&found, caller) {
-        0 => Ok(()),
-        taken => chmod(proc_path(file), Mode::from_raw_mode(u32::from(found.stx_mode) & 0o7777 & !taken)),
-    }
-}
-
-/// The bits of a file's mode that it loses when the caller changes it: setuid and setgid. Without group execute, setgid has no
-/// effect on a program: it stays if the caller is in the file's group or has `CAP_FSETID` (`setattr_should_drop_sgid` of the kernel).
-/// A directory keeps both.
-fn privileges_taken(found: &Statx, caller: Caller) -> u32 {
-    let mode = u32::from(found.stx_mode);
-    if FileType::from_raw_mode(mode) == FileType::Directory {
-        return 0;
-    }
-    let setgid_stays = || is_in_group(caller, found.stx_gid) || has_capability(caller, CapabilitySet::FSETID);
-    let keeps = mode & SETGID != 0 && mode & GROUP_EXECUTE == 0 && setgid_stays();
-    mode & if keeps { SETUID } else { SETUID | SETGID }
-}
-
-/// Refuses a chown(2) without ids of a caller who is not the owner, if the file would lose setuid or setgid (`setattr_prepare` of the
-/// kernel).
-fn check_changes_nothing(file: BorrowedFd<'_>, caller: Caller) -> Result<(), Errno> {
-    let found = attributes_of(file)?;
-    let may_change = || is_user(caller, found.stx_uid) || has_capability(caller, CapabilitySet::FOWNER);
-    if privileges_taken(&found, caller) == 0 || may_change() { Ok(()) } else { Err(Errno::PERM) }
-}
-
-/// Whether a process has the file open for writing.
-fn is_written(node: &Node) -> bool {
-    node.open().as_deref().is_some_and(|open| open.files.iter().any(|file| file.access() != OFlags::RDONLY))
 }
 
 /// A file that loses its last name.

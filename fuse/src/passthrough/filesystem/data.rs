@@ -19,7 +19,7 @@ use super::super::open_node::{BackingId, OpenNode};
 use super::super::options::CacheMode;
 use super::super::share::SharePlace;
 use super::super::usage::{QuotaLock, QuotaUsage};
-use super::change::take_privileges;
+use super::setid::take_privileges;
 use super::{PassthroughFilesystem, component, outcome};
 use crate::session::abi::{
     CopyFileRangeIn, CreateIn, FSYNC_FDATASYNC, FallocateIn, FsyncIn, LseekIn, OpenOut, ReadIn, WRITE_CACHE,
