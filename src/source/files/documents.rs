@@ -249,11 +249,10 @@ impl<S: FileCombiner> DocumentStore<S> {
                     old.filter(|_| unreadable.keeps || until.is_some())
                 }
             };
-            if is_there && entry.as_ref().is_none_or(|entry| entry.contents.is_none()) {
-                unread.insert(target.path.clone());
-            }
-            if let Some(entry) = entry {
-                self.files.insert(target.path, entry);
+            match entry {
+                Some(entry) => drop(self.files.insert(target.path, entry)),
+                None if is_there => drop(unread.insert(target.path)),
+                None => {}
             }
         }
         for (path, mut entry) in before {
@@ -267,6 +266,8 @@ impl<S: FileCombiner> DocumentStore<S> {
                 self.files.insert(path, entry);
             }
         }
+        let without_contents = self.files.iter().filter(|(_, entry)| entry.contents.is_none());
+        unread.extend(without_contents.map(|(path, _)| path.clone()));
         let being_written = check.being_written();
         absent_until.into_iter().for_each(|until| watcher.activity.scan_at(until));
         let combined = self.combine_present().unwrap_or_else(|problem| {
@@ -358,7 +359,7 @@ pub(super) struct ScanResult<W> {
     problems: Vec<SourceError>,
     /// A file that was left out because a process is writing it.
     being_written: Option<PathBuf>,
-    /// Files that exist, and that podfs has never read.
+    /// Files that podfs has never been able to read. One that was removed less than a second ago counts.
     pub(super) unread: BTreeSet<PathBuf>,
     /// The documents of all files, combined, if they differ from those of the last scan.
     pub(super) combined: Option<W>,

@@ -128,3 +128,16 @@ async fn the_last_file_of_a_directory_may_be_deleted() {
     watched.change().await;
     assert_eq!(watched.value("app"), None);
 }
+
+#[test]
+fn a_file_that_was_never_valid_is_unread_until_it_has_been_gone_for_a_second() {
+    let home = ManifestHome::with_objects(&[("app", "1")]);
+    home.write("objects/bad.yaml", "a: [hunter2\n");
+    let mut steps = home.step_by_step_of_good_files(&["objects"]);
+    fs::remove_file(home.path("objects/bad.yaml")).expect("a removal");
+    assert!(steps.watcher.wait());
+    let unread = steps.store.next_scan(&mut steps.watcher).unread;
+    assert_eq!(unread.into_iter().collect::<Vec<_>>(), [home.path("objects/bad.yaml")]);
+    assert!(steps.watcher.wait());
+    assert!(steps.store.next_scan(&mut steps.watcher).unread.is_empty());
+}
