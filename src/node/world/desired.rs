@@ -19,6 +19,10 @@ use crate::node::plugin::PluginRegistry;
 use crate::node::pod::{NodePod, PodOrigin};
 use crate::volume::{ClaimUsage, Volume, VolumeSource, keep_volume};
 
+/// How podfs takes a description that it refuses of a pod that it serves.
+const MAKE_ANEW: &str =
+    "give the pod another uid, or remove it, release it with podfs node release, and then add it again";
+
 /// The pods that want volumes.
 #[derive(Debug, Default)]
 pub struct DesiredWorld {
@@ -65,8 +69,7 @@ impl DesiredPod {
                 if let Some((before, kept)) = known.filter(|(_, known)| !known.volume.source.can_become(&volume.source))
                 {
                     errors.add(format!(
-                        "volume {name:?} is described otherwise than when it was mounted, and stays as it is; give the pod \
-                         another uid, or delete it and make it anew"
+                        "volume {name:?} is described otherwise than when it was mounted, and stays as it is; {MAKE_ANEW}"
                     ));
                     volumes.insert(name.to_owned(), kept.clone());
                     keep(&mut pod, before, kept);

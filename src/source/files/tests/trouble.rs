@@ -130,6 +130,17 @@ async fn the_last_file_of_a_directory_may_be_deleted() {
 }
 
 #[test]
+fn a_problem_of_a_file_that_was_never_valid_names_no_earlier_content() {
+    let home = ManifestHome::with_objects(&[("app", "1")]);
+    let mut steps = home.step_by_step(&["objects"]);
+    home.write("objects/new.yaml", "a: [hunter2\n");
+    assert!(steps.scan().is_none());
+    let problems: Vec<_> = steps.store.problems().collect();
+    let sentence = "; until then, podfs uses none of its content, and mounted volumes keep theirs";
+    assert!(matches!(problems[..], [only] if only.ends_with(sentence)), "{problems:?}");
+}
+
+#[test]
 fn a_file_that_was_never_valid_is_unread_until_it_has_been_gone_for_a_second() {
     let home = ManifestHome::with_objects(&[("app", "1")]);
     home.write("objects/bad.yaml", "a: [hunter2\n");
