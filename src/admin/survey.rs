@@ -152,7 +152,10 @@ fn ask<T>(
                 AskError::Silent { pid, .. } | AskError::InvalidAnswer { pid, .. } | AskError::Refused { pid, .. } => {
                     Some(*pid)
                 }
-                AskError::NotListening(_) | AskError::OtherUser { .. } | AskError::Failed { .. } => None,
+                AskError::NotListening(_)
+                | AskError::TooLong { .. }
+                | AskError::OtherUser { .. }
+                | AskError::Failed { .. } => None,
             };
             let why = pid.and_then(ProcessDelay::of).filter(|_| matches!(error, AskError::Silent { .. }));
             let why = why.map(|why| format!("; {}", why.sentence())).unwrap_or_default();

@@ -52,7 +52,7 @@ pub struct PodEntry {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub errors: Vec<String>,
     /// What is unusual about it without being an error: a volume that stays until the pod is released,
-    /// or a supervisor that does not end.
+    /// a supervisor that does not end, or why volumes do not follow their objects.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub notes: Vec<String>,
     /// The process id of its supervisor, while there is one.

@@ -49,24 +49,24 @@ impl Objects {
         Ok(Objects { by_key: Arc::new(by_key), absent: Arc::default() })
     }
 
-    /// Undoes what the API server would refuse: new content of an object that was `immutable` in `before`. Such an
-    /// object keeps its content until it was deleted. The second result has the documents whose content is refused.
-    pub fn keep_immutable(mut self, before: &Objects) -> (Objects, Vec<Origin>) {
+    /// Undoes what the API server would refuse: a change of an object that was `immutable` in `before`. Such an
+    /// object stays as it is until it was deleted. The second result has the documents and the fields whose change is refused.
+    pub fn keep_immutable(mut self, before: &Objects) -> (Objects, Vec<(Origin, &'static str)>) {
         let changed = |object: &Arc<NamedObject>| {
             let old = before.by_key.get(&object.key)?;
-            object.is_refused_after(old).then(|| (Arc::clone(old), object.origin.clone()))
+            Some((Arc::clone(old), (object.origin.clone(), object.refused_change(old)?)))
         };
         let refused: Vec<_> = self.by_key.values().filter_map(changed).collect();
         if refused.is_empty() {
             return (self, Vec::new());
         }
         let by_key = Arc::make_mut(&mut self.by_key);
-        let origins = refused.into_iter().map(|(old, origin)| {
+        let refused = refused.into_iter().map(|(old, refused)| {
             by_key.insert(old.key.clone(), old);
-            origin
+            refused
         });
-        let origins = origins.collect();
-        (self, origins)
+        let refused = refused.collect();
+        (self, refused)
     }
 
     /// The same objects, and those of `others` that are not among them.
@@ -198,9 +198,13 @@ impl NamedObject {
         self.immutable
     }
 
-    /// Whether the API server would refuse this object in place of `old`, because `old` is immutable.
-    pub fn is_refused_after(&self, old: &NamedObject) -> bool {
-        old.immutable && old.content != self.content
+    /// The field whose change the API server would refuse if this object replaced `old`, because `old` is immutable.
+    pub fn refused_change(&self, old: &NamedObject) -> Option<&'static str> {
+        match old.immutable {
+            true if !self.immutable => Some("immutable"),
+            true if old.content != self.content => Some("data"),
+            _ => None,
+        }
     }
 
     /// Whether volumes show the same content for both objects, whatever their origins.

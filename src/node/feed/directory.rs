@@ -107,14 +107,10 @@ impl DirectoryCombiner {
                 continue;
             }
             let old = self.objects.get(key);
-            let kept = match old {
-                Some(old) if object.parsed.is_refused_after(&old.parsed) => {
-                    self.problems.push((origin.clone(), "data", IMMUTABLE.to_owned()));
-                    Some(old)
-                }
-                Some(old) if object.parsed.has_same_content(&old.parsed) => Some(old),
-                _ => None,
-            };
+            let refused = old.and_then(|old| object.parsed.refused_change(&old.parsed));
+            self.problems.extend(refused.map(|field| (origin.clone(), field, IMMUTABLE.to_owned())));
+            // An annotation that makes an object too long for a push counts as a change, although no volume shows it.
+            let kept = old.filter(|old| refused.is_some() || object.value == old.value);
             objects.insert(key.clone(), Arc::clone(kept.unwrap_or(object)));
         }
         objects
@@ -227,6 +223,9 @@ mod tests {
         assert_eq!((value(&combiner), problems.len()), ("1".into(), 1));
         let (_, problems) = combine(&mut combiner, &[("b.yaml", &two)]);
         assert_eq!((value(&combiner), problems), ("1".into(), vec![format!("b.yaml: data: {IMMUTABLE}")]));
+        let mutable = one.replace("immutable: true, ", "");
+        let (_, problems) = combine(&mut combiner, &[("b.yaml", &mutable)]);
+        assert_eq!(problems, [format!("b.yaml: immutable: {IMMUTABLE}")]);
         assert!(combine(&mut combiner, &[]).1.is_empty());
         let (_, problems) = combine(&mut combiner, &[("b.yaml", &two)]);
         assert_eq!((value(&combiner), problems.len()), ("2".into(), 0));

@@ -138,7 +138,7 @@ impl ObjectFollower {
             settling: false,
         };
         for want in &self.wants {
-            let answer = self.registry.answer(want);
+            let answer = self.registry.answer(want, is_static(&self.pod));
             view.objects.extend(answer.objects.into_iter().map(|object| (object.key().clone(), object)));
             is_answered &= answer.is_answered;
             let Some(absence) = answer.absence else { continue };
@@ -208,7 +208,7 @@ impl ObjectFollower {
 
     /// The references that known objects add to those of the volumes.
     fn further_references(&self, named: &BTreeSet<WantedObject>) -> ExtraReferences {
-        let answers = named.union(&self.wants).map(|want| self.registry.answer(want));
+        let answers = named.union(&self.wants).map(|want| self.registry.answer(want, is_static(&self.pod)));
         let parsed = answers.flat_map(|answer| answer.objects).map(|object| Arc::clone(&object.parsed));
         let known = Objects::default().with(parsed);
         let Pod { volumes, identity, facts, .. } = &*self.pod.pod;
@@ -236,6 +236,10 @@ struct FollowerDeadlines {
 /// The title of a token of the pod in the log.
 fn of_pod(token: &str, pod: &NodePod) -> String {
     format!("{token} of pod {}", pod.pod.identity)
+}
+
+fn is_static(pod: &NodePod) -> bool {
+    matches!(pod.origin, PodOrigin::File(_))
 }
 
 fn references_of(pod: &NodePod) -> References {

@@ -50,7 +50,7 @@ use crate::kube::client::ApiClient;
 use crate::kube::settings::SettingsError;
 use crate::manifest::pod::{PodIdentity, PodUid};
 use crate::source::{AbortOnDrop, CombinedFiles, Contacts, Scanned, SettingsSource, SourceError};
-use directory::{DirectoryCombiner, DirectoryContent};
+use directory::DirectoryCombiner;
 use kubelet_pods::KubeletPods;
 use merge::MergedPods;
 use pods::PodChange;
@@ -366,14 +366,16 @@ fn open_files(
     registry: Arc<ObjectRegistry>,
     input: UnboundedSender<FeedInput>,
 ) -> Result<CombinedFiles, SourceError> {
+    let mut objects = Arc::default();
     CombinedFiles::open(DirectoryCombiner::new(node), path, move |scanned| {
-        let Scanned { combined, problems, unread, is_found, .. } = scanned;
-        let pods = combined.map(|DirectoryContent { pods, objects }| {
-            if is_found {
-                registry.take_files(objects);
-            }
-            pods
+        let Scanned { combined, problems, unread, is_found } = scanned;
+        let pods = combined.map(|content| {
+            objects = content.objects;
+            content.pods
         });
+        if is_found {
+            registry.take_files(Arc::clone(&objects), unread.first().map(PathBuf::as_path));
+        }
         // Fails only if the feed was dropped, and this thread is about to end.
         let _ = input.send(FeedInput::Files { pods, problems, unread, is_found });
     })

@@ -3,6 +3,10 @@
 //! An object comes from the manifest files, or else from the API server. podfs does not request an object from the server that
 //! the files describe. An entry exists as long as a pod refers to its object; the watch ends with it (MG-01).
 //!
+//! Until podfs has read each manifest file once, an object in none of them may be in one that it could not read, and a volume may
+//! show it since an earlier daemon could read this file. So podfs does not know whether the object exists. A pod of the API server
+//! gets the object of the server if there is one: a file that podfs cannot read must not stop all pods of the node.
+//!
 //! Locks, and why no change is missed:
 //!
 //! 1. A thread locks `files` only while it copies or replaces a pointer. It may do so while it has an entry of `entries` locked,
@@ -15,6 +19,7 @@
 //!    while it reads makes it read again.
 
 use std::collections::BTreeSet;
+use std::path::Path;
 use std::sync::{Arc, RwLock, Weak};
 
 use dashmap::DashMap;
@@ -52,10 +57,9 @@ pub(super) struct ObjectRegistry {
 #[derive(Clone)]
 enum FilesKnown {
     /// podfs has not read them.
-    NotYet {
-        since: Instant,
-    },
-    Are(Arc<FileObjects>),
+    NotYet { since: Instant },
+    /// It has read them, except `unread`. Once it has read all of them, `unread` stays `None`.
+    Are { objects: Arc<FileObjects>, unread: Option<Arc<Path>> },
 }
 
 #[derive(Default)]
@@ -70,7 +74,7 @@ impl ObjectRegistry {
     pub(super) fn new(has_files: bool, server: Option<ObjectServer>) -> Arc<ObjectRegistry> {
         let files = match has_files {
             true => FilesKnown::NotYet { since: Instant::now() },
-            false => FilesKnown::Are(Arc::default()),
+            false => FilesKnown::Are { objects: Arc::default(), unread: None },
         };
         Arc::new_cyclic(|me| ObjectRegistry {
             me: Weak::clone(me),
@@ -80,18 +84,24 @@ impl ObjectRegistry {
         })
     }
 
-    /// Replaces the objects of the manifest files.
-    pub(super) fn take_files(&self, objects: Arc<FileObjects>) {
-        let before = {
+    /// Replaces the objects of the manifest files. `unread` is a file that podfs has never been able to read.
+    pub(super) fn take_files(&self, objects: Arc<FileObjects>, unread: Option<&Path>) {
+        let (before, unread) = {
             let mut files = self.files.write().expect("no code panics while it is locked");
-            std::mem::replace(&mut *files, FilesKnown::Are(Arc::clone(&objects)))
+            let was_read = matches!(*files, FilesKnown::Are { unread: None, .. });
+            let unread: Option<Arc<Path>> = unread.filter(|_| !was_read).map(Arc::from);
+            let now = FilesKnown::Are { objects: Arc::clone(&objects), unread: unread.clone() };
+            (std::mem::replace(&mut *files, now), unread)
         };
-        let FilesKnown::Are(before) = before else {
-            return self.entries.iter_mut().for_each(|mut entry| {
-                let (want, entry) = entry.pair_mut();
-                self.request(want, entry);
-                entry.notify();
-            });
+        let before = match before {
+            FilesKnown::Are { objects, unread: unread_before } if unread_before == unread => objects,
+            _ => {
+                return self.entries.iter_mut().for_each(|mut entry| {
+                    let (want, entry) = entry.pair_mut();
+                    self.request(want, entry);
+                    entry.notify();
+                });
+            }
         };
         let differs = |(key, object): &(&ObjectKey, &Arc<WholeObject>)| {
             before.get(*key).is_none_or(|known| !Arc::ptr_eq(known, object))
@@ -137,23 +147,27 @@ impl ObjectRegistry {
         }
     }
 
-    /// What podfs knows of a reference that was added.
-    pub(super) fn answer(&self, want: &WantedObject) -> WantedObjectAnswer {
-        let mut objects = match self.files() {
-            FilesKnown::Are(files) => of_files(&files, want),
+    /// What podfs knows of a reference that was added. `is_static` is whether it is the reference of a static pod.
+    pub(super) fn answer(&self, want: &WantedObject, is_static: bool) -> WantedObjectAnswer {
+        let (mut objects, unread) = match self.files() {
+            FilesKnown::Are { objects, unread } => (of_files(&objects, want), unread),
             FilesKnown::NotYet { since } => {
                 let reason = format!("{}: the manifest directory was not read yet", want.title());
                 let absence = Absence { reason, settles: Some(since + SETTLE_DELAY) };
                 return WantedObjectAnswer { objects: Vec::new(), absence: Some(absence), is_answered: false };
             }
         };
+        let unread = unread.filter(|_| objects.is_empty() || matches!(want, WantedObject::BundlesOf(_)));
+        let may_be_unread = unread.map(|file| Absence::in_unread_file(want, &file));
         let entry = self.entries.get(want);
-        let Some(followed) = entry.as_ref().and_then(|entry| entry.followed.as_ref()) else {
-            return WantedObjectAnswer { objects, absence: None, is_answered: true };
+        let followed = entry.as_ref().and_then(|entry| entry.followed.as_ref());
+        let Some(followed) = followed.filter(|_| may_be_unread.is_none() || !is_static) else {
+            return WantedObjectAnswer { objects, absence: may_be_unread, is_answered: true };
         };
+        let absence = followed.absence(want).or(may_be_unread.filter(|_| followed.objects().is_empty()));
         // If files and server have the same object, the follower uses the last one in this list, which is from the files.
         objects.splice(0..0, followed.objects().iter().cloned());
-        WantedObjectAnswer { objects, absence: followed.absence(want), is_answered: followed.is_answered() }
+        WantedObjectAnswer { objects, absence, is_answered: followed.is_answered() }
     }
 
     /// The readers with the tokens of pods, if podfs reads objects with them.
@@ -183,7 +197,7 @@ impl ObjectRegistry {
     /// Requests an object from the server, or cancels the request if the files have the object. Does nothing before podfs
     /// has read the files.
     fn request(&self, want: &WantedObject, entry: &mut RegisteredObject) {
-        let (Some(server), FilesKnown::Are(files)) = (&self.server, self.files()) else { return };
+        let (Some(server), FilesKnown::Are { objects: files, .. }) = (&self.server, self.files()) else { return };
         if matches!(want, WantedObject::Object(key) | WantedObject::AsPod(_, key) if files.contains_key(key)) {
             entry.followed = None;
         } else if entry.followed.as_ref().is_none_or(FollowedObject::is_settled) {
@@ -235,5 +249,54 @@ fn of_files(files: &FileObjects, want: &WantedObject) -> Vec<Arc<WholeObject>> {
             [only] => vec![Arc::clone(only)],
             _ => Vec::new(),
         },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::object::tests::objects;
+    use super::super::server::tests::followed;
+    use super::*;
+
+    const CONFIG_MAP: &str = "{apiVersion: v1, kind: ConfigMap, metadata: {name: app}}";
+
+    /// How many objects a pod of the API server and a static pod get, and whether podfs knows them all.
+    fn answers(registry: &ObjectRegistry, want: &WantedObject) -> [(usize, bool); 2] {
+        [false, true].map(|is_static| {
+            let answer = registry.answer(want, is_static);
+            (answer.objects.len(), answer.absence.is_none())
+        })
+    }
+
+    #[tokio::test]
+    async fn a_static_pod_waits_for_a_file_that_podfs_cannot_read_and_another_pod_takes_the_object_of_the_server() {
+        let registry = ObjectRegistry::new(true, None);
+        registry.take_files(Arc::default(), Some(Path::new("bad.yaml")));
+        let want = WantedObject::Object(objects(CONFIG_MAP)[0].key().clone());
+        registry.entries.insert(want.clone(), RegisteredObject { followed: Some(followed()), ..Default::default() });
+        let update = |update| {
+            let mut entry = registry.entries.get_mut(&want).expect("it was inserted");
+            entry.followed.as_mut().expect("it is followed").take(TaskMessage::Update(update));
+        };
+        update(ObjectUpdate::Absent);
+        assert_eq!(answers(&registry, &want), [(0, false), (0, false)]);
+        update(ObjectUpdate::Is(Arc::new(objects(CONFIG_MAP))));
+        assert_eq!(answers(&registry, &want), [(1, true), (0, false)]);
+        registry.take_files(Arc::default(), None);
+        assert_eq!(answers(&registry, &want), [(1, true), (1, true)]);
+    }
+
+    #[test]
+    fn not_all_bundles_of_a_signer_are_known_while_podfs_cannot_read_a_file() {
+        let bundle = "{apiVersion: certificates.k8s.io/v1beta1, kind: ClusterTrustBundle, metadata: {name: 'x.io:y:one'}, \
+                      spec: {signerName: x.io/y, \
+                      trustBundle: \"-----BEGIN CERTIFICATE-----\\nAAAA\\n-----END CERTIFICATE-----\"}}";
+        let files: FileObjects = objects(bundle).into_iter().map(|object| (object.key().clone(), object)).collect();
+        let (registry, files) = (ObjectRegistry::new(true, None), Arc::new(files));
+        let want = WantedObject::BundlesOf("x.io/y".to_owned());
+        registry.take_files(Arc::clone(&files), Some(Path::new("bad.yaml")));
+        assert_eq!(answers(&registry, &want), [(1, false), (1, false)]);
+        registry.take_files(files, None);
+        assert_eq!(answers(&registry, &want), [(1, true), (1, true)]);
     }
 }

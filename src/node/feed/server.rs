@@ -250,11 +250,12 @@ fn map<A, B>(update: ObjectUpdate<A>, to: impl FnOnce(Arc<A>) -> B) -> ObjectUpd
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use super::super::object::tests::objects;
     use super::*;
 
-    fn followed() -> FollowedObject {
+    /// An object about which the server has not answered.
+    pub(in super::super) fn followed() -> FollowedObject {
         let task = AbortOnDrop::spawn(async {});
         FollowedObject {
             id: 0,

@@ -265,3 +265,27 @@ async fn a_token_without_an_issuer_is_unknown_with_advice() {
     assert_eq!((first.unknown[0].kind.as_str(), first.unknown[0].audience.as_deref()), ("TokenRequest", Some("vault")));
     assert!(first.unknown[0].reason.contains("--kubeconfig"));
 }
+
+#[tokio::test]
+async fn an_object_is_unknown_while_it_may_be_in_a_file_that_podfs_has_never_read() {
+    let mut home = FeedHome::open(&[("app.yaml", "kind: ["), ("web.yaml", &pod("web", "u1", APP))]).await;
+    assert!(home.next().await.starts_with("trouble Files: app.yaml:1:7: "));
+    let pods = home.pods().await;
+    let mut follower = home.feed.objects().follow(&pods[0]);
+    let reason = |push: &Push| push.unknown.iter().map(|unknown| unknown.reason.clone()).collect::<Vec<_>>().join("; ");
+    let may_be_in = |home: &FeedHome, name: &str| {
+        let file = home.path(name);
+        format!("ConfigMap default/app may be in {}, which podfs cannot read; mend or remove this file", file.display())
+    };
+    let first = push(&mut follower).await;
+    assert_eq!((reason(&first), first.settling), (may_be_in(&home, "app.yaml"), false));
+    fs::rename(home.path("app.yaml"), home.path("moved.yaml")).expect("renamed");
+    assert_eq!(reason(&push(&mut follower).await), may_be_in(&home, "moved.yaml"));
+    home.write("moved.yaml", &config_map("default", "app", "1"));
+    let mended = push(&mut follower).await;
+    assert_eq!((shown(&mended), reason(&mended)), (vec!["ConfigMap app 1".to_owned()], String::new()));
+    // podfs has read everything, so a new file that it cannot read hides no deletion.
+    home.write("new.yaml", "kind: [");
+    fs::remove_file(home.path("moved.yaml")).expect("removed");
+    assert_eq!(push(&mut follower).await.delete[0].name, "app");
+}

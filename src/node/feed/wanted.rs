@@ -1,6 +1,7 @@
 //! The references of pods to objects, and why podfs does not know an object.
 
 use std::collections::BTreeSet;
+use std::path::Path;
 
 use tokio::time::Instant;
 
@@ -26,6 +27,15 @@ pub(super) struct Absence {
     pub(super) reason: String,
     /// When podfs reports this as a problem; `None` if at once.
     pub(super) settles: Option<Instant>,
+}
+
+impl Absence {
+    /// The object may be in a file that podfs has never been able to read.
+    pub(super) fn in_unread_file(want: &WantedObject, file: &Path) -> Absence {
+        let (title, file) = (want.title(), file.display());
+        let reason = format!("{title} may be in {file}, which podfs cannot read; mend or remove this file");
+        Absence { reason, settles: None }
+    }
 }
 
 impl WantedObject {

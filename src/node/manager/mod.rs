@@ -69,7 +69,7 @@ use events::Events;
 use housekeeping::{HOUSEKEEPING_INTERVAL, Housekeeping};
 use operations::EndedOperation;
 use pods::Pods;
-use pusher::{Backings, Pushers};
+use pusher::{PusherReport, Pushers};
 use recovery::Recovered;
 use retirements::Retirements;
 use unmounts::Unmounts;
@@ -93,7 +93,7 @@ pub struct Manager {
     pushers: Pushers,
     /// The backings of volumes, as the pushers reported them last.
     backings: BTreeMap<VolumeId, Backing>,
-    new_backings: mpsc::UnboundedReceiver<Backings>,
+    pusher_reports: mpsc::UnboundedReceiver<PusherReport>,
     events: Events,
     claims: Claims,
     containers: PodContainers,
@@ -147,7 +147,7 @@ impl Manager {
         let (sender, commands) = mpsc::channel(MAX_COMMANDS);
         let (end_sender, ends) = mpsc::unbounded_channel();
         let (state, receiver) = watch::channel(Arc::default());
-        let (pushers, new_backings) = Pushers::new(feed.objects(), supervisors.clone(), feed.client());
+        let (pushers, pusher_reports) = Pushers::new(feed.objects(), supervisors.clone(), feed.client());
         let mut manager = Manager {
             pods: Pods::new(settings.sources, settings.release_when_gone),
             desired: DesiredWorld::default(),
@@ -156,7 +156,7 @@ impl Manager {
             executor: Executor::default(),
             pushers,
             backings: BTreeMap::new(),
-            new_backings,
+            pusher_reports,
             supervisors,
             pids: BTreeMap::new(),
             ending: BTreeMap::new(),
@@ -217,7 +217,7 @@ impl Manager {
                 Some(ended) = self.ends.recv() => self.take_end(ended),
                 started = self.without_volumes.next() => self.take_start(started),
                 ended = self.retirements.next() => self.take_retirement(ended),
-                Some((uid, backings)) = self.new_backings.recv() => self.take_backings(&uid, backings),
+                Some(report) = self.pusher_reports.recv() => self.take_pusher_report(report),
                 () = sleep_until(retry.unwrap_or(before)), if retry.is_some() => {}
                 () = self.unmounts.look_is_due() => self.look_at_mounts(),
                 _ = housekeeping.tick() => self.keep_house(),
@@ -320,13 +320,6 @@ impl Manager {
         if let Some(pod) = wanted.or_else(|| self.pods.get(uid).map(|known| &known.pod)) {
             self.pushers.start(pod);
         }
-    }
-
-    /// Notes the backings of a pod's volumes. A volume whose claim is gone keeps its last entry, because it is still mounted.
-    fn take_backings(&mut self, uid: &PodUid, backings: BTreeMap<String, Backing>) {
-        self.touch(uid);
-        let id = |volume| VolumeId { pod: uid.clone(), volume };
-        self.backings.extend(backings.into_iter().map(|(volume, backing)| (id(volume), backing)));
     }
 
     /// Takes the status of a supervisor.

@@ -29,8 +29,9 @@ pub(super) fn of_pod(
     supervisor: Option<u32>,
     containers: &[ContainerEntry],
 ) -> PodEntry {
-    let identity = known.map(|known| &known.pod.pod.identity);
     let wanted = worlds.desired.pod(uid);
+    let pod = wanted.map(|wanted| &wanted.pod).or(known.map(|known| &known.pod));
+    let identity = pod.map(|pod| &pod.pod.identity);
     let described = known.filter(|known| known.is_described);
     PodEntry {
         namespace: identity.map(|identity| identity.namespace.clone()),

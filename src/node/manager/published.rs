@@ -32,6 +32,7 @@ impl Manager {
             self.complete(&uid, &mut entry);
             self.add_failed_retirement(&uid, &mut entry);
             entry.notes.extend(self.ending.get(&uid).cloned());
+            entry.notes.extend(self.pushers.failure(&uid));
             if is_lost && known.is_none() {
                 entry.notes.push(LOST.to_owned());
             }

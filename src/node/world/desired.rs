@@ -14,10 +14,14 @@ use std::sync::Arc;
 use super::VolumeId;
 use super::actual::ActualWorld;
 use super::sentences::DistinctSentences;
-use crate::manifest::pod::{Pod, PodUid};
+use crate::manifest::pod::{Pod, PodIdentity, PodUid};
 use crate::node::plugin::PluginRegistry;
 use crate::node::pod::{NodePod, PodOrigin};
 use crate::volume::{ClaimUsage, Volume, VolumeSource, keep_volume};
+
+/// How podfs takes a description that it refuses of a pod that it serves.
+const MAKE_ANEW: &str =
+    "give the pod another uid, or remove it, release it with podfs node release, and then add it again";
 
 /// The pods that want volumes.
 #[derive(Debug, Default)]
@@ -28,13 +32,15 @@ pub struct DesiredWorld {
 /// A pod that wants volumes.
 #[derive(Clone, Debug)]
 pub struct DesiredPod {
-    /// The pod, as its source described it last, but with the earlier definitions of the volumes that stay as they were.
+    /// The pod, as its source described it last, but with its earlier name and namespace, and with the earlier definitions of
+    /// the volumes that stay as they were.
     pub pod: NodePod,
     /// The volumes that its containers use, by their names.
     pub volumes: BTreeMap<String, DesiredVolume>,
     /// Why podfs does not serve volumes that containers use, or not as the pod describes them now.
     pub errors: DistinctSentences,
-    /// The volumes that stay although no container of the manifest uses them any more. Nothing is missing.
+    /// What stays as it was: the name of the pod, and volumes that no container of the manifest uses any more. No volume is
+    /// missing.
     pub notes: DistinctSentences,
 }
 
@@ -58,6 +64,13 @@ impl DesiredPod {
             (BTreeMap::new(), DistinctSentences::default(), DistinctSentences::default());
         let described = Arc::clone(&pod.pod);
         let uid = &described.identity.uid;
+        if let Some(before) = &before
+            && before.pod.pod.identity != described.identity
+        {
+            let (name, kept) = (&described.identity, &before.pod.pod.identity);
+            notes.add(format!("the pod is described as {name} now, and stays {kept}; {MAKE_ANEW}"));
+            keep_name(&mut pod, kept);
+        }
         let known = |name: &str| before.as_ref().and_then(|before| Some((before, before.volumes.get(name)?)));
         for volume in &described.volumes {
             let (name, known) = (volume.name.as_str(), known(volume.name.as_str()));
@@ -65,8 +78,7 @@ impl DesiredPod {
                 if let Some((before, kept)) = known.filter(|(_, known)| !known.volume.source.can_become(&volume.source))
                 {
                     errors.add(format!(
-                        "volume {name:?} is described otherwise than when it was mounted, and stays as it is; give the pod \
-                         another uid, or delete it and make it anew"
+                        "volume {name:?} is described otherwise than when it was mounted, and stays as it is; {MAKE_ANEW}"
                     ));
                     volumes.insert(name.to_owned(), kept.clone());
                     keep(&mut pod, before, kept);
@@ -113,6 +125,13 @@ impl DesiredPod {
     pub fn is_processed(&self) -> bool {
         self.errors.is_empty()
     }
+}
+
+/// Gives the pod its earlier name and namespace. The pod's supervisor refuses a manifest or objects for another name.
+fn keep_name(pod: &mut NodePod, kept: &PodIdentity) {
+    let metadata = &mut Arc::make_mut(&mut pod.manifest)["metadata"];
+    (metadata["name"], metadata["namespace"]) = (kept.name.as_str().into(), kept.namespace.as_str().into());
+    Arc::make_mut(&mut pod.pod).identity = kept.clone();
 }
 
 /// Gives the pod the earlier definition of a volume. The pod's supervisor refuses a manifest with another one of a

@@ -10,6 +10,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use super::SourceError;
+use super::error::ScanProblem;
 use super::find::{ConfiguredPath, FileToRead, FoundFiles, PathRole};
 use super::read::{Stamp, read};
 use super::read_check::{DocumentUpdate, ReadCheck};
@@ -149,7 +150,7 @@ impl<S: FileCombiner> DocumentStore<S> {
         loop {
             let scan = self.scan(watcher);
             if let Some(problem) = scan.problems.into_iter().next() {
-                return Err(problem);
+                return Err(problem.error);
             }
             latest = scan.combined.or(latest);
             match (scan.being_written, latest.take()) {
@@ -170,7 +171,7 @@ impl<S: FileCombiner> DocumentStore<S> {
             latest = scan.combined.take().or(latest);
             match &scan.being_written {
                 Some(_) if Instant::now() <= deadline && watcher.wait() => continue,
-                Some(path) => scan.problems.push(SourceError::BeingWritten(path.clone())),
+                Some(path) => scan.problems.push(ScanProblem::new(SourceError::BeingWritten(path.clone()))),
                 None => {}
             }
             self.report(&scan.problems);
@@ -185,8 +186,8 @@ impl<S: FileCombiner> DocumentStore<S> {
         scan
     }
 
-    fn report(&mut self, problems: &[SourceError]) {
-        let sentences = problems.iter().map(SourceError::while_running).collect();
+    fn report(&mut self, problems: &[ScanProblem]) {
+        let sentences = problems.iter().map(ScanProblem::sentence).collect();
         self.problems_before = std::mem::replace(&mut self.problems, sentences);
     }
 
@@ -244,16 +245,16 @@ impl<S: FileCombiner> DocumentStore<S> {
                     let until = old.as_mut().filter(|_| !unreadable.keeps).and_then(|entry| entry.counts_until(now));
                     absent_until.extend(until);
                     if until.is_none() {
-                        problems.push(unreadable.problem);
+                        let has_earlier_content = old.as_ref().is_some_and(|entry| entry.contents.is_some());
+                        problems.push(ScanProblem { error: unreadable.problem, has_earlier_content });
                     }
                     old.filter(|_| unreadable.keeps || until.is_some())
                 }
             };
-            if is_there && entry.as_ref().is_none_or(|entry| entry.contents.is_none()) {
-                unread.insert(target.path.clone());
-            }
-            if let Some(entry) = entry {
-                self.files.insert(target.path, entry);
+            match entry {
+                Some(entry) => drop(self.files.insert(target.path, entry)),
+                None if is_there => drop(unread.insert(target.path)),
+                None => {}
             }
         }
         for (path, mut entry) in before {
@@ -267,13 +268,16 @@ impl<S: FileCombiner> DocumentStore<S> {
                 self.files.insert(path, entry);
             }
         }
+        let without_contents = self.files.iter().filter(|(_, entry)| entry.contents.is_none());
+        unread.extend(without_contents.map(|(path, _)| path.clone()));
         let being_written = check.being_written();
         absent_until.into_iter().for_each(|until| watcher.activity.scan_at(until));
         let combined = self.combine_present().unwrap_or_else(|problem| {
-            problems.push(problem.into());
+            problems.push(ScanProblem::new(problem.into()));
             None
         });
-        problems.extend(self.combiner.problems().into_iter().map(SourceError::Combined));
+        let combined_problems = self.combiner.problems().into_iter();
+        problems.extend(combined_problems.map(|problem| ScanProblem::new(SourceError::Combined(problem))));
         ScanResult { problems, being_written, unread, combined }
     }
 
@@ -284,7 +288,7 @@ impl<S: FileCombiner> DocumentStore<S> {
         stamp: Stamp,
         bytes: &[u8],
         old: Option<StoredFile<S::Contents>>,
-        problems: &mut Vec<SourceError>,
+        problems: &mut Vec<ScanProblem>,
     ) -> StoredFile<S::Contents> {
         let fingerprint = self.fingerprint(target.role, bytes);
         let old = old.and_then(|entry| entry.contents);
@@ -293,7 +297,7 @@ impl<S: FileCombiner> DocumentStore<S> {
             old => match self.combiner.parse(target.role, &target.path, bytes) {
                 Ok(documents) => (true, Some(Fingerprinted { fingerprint, documents })),
                 Err(problem) => {
-                    problems.push(problem.into());
+                    problems.push(ScanProblem { error: problem.into(), has_earlier_content: old.is_some() });
                     (false, old)
                 }
             },
@@ -355,10 +359,10 @@ impl<S: FileCombiner> DocumentStore<S> {
 
 /// The result of a scan.
 pub(super) struct ScanResult<W> {
-    problems: Vec<SourceError>,
+    problems: Vec<ScanProblem>,
     /// A file that was left out because a process is writing it.
     being_written: Option<PathBuf>,
-    /// Files that exist, and that podfs has never read.
+    /// Files that podfs has never been able to read. One that was removed less than a second ago counts.
     pub(super) unread: BTreeSet<PathBuf>,
     /// The documents of all files, combined, if they differ from those of the last scan.
     pub(super) combined: Option<W>,
@@ -368,7 +372,8 @@ impl<W> ScanResult<W> {
     /// The first problem for which [`DocumentStore::first_scan`] would refuse these files.
     pub(super) fn start_problem(&self) -> Option<String> {
         // A podfs that starts has no earlier content with which the documents have to go together.
-        let mut problems = self.problems.iter().filter(|problem| !matches!(problem, SourceError::Combined(_)));
+        let errors = self.problems.iter().map(|problem| &problem.error);
+        let mut problems = errors.filter(|error| !matches!(error, SourceError::Combined(_)));
         problems.next().map(ToString::to_string)
     }
 }

@@ -92,18 +92,32 @@ pub enum SourceError {
     Thread(#[source] io::Error),
 }
 
-impl SourceError {
-    /// The sentence for a problem that comes up while the pod runs: it adds which content podfs uses.
-    pub(super) fn while_running(&self) -> String {
-        match self {
-            Self::Unreadable { .. }
-            | Self::WrongType { .. }
-            | Self::PodOfWrongType { .. }
-            | Self::TooLarge { .. }
-            | Self::Manifest(_) => {
-                format!("{self}; until then, podfs uses the earlier content")
-            }
-            _ => self.to_string(),
+/// A problem that a scan of the files has found.
+pub(super) struct ScanProblem {
+    pub(super) error: SourceError,
+    /// Whether podfs has read content there before, which it uses now.
+    pub(super) has_earlier_content: bool,
+}
+
+impl ScanProblem {
+    /// A problem of something that podfs has used before, or whose error says what podfs uses.
+    pub(super) fn new(error: SourceError) -> ScanProblem {
+        ScanProblem { error, has_earlier_content: true }
+    }
+
+    /// The sentence while the pod runs: it adds which content podfs uses.
+    pub(super) fn sentence(&self) -> String {
+        let content = match self.has_earlier_content {
+            true => "podfs uses the earlier content",
+            false => "podfs uses none of its content, and mounted volumes keep theirs",
+        };
+        match &self.error {
+            error @ (SourceError::Unreadable { .. }
+            | SourceError::WrongType { .. }
+            | SourceError::PodOfWrongType { .. }
+            | SourceError::TooLarge { .. }
+            | SourceError::Manifest(_)) => format!("{error}; until then, {content}"),
+            error => error.to_string(),
         }
     }
 }
@@ -117,9 +131,10 @@ mod tests {
     fn a_problem_says_once_which_content_podfs_uses() {
         let origin = Origin::file("web.yaml".as_ref());
         let problem = |sentence: &str| ManifestError::invalid(&origin, "metadata.name", sentence);
-        let invalid = SourceError::Manifest(problem("is bad")).while_running();
+        let sentence = |error| ScanProblem::new(error).sentence();
+        let invalid = sentence(SourceError::Manifest(problem("is bad")));
         assert_eq!(invalid, "web.yaml: metadata.name: is bad; until then, podfs uses the earlier content");
         let first = "is there twice; until then, podfs goes by the first one";
-        assert_eq!(SourceError::Combined(problem(first)).while_running(), format!("web.yaml: metadata.name: {first}"));
+        assert_eq!(sentence(SourceError::Combined(problem(first))), format!("web.yaml: metadata.name: {first}"));
     }
 }

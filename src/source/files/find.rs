@@ -7,6 +7,7 @@ use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
 
 use super::SourceError;
+use super::error::ScanProblem;
 use super::read::FileId;
 use super::route::{Route, is_manifest};
 use super::watch::Watcher;
@@ -81,7 +82,7 @@ pub(super) struct FoundFiles {
     pub(super) targets: Vec<FileToRead>,
     /// Configured paths that cannot be inspected now; their files stay as they were.
     pub(super) kept: HashSet<usize>,
-    pub(super) problems: Vec<SourceError>,
+    pub(super) problems: Vec<ScanProblem>,
 }
 
 impl FoundFiles {
@@ -100,7 +101,7 @@ impl FoundFiles {
                 Ok(true) => watcher.activity.request_scan(),
                 Ok(false) => {}
                 Err(problem) => {
-                    found.problems.push(problem);
+                    found.problems.push(ScanProblem::new(problem));
                     watcher.activity.scan_later();
                 }
             }
@@ -112,13 +113,13 @@ impl FoundFiles {
         let real = route.follow(&root.path).unwrap_or_else(|| root.path.clone());
         match fs::metadata(&root.path) {
             Ok(metadata) if metadata.is_dir() && root.role == PathRole::Objects => {
-                if let Err(problem) = self.add_directory(number, root, &real, &metadata, route) {
-                    self.problems.push(problem);
+                if let Err(error) = self.add_directory(number, root, &real, &metadata, route) {
+                    self.problems.push(ScanProblem { error, has_earlier_content: root.was_listed() });
                     self.kept.insert(number);
                 }
             }
             Err(error) if error.kind() == ErrorKind::NotFound && root.directory.is_some() => {
-                self.problems.push(SourceError::DirectoryGone(root.path.clone()));
+                self.problems.push(ScanProblem::new(SourceError::DirectoryGone(root.path.clone())));
                 self.kept.insert(number);
             }
             // If the path cannot be read, the scan's reading reports why.

@@ -193,7 +193,7 @@ pub(crate) struct Scanned<W> {
     pub(crate) combined: Option<W>,
     /// The present problems, one sentence each.
     pub(crate) problems: BTreeSet<String>,
-    /// Files that exist, and that podfs has never read.
+    /// Files that podfs has never been able to read. One that was removed less than a second ago counts.
     pub(crate) unread: BTreeSet<PathBuf>,
     /// Whether the configured path was found, now or earlier: until then, its content is unknown.
     pub(crate) is_found: bool,

@@ -11,7 +11,7 @@ use crate::manifest::pod::{Pod, from_template, only_pod};
 use crate::manifest::{KnownObjects, ManifestError, Origin, check_spelling, parse_documents};
 use crate::source::Snapshot;
 
-/// The API server's error for new content of an immutable object, and the advice.
+/// The API server's error for a change of an immutable object, and the advice.
 pub(crate) const IMMUTABLE: &str = "field is immutable when `immutable` is set; delete the object and create it again; until then, \
     podfs uses the earlier content";
 
@@ -20,8 +20,8 @@ pub(super) struct PodAndObjects {
     accepted: AcceptedDocuments,
     /// The objects of the last snapshot.
     objects: Objects,
-    /// Documents that change an immutable object.
-    refused: Vec<Origin>,
+    /// Documents that change an immutable object, and the fields that they change.
+    refused: Vec<(Origin, &'static str)>,
 }
 
 /// The good documents of a file.
@@ -74,6 +74,6 @@ impl FileCombiner for PodAndObjects {
     }
 
     fn problems(&self) -> Vec<ManifestError> {
-        self.refused.iter().map(|origin| ManifestError::invalid(origin, "data", IMMUTABLE)).collect()
+        self.refused.iter().map(|(origin, field)| ManifestError::invalid(origin, field, IMMUTABLE)).collect()
     }
 }

@@ -42,6 +42,14 @@ pub enum AskError {
         /// The problem with the answer.
         reason: String,
     },
+    /// The question is longer than a supervisor takes.
+    #[error("the objects are {length} bytes long, and a supervisor takes at most {longest}; make them smaller")]
+    TooLong {
+        /// The length of the question in bytes.
+        length: usize,
+        /// The limit in bytes.
+        longest: usize,
+    },
     /// The listening process belongs to another user.
     #[error(
         "uid {uid} listens on {}, not podfs; nothing was sent to it; find out which process has made the socket, and remove it",

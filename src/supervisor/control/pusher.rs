@@ -12,7 +12,7 @@ use tokio::time::timeout;
 
 use super::client::{AskError, SupervisorConnection, understand};
 use super::frames::Frames;
-use super::protocol::{ControlAnswer, ControlQuestion, Envelope, LONGEST_ANSWER, PROTOCOL};
+use super::protocol::{ControlAnswer, ControlQuestion, Envelope, LONGEST_ANSWER, LONGEST_PUSH, PROTOCOL};
 use crate::source::{Push, PushCounts};
 use crate::supervisor::run_dir::file_names::CONTROL;
 
@@ -41,7 +41,7 @@ impl PushConnection {
     /// Sends objects to the supervisor. After an error, open another connection.
     ///
     /// # Errors
-    /// When the supervisor refuses the objects, does not answer within `limit`, or has closed the connection. A
+    /// When the objects are too long, or the supervisor refuses them, does not answer within `limit`, or has closed the connection. A
     /// supervisor of an older podfs closes the connection after one push, and an upgrade closes all connections.
     pub async fn push(&mut self, push: Push, limit: Duration) -> Result<PushCounts, AskError> {
         let pid = self.pid;
@@ -49,6 +49,10 @@ impl PushConnection {
         let message = ControlQuestion::Push(push);
         let question = frame(&Envelope { version: PROTOCOL, message: &message, stays: true });
         let question = question.map_err(|error| silent(&error.to_string()))?;
+        let length = question.len();
+        if length > LONGEST_PUSH {
+            return Err(AskError::TooLong { length, longest: LONGEST_PUSH });
+        }
         let answered = timeout(limit, async {
             self.frames.stream.write_all(&question).await?;
             self.frames.next(LONGEST_ANSWER).await

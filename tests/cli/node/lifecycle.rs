@@ -262,3 +262,43 @@ fn a_redefined_volume_follows_the_object_of_its_mount() {
     node.put("app.yaml", &config_map("app", &[("key", "three")]));
     wait_content(&config.join("key"), "three");
 }
+
+#[test]
+fn a_pod_that_is_renamed_under_its_uid_follows_its_objects_under_its_earlier_name() {
+    let node = Node::new();
+    node.put("app.yaml", &config_map("app", &[("key", "one")]));
+    let name = "{name: name, downwardAPI: {items: [{path: name, fieldRef: {fieldPath: metadata.name}}]}}";
+    let web = pod("web", &[CONFIG, name], &["config", "name"]);
+    node.put("web.yaml", &web);
+    let _daemon = node.start();
+    node.expect(&["wait", "default/web"]);
+    let (config, name) = (node.path("web", "config"), node.path("web", "name"));
+    node.put("web.yaml", &web.replace("name: web, uid", "name: new, uid"));
+    eventually("the pod says that it keeps its name", || {
+        let notes = node.pod("web").expect("the pod")["notes"].to_string();
+        notes.contains("the pod is described as default/new now, and stays default/web")
+    });
+    node.put("app.yaml", &config_map("app", &[("key", "two")]));
+    wait_content(&config.join("key"), "two");
+    assert_eq!(fs::read_to_string(name.join("name")).expect("the name"), "web");
+}
+
+#[test]
+fn a_pod_says_why_its_supervisor_does_not_take_objects() {
+    let node = Node::new();
+    let app = config_map("app", &[("key", "one")]);
+    let annotated = format!(r#""metadata":{{"annotations":{{"a":"{}"}},"#, "x".repeat(17 << 20));
+    let too_long = app.replacen(r#""metadata":{"#, &annotated, 1);
+    assert!(too_long.len() > app.len());
+    node.put("app.yaml", &too_long);
+    node.put("web.yaml", &pod("web", &[CONFIG], &["config"]));
+    let _daemon = node.start();
+    let says_why = || {
+        let web = node.pod("web").unwrap_or_default();
+        web["notes"].to_string().contains("bytes long, and a supervisor takes at most")
+    };
+    eventually("the pod says why", says_why);
+    node.put("app.yaml", &app);
+    node.expect(&["wait", "default/web"]);
+    eventually("it says so no more", || !says_why());
+}

@@ -311,3 +311,24 @@ fn rc_02_the_next_daemon_keeps_a_released_pod_until_it_has_removed_it() {
     drop(immutable);
     eventually("nothing of the pod is left", || node.is_clean("uid-web") && node.pod("web").is_none());
 }
+
+#[test]
+fn a_daemon_that_starts_while_a_file_is_invalid_keeps_the_content_of_optional_volumes() {
+    let node = Node::new();
+    node.put("app.yaml", &config_map("app", &[("key", "one")]));
+    node.put("web.yaml", &pod("web", &["{name: config, configMap: {name: app, optional: true}}"], &["config"]));
+    let mut daemon = node.start();
+    node.expect(&["wait", "default/web"]);
+    let config = node.path("web", "config");
+    node.put("app.yaml", "kind: [");
+    daemon.signal(Signal::SIGTERM);
+    daemon.wait();
+    let _daemon = node.start();
+    eventually("the volume says why it does not follow its object", || {
+        let reason = node.volume("web", "config").unwrap_or_default()["reason"].to_string();
+        reason.contains("ConfigMap default/app may be in ") && reason.contains("app.yaml, which podfs cannot read")
+    });
+    assert_eq!(fs::read_to_string(config.join("key")).expect("its content stays"), "one");
+    node.put("app.yaml", &config_map("app", &[("key", "two")]));
+    wait_content(&config.join("key"), "two");
+}

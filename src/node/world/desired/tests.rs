@@ -138,3 +138,24 @@ fn vm_10_a_redefined_volume_stays_in_the_manifest_and_holds_back_no_new_volume()
     let DesiredPod { pod, .. } = desired.pod(&uid("u")).expect("the pod");
     assert_eq!(pod.manifest["spec"]["volumes"][0]["hostPath"]["path"], "/srv", "no container uses it any more");
 }
+
+#[test]
+fn a_pod_that_is_renamed_under_its_uid_keeps_its_name() {
+    let (mut desired, plugins) = (DesiredWorld::default(), PluginRegistry::built_in());
+    let volumes = ["{name: a, emptyDir: {}}", "{name: b, emptyDir: {}}"];
+    desired.put(pod("u", &volumes, &["a"]), &plugins, &ActualWorld::default());
+    let before = desired.pod(&uid("u")).expect("the pod").pod.pod.identity.clone();
+    let mut renamed = pod("u", &volumes, &["a", "b"]);
+    Arc::make_mut(&mut renamed.manifest)["metadata"] = json!({"name": "new", "namespace": "shop", "uid": "u"});
+    let identity = &mut Arc::make_mut(&mut renamed.pod).identity;
+    (identity.name, identity.namespace) = ("new".to_owned(), "shop".to_owned());
+    for _ in 0..2 {
+        desired.put(renamed.clone(), &plugins, &ActualWorld::default());
+        let DesiredPod { pod, volumes, notes, .. } = desired.pod(&uid("u")).expect("the pod");
+        assert_eq!((&pod.pod.identity, volumes.len()), (&before, 2));
+        assert_eq!(pod.manifest["metadata"], json!({"name": "p-u", "namespace": "default", "uid": "u"}));
+        let notes: Vec<_> = notes.iter().collect();
+        let sentence = "the pod is described as shop/new now, and stays default/p-u; ";
+        assert!(notes.len() == 1 && notes[0].starts_with(sentence), "{notes:?}");
+    }
+}

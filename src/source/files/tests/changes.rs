@@ -184,6 +184,21 @@ async fn an_immutable_object_keeps_its_content_until_it_was_gone() {
 }
 
 #[tokio::test]
+async fn an_immutable_object_cannot_become_a_mutable_one() {
+    // CM-12
+    let immutable = |value| config_map("app", value).replace("kind:", "immutable: true\nkind:");
+    let home = ManifestHome::with_objects(&[("other", "1")]);
+    home.write("objects/app.yaml", &immutable("1"));
+    let mut watched = home.watch();
+    for (app, other) in [("1", "2"), ("2", "3")] {
+        home.replace("objects/app.yaml", &config_map("app", app));
+        home.replace("objects/other.yaml", &config_map("other", other));
+        watched.until("other", Some(other)).await;
+        assert_eq!(watched.value("app"), Some("1"));
+    }
+}
+
+#[tokio::test]
 async fn a_file_that_an_editor_removes_and_writes_again_is_never_gone() {
     let home = ManifestHome::with_objects(&[("app", "1")]);
     let mut watched = home.watch();

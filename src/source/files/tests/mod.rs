@@ -86,6 +86,15 @@ impl ManifestHome {
         store.first_scan(&mut watcher).expect("good manifests");
         Steps { watcher, store, signals }
     }
+
+    /// As [`Self::step_by_step`], without the files that podfs cannot read.
+    fn step_by_step_of_good_files(&self, objects: &[&str]) -> Steps {
+        let roots = objects.iter().map(|name| ConfiguredPath::objects(self.path(name))).collect();
+        let (mut watcher, signals) = Watcher::new().expect("a watcher");
+        let mut store = DocumentStore::new(PodAndObjects::new(AcceptedDocuments::Pods), None, roots).expect("a store");
+        store.first_scan_of_good_files(&mut watcher);
+        Steps { watcher, store, signals }
+    }
 }
 
 /// A source and its latest snapshot.

@@ -128,3 +128,27 @@ async fn the_last_file_of_a_directory_may_be_deleted() {
     watched.change().await;
     assert_eq!(watched.value("app"), None);
 }
+
+#[test]
+fn a_problem_of_a_file_that_was_never_valid_names_no_earlier_content() {
+    let home = ManifestHome::with_objects(&[("app", "1")]);
+    let mut steps = home.step_by_step(&["objects"]);
+    home.write("objects/new.yaml", "a: [hunter2\n");
+    assert!(steps.scan().is_none());
+    let problems: Vec<_> = steps.store.problems().collect();
+    let sentence = "; until then, podfs uses none of its content, and mounted volumes keep theirs";
+    assert!(matches!(problems[..], [only] if only.ends_with(sentence)), "{problems:?}");
+}
+
+#[test]
+fn a_file_that_was_never_valid_is_unread_until_it_has_been_gone_for_a_second() {
+    let home = ManifestHome::with_objects(&[("app", "1")]);
+    home.write("objects/bad.yaml", "a: [hunter2\n");
+    let mut steps = home.step_by_step_of_good_files(&["objects"]);
+    fs::remove_file(home.path("objects/bad.yaml")).expect("a removal");
+    assert!(steps.watcher.wait());
+    let unread = steps.store.next_scan(&mut steps.watcher).unread;
+    assert_eq!(unread.into_iter().collect::<Vec<_>>(), [home.path("objects/bad.yaml")]);
+    assert!(steps.watcher.wait());
+    assert!(steps.store.next_scan(&mut steps.watcher).unread.is_empty());
+}
