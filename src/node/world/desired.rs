@@ -39,8 +39,8 @@ pub struct DesiredPod {
     pub volumes: BTreeMap<String, DesiredVolume>,
     /// Why podfs does not serve volumes that containers use, or not as the pod describes them now.
     pub errors: DistinctSentences,
-    /// What stays as it was: the name of the pod, and volumes that no container of the manifest uses any more. No volume is
-    /// missing.
+    /// What stays as it was: the name of the pod, volumes that are described otherwise now, and volumes that no container of the
+    /// manifest uses any more. No volume is missing.
     pub notes: DistinctSentences,
 }
 
@@ -77,7 +77,9 @@ impl DesiredPod {
             if is_used(&described, volume) {
                 if let Some((before, kept)) = known.filter(|(_, known)| !known.volume.source.can_become(&volume.source))
                 {
-                    errors.add(format!(
+                    // Containers of the pod have the volume; nothing is missing.
+                    let sentences = if was_mounted(actual, uid, name) { &mut notes } else { &mut errors };
+                    sentences.add(format!(
                         "volume {name:?} is described otherwise than when it was mounted, and stays as it is; {MAKE_ANEW}"
                     ));
                     volumes.insert(name.to_owned(), kept.clone());
@@ -125,6 +127,11 @@ impl DesiredPod {
     pub fn is_processed(&self) -> bool {
         self.errors.is_empty()
     }
+}
+
+fn was_mounted(actual: &ActualWorld, pod: &PodUid, volume: &str) -> bool {
+    let id = VolumeId { pod: pod.clone(), volume: volume.to_owned() };
+    actual.volume(&id).is_some_and(|volume| volume.was_mounted)
 }
 
 /// Gives the pod its earlier name and namespace. The pod's supervisor refuses a manifest or objects for another name.
