@@ -127,6 +127,23 @@ fn chown_without_ids_does_as_on_the_disk() {
 }
 
 #[test]
+fn chown_in_a_user_namespace_does_as_on_the_disk() {
+    the_mount_does_as_the_disk(|root, answers| {
+        for (bits, ids) in [(0o4755, "-1, -1"), (0o2755, "-1, -1"), (0o2644, "0, 0")] {
+            let path = root.join("file");
+            fs::write(&path, "a program").expect("written");
+            chown(&path, Some(4711), Some(4711)).expect("root may");
+            fs::set_permissions(&path, Permissions::from_mode(bits)).expect("the mode is set");
+            let mut command = Command::new("setpriv");
+            command.args(["--reuid=4711", "--regid=4711", "--clear-groups", "unshare", "--user", "--map-root-user"]);
+            command.args(["python3", "-c", &format!("import os; os.chown('file', {ids})")]).current_dir(root);
+            answers.see("it succeeds", command.status().expect("setpriv runs").success());
+            answers.see("mode", mode(&path));
+        }
+    });
+}
+
+#[test]
 fn setgid_goes_with_the_old_group_of_a_file_if_its_owner_is_not_in_it() {
     the_mount_does_as_the_disk(|root, answers| {
         for bits in [0o2767, 0o6644, 0o2755, 0o644] {

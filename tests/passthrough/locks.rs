@@ -1,7 +1,7 @@
 //! Locks: flock, POSIX and OFD locks through one mount conflict with locks through another mount of the same directory, and
 //! with locks of the host (HP-10).
 
-use std::fs::{self, File};
+use std::fs;
 use std::path::{Path, PathBuf};
 
 use nix::sys::signal::{Signal, kill};
@@ -384,19 +384,5 @@ fn a_mount_that_goes_takes_its_locks_along() {
         let Places { first, second: _second } = places;
         drop(first);
         assert_eq!(host.answer(), "ok");
-    }
-}
-
-#[test]
-fn a_flock_is_free_when_its_holder_has_ended() {
-    let mounted = Mounted::new();
-    let path = mounted.path().join("file");
-    let next = File::create(&path).expect("created");
-    for _ in 0..200 {
-        let holder = File::open(&path).expect("opened");
-        holder.try_lock().expect("it is free");
-        drop(holder);
-        next.try_lock().expect("its holder has closed the file");
-        next.unlock().expect("unlocked");
     }
 }

@@ -142,8 +142,7 @@ fn a_process_unmaps_the_code_of_its_start_and_continues() {
     let fixture = Fixture::new(&pod(VOLUMES));
     fixture.write("objects/tls.yaml", &manifest("text", "encoded"));
     let mut running = fixture.run();
-    for pid in [running.server(), running.pid()] {
-        let code = code_in_memory(pid);
+    for (pid, code) in [running.server(), running.pid()].map(|pid| (pid, code_in_memory(pid))) {
         eventually("half of the code is unmapped", || code_in_memory(pid) < code / 2);
     }
     fixture.write("objects/tls.yaml", &manifest("changed", "encoded"));

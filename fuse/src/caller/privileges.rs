@@ -12,8 +12,12 @@ use super::status::ThreadStatus;
 /// mount do not have the caller's user.
 pub fn has_capability(caller: Caller, capability: CapabilitySet) -> bool {
     let effective = ThreadStatus::of(caller.pid).map_or(0, |status| status.bits("CapEff"));
-    let maps = || maps_of(&caller.pid.to_string());
-    effective & capability.bits() != 0 && maps().is_some_and(|maps| Some(maps) == maps_of("self"))
+    effective & capability.bits() != 0 && has_namespace_of_server(caller)
+}
+
+/// Whether the caller is in the server's user namespace. Returns `false` if podfs cannot read its maps.
+pub fn has_namespace_of_server(caller: Caller) -> bool {
+    maps_of(&caller.pid.to_string()).is_some_and(|maps| Some(maps) == maps_of("self"))
 }
 
 /// Whether the caller acts as the user `uid`. Returns `false` if podfs cannot read its status. The kernel sends the uid only with

@@ -62,7 +62,12 @@ pub fn of(name: &str) -> io::Result<Vec<SeccompRule>> {
         // Only of this process, and without a new limit.
         "prlimit64" => rules([vec![is(0, 0)?, condition(2, Qword, Eq, 0)?]]),
         "fcntl" => one_of(1, FCNTLS.iter().map(|command| command.cast_unsigned())),
-        "prctl" => one_of(0, PRCTLS.iter().map(|option| option.cast_unsigned())),
+        // A process may forbid dumps, and not allow them.
+        "prctl" => {
+            let mut allowed = one_of(0, PRCTLS.iter().map(|option| option.cast_unsigned()))?;
+            allowed.extend(rules([vec![is(0, libc::PR_SET_DUMPABLE)?, condition(1, Qword, Eq, 0)?]])?);
+            Ok(allowed)
+        }
         // The kernel uses 32 bits of the request.
         "ioctl" => one_of(1, IOCTLS.iter().map(|request| *request as u32)),
         _ => Err(io::Error::other(format!("nothing is known of the arguments of {name}"))),

@@ -3,8 +3,8 @@
 pub mod allocator;
 mod unused;
 
-use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::{fs, io};
 
 use nix::sys::resource::{RLIM_INFINITY, Resource, getrlimit, setrlimit};
 use rustix::mm::{MlockAllFlags, mlockall};
@@ -17,6 +17,9 @@ pub use unused::{return_own_stack, return_unused_memory, unmap_program};
 /// Size from which the allocator returns freed blocks to the kernel at once, in bytes.
 const RETURN_AT: libc::c_int = 128 * 1024;
 
+/// Whether the kernel makes a process dumpable when one of its threads changes its uid (`fs.suid_dumpable`, proc_sys_fs(5)).
+static UID_CHANGES_ALLOW_DUMPS: AtomicBool = AtomicBool::new(false);
+
 static LOCKED: AtomicBool = AtomicBool::new(false);
 
 /// Forbids core dumps and ptrace(2) by processes of the same user, and locks present and later memory against swap. The kernel
@@ -27,6 +30,8 @@ static LOCKED: AtomicBool = AtomicBool::new(false);
 /// measures are in effect then.
 pub fn protect_memory() -> io::Result<()> {
     set_dumpable_behavior(DumpableBehavior::NotDumpable)?;
+    let setting = fs::read("/proc/sys/fs/suid_dumpable").unwrap_or_default();
+    UID_CHANGES_ALLOW_DUMPS.store(setting.trim_ascii() != b"0", Ordering::Relaxed);
     setrlimit(Resource::RLIMIT_CORE, 0, 0)?;
     // With a limit, later allocations would fail.
     if !may_lock_without_limit()? {
@@ -35,6 +40,15 @@ pub fn protect_memory() -> io::Result<()> {
     lock_all()?;
     LOCKED.store(true, Ordering::Relaxed);
     Ok(())
+}
+
+/// Forbids core dumps again after a thread has changed its uid. Does nothing if [`protect_memory`] was not called, or if the kernel
+/// continues to forbid them.
+pub(crate) fn forbid_dumps_again() {
+    if UID_CHANGES_ALLOW_DUMPS.load(Ordering::Relaxed) {
+        // The call was allowed before.
+        let _ = set_dumpable_behavior(DumpableBehavior::NotDumpable);
+    }
 }
 
 /// Locks the memory of a clone of a process with locked memory. A clone does not inherit memory locks (mlockall(2)).

@@ -9,8 +9,9 @@
 //! 2. It sets `SECBIT_NO_SETUID_FIXUP`, so that a change of `fsuid` does not change its capabilities.
 //! 3. It drops `CAP_SYS_RESOURCE`, because a process with it may use the blocks that a file system reserves for root.
 //!
-//! ext4 also gives these blocks to processes with root's uid. So the thread has another uid while it allocates space, and while it
-//! registers a backing file: the kernel then writes with this uid. The kernel does not say which user writes.
+//! ext4 also gives these blocks to processes with root's uid. So the thread has another uid while it writes data, and while it
+//! registers a backing file: the kernel then writes with this uid. The kernel does not say which user writes. A store through a
+//! mapping allocates with the ids of its process.
 //!
 //! If the source is on another machine, the file server there checks permissions itself: it may map root to an unprivileged
 //! user. So for such a source the session executes each whole request with its caller's ids and groups.
@@ -27,6 +28,7 @@ use rustix::thread::{
 
 use crate::caller::Caller;
 use crate::caller::credentials::{ActAs, Credentials};
+use crate::memory_lock::forbid_dumps_again;
 
 /// Makes the calling thread ready to act for callers. Skips a step that this process has no right to do: then the source
 /// checks permissions once more, and can only refuse more requests.
@@ -118,6 +120,7 @@ fn act_as(uid: u32, gid: u32) -> (u32, u32) {
     }
     if before.0 != uid {
         nix::unistd::setfsuid(nix::unistd::Uid::from_raw(uid));
+        forbid_dumps_again();
     }
     before
 }

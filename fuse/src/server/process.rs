@@ -13,6 +13,7 @@ use std::time::Duration;
 use nix::sys::socket::{Backlog, SockFlag, accept4, getsockopt, listen, setsockopt, sockopt};
 use nix::sys::time::{TimeVal, TimeValLike};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::retry_on_intr;
 use rustix::net::{RecvFlags, Shutdown, recv, shutdown};
 use rustix::process::{Resource, getrlimit};
 
@@ -319,8 +320,7 @@ fn hang_up() {
 fn has_request(time: Timespec) -> bool {
     let control = control();
     let mut state = [PollFd::new(&control, PollFlags::IN)];
-    // An interrupted wait is none.
-    !matches!(poll(&mut state, Some(&time)), Ok(0))
+    !matches!(retry_on_intr(|| poll(&mut state, Some(&time))), Ok(0))
 }
 
 /// Whether the other process has sent a byte. A readable connection without a byte is closed.

@@ -251,9 +251,8 @@ impl PassthroughFilesystem {
         if valid & (fattr::UID | fattr::GID) != 0 {
             let uid = (valid & fattr::UID != 0).then(|| Uid::from_raw(arguments.uid));
             let gid = (valid & fattr::GID != 0).then(|| Gid::from_raw(arguments.gid));
-            let before = attributes_of(file.as_fd())?;
+            take_setgid_of_group(file.as_fd(), caller)?;
             chownat(&*file, c"", uid, gid, AtFlags::EMPTY_PATH)?;
-            take_setgid_of_group(&before, file.as_fd(), caller)?;
         }
         if valid & fattr::SIZE != 0 {
             self.truncate(node, &file, arguments)?;

@@ -1,10 +1,7 @@
 //! Locks.
 
-use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::thread::sleep;
-use std::time::Duration;
 
 use rustix::io::Errno;
 
@@ -15,10 +12,6 @@ use super::PassthroughFilesystem;
 use crate::region::waits::WAITS;
 use crate::session::abi::{FlushIn, LkIn};
 use crate::session::{Answer, Exchange};
-
-/// How often a `flock(2)` lock is tried again that a RELEASE may free, and the pause before each time.
-const RELEASE_CHECKS: u32 = 5;
-const RELEASE_CHECK_INTERVAL: Duration = Duration::from_micros(200);
 
 impl PassthroughFilesystem {
     /// A process has closed a descriptor of the file: it has no `fcntl` locks there any more.
@@ -88,11 +81,7 @@ impl PassthroughFilesystem {
             record(lock_request)?;
             return lock_request.try_on(&description).map(|()| Answer::Done);
         }
-        let tried = match lock_request {
-            LockRequest::Whole(_) if !wait => try_until_released(lock_request, &description),
-            _ => lock_request.try_on(&description),
-        };
-        match tried.and_then(|()| record(lock_request)) {
+        match lock_request.try_on(&description).and_then(|()| record(lock_request)) {
             Ok(()) => Ok(Answer::Done),
             Err(Errno::AGAIN | Errno::ACCESS) if wait => {
                 let started = self.waits.start(lock_request, description, record, exchange.defer());
@@ -112,16 +101,4 @@ impl PassthroughFilesystem {
             );
         }
     }
-}
-
-/// Tries to take a `flock(2)` lock without waiting for its holder, but again within the next millisecond: the holder may have closed
-/// its file already. The kernel sends RELEASE after `close(2)` has returned, here and in other volumes of the source.
-fn try_until_released(lock_request: LockRequest, description: &OwnedFd) -> Result<(), Errno> {
-    for _ in 0..RELEASE_CHECKS {
-        match lock_request.try_on(description) {
-            Err(Errno::AGAIN) => sleep(RELEASE_CHECK_INTERVAL),
-            tried => return tried,
-        }
-    }
-    lock_request.try_on(description)
 }

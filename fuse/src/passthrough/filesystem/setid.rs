@@ -10,7 +10,7 @@ use rustix::thread::CapabilitySet;
 use super::super::attributes::attributes_of;
 use super::super::descriptor::proc_path;
 use super::super::node::Node;
-use crate::caller::privileges::{has_capability, is_in_group, is_user};
+use crate::caller::privileges::{has_capability, has_namespace_of_server, is_in_group, is_user};
 use crate::session::Caller;
 
 const SETUID: u32 = 0o4000;
@@ -26,11 +26,13 @@ pub(super) fn take_privileges(file: BorrowedFd<'_>, caller: Caller) -> Result<()
     }
 }
 
-/// Removes setuid and setgid after chown(2) of a file with setgid and without group execute. `before` has the attributes before it. The
-/// source does not remove these bits, because podfs has `CAP_FSETID`; it removes them if the group may execute the file.
-pub(super) fn take_setgid_of_group(before: &Statx, file: BorrowedFd<'_>, caller: Caller) -> Result<(), Errno> {
-    let mode = u32::from(before.stx_mode) & 0o7777;
-    if mode & GROUP_EXECUTE != 0 || privileges_taken(before, caller) & SETGID == 0 {
+/// Removes setuid and setgid before chown(2) of a file with setgid and without group execute. The source would keep setgid, because
+/// podfs has `CAP_FSETID`. If the group may execute the file, the source removes both bits.
+pub(super) fn take_setgid_of_group(file: BorrowedFd<'_>, caller: Caller) -> Result<(), Errno> {
+    let found = attributes_of(file)?;
+    let mode = u32::from(found.stx_mode) & 0o7777;
+    let concerns = mode & SETGID != 0 && mode & GROUP_EXECUTE == 0;
+    if !concerns || !has_namespace_of_server(caller) || privileges_taken(&found, caller) & SETGID == 0 {
         return Ok(());
     }
     chmod(proc_path(file), Mode::from_raw_mode(mode & !(SETUID | SETGID)))
@@ -50,10 +52,14 @@ fn privileges_taken(found: &Statx, caller: Caller) -> u32 {
 }
 
 /// Refuses a chown(2) without ids of a caller who is not the owner, if the file would lose setuid or setgid (`setattr_prepare` of the
-/// kernel).
+/// kernel). podfs cannot compare the ids of a caller in another user namespace, and refuses nothing there.
 pub(super) fn check_changes_nothing(file: BorrowedFd<'_>, caller: Caller) -> Result<(), Errno> {
     let found = attributes_of(file)?;
-    let may_change = || is_user(caller, found.stx_uid) || has_capability(caller, CapabilitySet::FOWNER);
+    let may_change = || {
+        is_user(caller, found.stx_uid)
+            || has_capability(caller, CapabilitySet::FOWNER)
+            || !has_namespace_of_server(caller)
+    };
     if privileges_taken(&found, caller) == 0 || may_change() { Ok(()) } else { Err(Errno::PERM) }
 }
 
