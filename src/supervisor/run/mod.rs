@@ -13,6 +13,7 @@
 //! | `table_watch` | when to read the mount table |
 //! | `unmount_watch` | noticing that another process has unmounted a volume |
 //! | `run_directory` | making the pod's run directory again when another process has deleted it |
+//! | `changed_manifest` | a manifest file that was changed while the pod runs |
 //! | `upgrade` | executing another version of podfs |
 //! | `orders`, `signals` | the orders that the supervisor gets by signals |
 //! | `heartbeat` | notifying systemd's watchdog |
@@ -21,6 +22,7 @@
 
 pub(in crate::supervisor) mod adoption;
 mod assignment;
+mod changed_manifest;
 mod containers;
 pub(crate) mod heartbeat;
 pub mod machine;
@@ -48,7 +50,7 @@ use tokio::time::{Instant, sleep_until};
 use tracing::{debug, info, warn};
 
 use crate::manifest::PodView;
-use crate::manifest::pod::{Pod, PodIdentity};
+use crate::manifest::pod::PodIdentity;
 use crate::source::{Snapshot, Source};
 use crate::supervisor::control::{Control, PendingClient, RequestedChange};
 use crate::supervisor::server::PodServer;
@@ -263,21 +265,5 @@ impl Supervisor {
         let PodView { identity, facts, machine, .. } = &*self.view;
         self.view = Arc::new(snapshot.view(identity, facts, *machine));
         self.version += 1;
-    }
-
-    /// Warns if the manifest has other volumes than the pod. The pod's volumes change when an agent publishes or
-    /// unpublishes volumes, and not with the manifest. If an agent pushes objects, there is no warning: the agent
-    /// writes the manifest for the next supervisor.
-    fn warn_of_other_volumes(&self, pod: &Pod) {
-        let is_known = |volume: &Volume| self.volumes.values().any(|known| known == volume);
-        let is_same = pod.volumes.len() == self.volumes.len() && pod.volumes.iter().all(is_known);
-        match &self.source {
-            _ if is_same => {}
-            Source::Push(_) => debug!("the manifest has other volumes than were published"),
-            Source::Files(_) | Source::Api(_) => warn!(
-                "the volumes of a pod do not change with its manifest while it runs; the new ones take effect when it is \
-                 restarted, or when an agent publishes them"
-            ),
-        }
     }
 }

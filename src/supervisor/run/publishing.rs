@@ -392,7 +392,7 @@ fn remove_leftover(setting: &VolumeContext, path: &Path, is_home: bool) -> Resul
 
 /// Whether the mount of a volume fits a new definition of the volume. Annotations, and how containers use the volume, are not
 /// compared: they take effect only when podfs mounts the volume.
-fn fits(known: &Volume, volume: &Volume) -> bool {
+pub(super) fn fits(known: &Volume, volume: &Volume) -> bool {
     let source = |volume: &Volume| match volume.source.clone() {
         VolumeSource::Claim(claim) => VolumeSource::Claim(Claim { usage: ClaimUsage::default(), ..claim }),
         source => source,
