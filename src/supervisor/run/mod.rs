@@ -22,7 +22,7 @@
 
 pub(in crate::supervisor) mod adoption;
 mod assignment;
-mod changed_manifest;
+pub(in crate::supervisor) mod changed_manifest;
 mod containers;
 pub(crate) mod heartbeat;
 pub mod machine;
@@ -53,6 +53,7 @@ use crate::manifest::PodView;
 use crate::manifest::pod::PodIdentity;
 use crate::source::{Snapshot, Source};
 use crate::supervisor::control::{Control, PendingClient, RequestedChange};
+use crate::supervisor::run_dir::defined_volume::DefinedVolume;
 use crate::supervisor::server::PodServer;
 use crate::supervisor::status::report::Report;
 use crate::supervisor::volume::search::Searches;
@@ -123,6 +124,10 @@ struct Supervisor {
     /// The definitions of the volumes, by place: first the volumes of the manifest at the start, in its order, then the
     /// volumes that were published later.
     volumes: BTreeMap<usize, Volume>,
+    /// The definitions of the volumes, for the record. Empty for a supervisor of podfs node, which gives the next one the pod.
+    definitions: Vec<DefinedVolume>,
+    /// Whether the record has `definitions`.
+    are_definitions_recorded: bool,
     /// The place of the next volume that is published. The supervisor uses no place twice.
     next_place: usize,
     setting: VolumeContext,

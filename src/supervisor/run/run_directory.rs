@@ -95,6 +95,9 @@ impl Supervisor {
         if let Some((directory, restored)) = locked.ok().and_then(|mut mount_points| restore_claim(&mut mount_points)) {
             self.restore_sockets(directory, restored);
         }
+        if !self.are_definitions_recorded {
+            self.record_definitions();
+        }
     }
 
     /// Makes the sockets again that are missing, unless podfs could not restore its claim.
