@@ -153,14 +153,14 @@ impl Supervisor {
         self.report.started();
         self.allow_all_volumes().await;
         let mut heartbeat = Heartbeat::of_unit();
-        let mut run_directory_timer = RunDirectoryTimer::new(self.watches_run_directory());
+        let mut run_directory_timer = RunDirectoryTimer::new(self.has_run_directory());
         let mut tidy_at = Some(Instant::now() + MEMORY_RETURN_DELAY);
         let mut has_started = false;
         loop {
             self.start_operations();
             self.start_work();
             self.report.progress();
-            let next = self.next_work();
+            let (next, has_daemon) = (self.next_work(), self.has_daemon());
             tokio::select! {
                 (signal, order) = orders.received() => {
                     info!("{signal} received");
@@ -187,7 +187,7 @@ impl Supervisor {
                 () = run_directory::look_is_due(self.control.as_ref()) => {
                     self.look_at_run_directory(&mut run_directory_timer);
                 }
-                () = run_directory_timer.look_is_due() => self.look_at_run_directory(&mut run_directory_timer),
+                () = run_directory_timer.look_is_due(has_daemon) => self.look_at_run_directory(&mut run_directory_timer),
                 () = sleep_until(tidy_at.unwrap_or_else(Instant::now)), if tidy_at.is_some() => {
                     memory_lock::return_unused_memory();
                     if !has_started {

@@ -187,7 +187,9 @@ impl PreparedSupervisor {
         } = self;
         let step = format!("make the mount points in {}", site.path().display());
         if let Some(claim) = &mut claim {
-            report_if_long(&step, || claim.lock_volumes(site.path()))?;
+            let locked = report_if_long(&step, || claim.lock_volumes(site.path()));
+            // Only the other podfs delays this, and no disk.
+            locked.or_else(|_taken| claim.wait_for_volumes())?;
         }
         let (sharing, mounted) = Sharing::of(&volumes, &identity);
         let directory = claim.as_ref().map(|claim| claim.directory().to_owned());

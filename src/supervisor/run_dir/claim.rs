@@ -255,20 +255,19 @@ impl PodLock {
         Ok((claim, record))
     }
 
-    /// Locks the directory of the pod's volumes, if it exists; otherwise [`PodLock::lock_made_volumes`] does.
+    /// Locks the directory of the pod's volumes, if it exists; otherwise [`PodLock::wait_for_volumes`] does.
     ///
     /// # Errors
     /// When another podfs has locked the directory.
     pub fn lock_volumes(&mut self, directory: &Path) -> Result<(), VolumesTaken> {
-        let until = Instant::now() + CLEANING;
-        self.volumes.insert(VolumesLock::new(directory)).lock_until(until)
+        self.volumes.insert(VolumesLock::new(directory)).lock()
     }
 
-    /// Locks the directory of the pod's volumes, if this process has made it since it started.
+    /// Locks the directory of the pod's volumes, if it is not locked yet. Waits a moment for a podfs that ends.
     ///
     /// # Errors
     /// When another podfs has locked the directory.
-    pub fn lock_made_volumes(&mut self) -> Result<(), VolumesTaken> {
+    pub fn wait_for_volumes(&mut self) -> Result<(), VolumesTaken> {
         // podfs node may look at the directory in this moment, and remove it if it is empty.
         let until = Instant::now() + CLEANING;
         self.volumes.as_mut().map_or(Ok(()), |volumes| volumes.lock_until(until))

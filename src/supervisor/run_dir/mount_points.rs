@@ -320,7 +320,7 @@ impl MountPoints {
         let mounts = [&unadopted[..], mounts, targets].concat();
         let Some(claim) = claim else { return Ok(()) };
         claim.record(directories, &mounts, written).map_err(MountPointsError::Record)?;
-        Ok(claim.lock_made_volumes()?)
+        Ok(claim.wait_for_volumes()?)
     }
 
     /// The pod's run directory; `None` if the supervisor has not claimed a pod.
