@@ -30,7 +30,7 @@ mod orders;
 mod profile;
 mod publishing;
 mod run_directory;
-mod sharing;
+pub(crate) mod sharing;
 mod shutdown;
 pub(crate) mod signals;
 mod start;
