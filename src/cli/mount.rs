@@ -122,6 +122,7 @@ impl Mount {
             identity,
             facts,
             volumes: volumes.clone(),
+            definitions: Vec::new(),
             site: Site::Exactly(self.directory),
             claim: None,
             inheritance: PodLeftovers::default(),

@@ -101,6 +101,15 @@ impl Source {
         }
     }
 
+    /// The pod that a podfs that started now would read from the manifest files; `None` if an API server has the pod.
+    pub fn manifest(&self) -> Option<Arc<Pod>> {
+        match self {
+            Source::Files(files) => files.manifest().pod(),
+            Source::Api(api) => api.manifest(),
+            Source::Push(push) => push.manifest(),
+        }
+    }
+
     /// The inbox for pushed objects, if the source has one.
     pub fn inbox(&self) -> Option<PushReceiver> {
         match self {

@@ -122,6 +122,16 @@ impl Volume {
         Ok(Volume { name, kind, nested, source, preferences: Preferences::default() })
     }
 
+    /// Whether its mount fits a new definition of the volume. Annotations, and how containers use the volume, are not compared: they
+    /// take effect only when podfs mounts the volume.
+    pub fn fits(&self, next: &Volume) -> bool {
+        let source = |volume: &Volume| match volume.source.clone() {
+            VolumeSource::Claim(claim) => VolumeSource::Claim(Claim { usage: ClaimUsage::default(), ..claim }),
+            source => source,
+        };
+        self.kind.directory == next.kind.directory && source(self).can_become(&source(next))
+    }
+
     /// Whether containers get it as a block device.
     pub fn is_block_device(&self) -> bool {
         matches!(&self.source, VolumeSource::Claim(claim) if claim.usage.device)

@@ -480,7 +480,9 @@ fn one_podfs_at_a_time_has_the_volumes_of_a_pod_in_a_root_directory() {
     let file = first.volume("scratch").join("file");
     fs::write(&file, "1").expect("written");
     let refused = finish(&mut with_other_run_directory(&fixture));
-    refused.says(1, &["is already served by a podfs with another --run-dir", "stop that one first"]);
+    let pid = format!("or whose run directory was deleted (pid {})", first.pid());
+    refused.says(1, &["is already served by a podfs with another --run-dir", &pid, "stop that one first"]);
+    assert!(!refused.stderr.contains("a disk that is slow"), "{}", refused.stderr);
     assert!(!fixture.path("other").exists(), "the second one leaves nothing");
     assert_eq!(fs::read_to_string(&file).expect("kept"), "1");
     assert!(first.stop().success());

@@ -139,6 +139,33 @@ fn an_upgrade_is_refused_while_a_manifest_is_invalid_and_nothing_happens() {
 }
 
 #[test]
+fn an_upgrade_is_refused_after_the_manifest_was_changed_to_other_volumes_or_another_pod() {
+    let mut pod = Pod::new();
+    let (before, server) = (pod.identity(), pod.running.server());
+    let manifest = fs::read_to_string(pod.fixture.pod()).expect("a manifest");
+    pod.builds.put_other();
+    let other_volumes =
+        manifest.replace("configMap: {name: app}", "emptyDir: {}").replace("name: host,", "name: more,");
+    let renamed = manifest.replace("name: web", "name: other");
+    let edits = [
+        (&other_volumes, "do not change with its manifest", r#"as they are there now ("config", "host", "more")"#),
+        (&renamed, "default/other", "describes pod default/other "),
+    ];
+    for (edited, logged, reason) in edits {
+        assert_ne!(*edited, manifest);
+        pod.fixture.write("pod.yaml", edited);
+        pod.running.wait_log(logged);
+        let outcome = upgrade(&pod.fixture);
+        pod.assert_not_upgraded(&outcome, &["default/web: refused: ", reason, "restore the file and try again"]);
+        assert_eq!((&pod.identity(), pod.running.server()), (&before, server));
+    }
+    pod.fixture.write("pod.yaml", &manifest);
+    eventually("the pod is upgraded once its manifest is restored", || upgrade(&pod.fixture).code == Some(0));
+    assert_eq!(pod.identity(), before);
+    pod.assert_works_and_stops();
+}
+
+#[test]
 fn both_programs_are_replaced_or_neither() {
     let pod = Pod::new();
     let (before, server) = (pod.identity(), pod.running.server());

@@ -1,6 +1,7 @@
 //! The pod: everything of its manifest that its volumes need, parsed once.
 
 mod container;
+mod definition;
 mod facts;
 mod identity;
 mod mounts;
@@ -15,6 +16,7 @@ use k8s_openapi::api::core::v1 as core;
 use serde_json::{Map, Value};
 
 pub use container::Container;
+pub use definition::VolumeDefinition;
 pub use facts::{FsGroupPolicy, PodFacts};
 pub use identity::{DEFAULT_NAMESPACE, PodIdentity, PodUid};
 pub use mounts::{ContainerDevice, ContainerMounts, Mount, SubPath};
@@ -35,6 +37,8 @@ pub struct Pod {
     pub facts: PodFacts,
     /// Its volumes but those of kind `image`, in the manifest's order; no name is there twice.
     pub volumes: Vec<Volume>,
+    /// The definitions of the volumes that podfs serves.
+    pub definitions: Vec<VolumeDefinition>,
     /// The mounts of its containers, an entry for each container.
     pub mounts: Vec<ContainerMounts>,
     /// Its volumes of kind `image`, which container runtimes mount without podfs: the image of each.
@@ -95,11 +99,13 @@ fn parse(pod: core::Pod, fields: &[VolumeFields]) -> Result<Pod, InvalidField> {
     let images = images(&spec);
     let mut volumes = volumes(&spec, fields).map_err(|error| error.under("spec"))?;
     volumes.retain(|volume| !images.contains_key(volume.name.as_str()));
-    Preferences::apply(pod.metadata.annotations.as_ref(), &mut volumes)?;
+    let annotations = pod.metadata.annotations.as_ref();
+    Preferences::apply(annotations, &mut volumes)?;
+    let definitions = VolumeDefinition::of_pod(&volumes, &spec, annotations, &containers(&spec));
     let mounts = mounts::of_containers(&spec);
     let network = PodNetwork::of(&spec);
     let facts = PodFacts::parse(pod.metadata, &spec).map_err(|error| error.under("spec"))?;
-    Ok(Pod { identity, volumes, mounts, images, network, facts })
+    Ok(Pod { identity, volumes, definitions, mounts, images, network, facts })
 }
 
 fn images(spec: &core::PodSpec) -> BTreeMap<String, String> {

@@ -230,3 +230,20 @@ fn fields_that_no_volume_depends_on_are_ignored() {
         "nodeName: n1, future: {x: 1}, containers: [{name: c, image: '', ports: []}], os: {name: linux}",
     );
 }
+
+#[test]
+fn a_definition_has_all_that_decides_its_volume() {
+    let pod = parse(
+        "name: web, annotations: {podfs.io/host-path.h: bind, podfs.io/audit.c: open, other/x.h: other}",
+        "volumes: [{name: c, configMap: {name: c, defaultMode: 0400}}, {name: h, hostPath: {path: /srv}}, \
+         {name: e, emptyDir: {sizeLimit: 1}}, \
+         {name: p, persistentVolumeClaim: {claimName: p}}, {name: d, persistentVolumeClaim: {claimName: d}}, {name: q, quantumStore: {}}], \
+         containers: [{name: one, volumeMounts: [{name: c, mountPath: /c}, {name: h, mountPath: /c/h}, {name: p, mountPath: /p}], \
+         volumeDevices: [{name: d, devicePath: /dev/d}]}]",
+    );
+    let text = serde_json::to_string(&pod.definitions).expect("JSON");
+    let definitions: Vec<VolumeDefinition> = serde_json::from_str(&text).expect("definitions");
+    let volumes: Vec<_> = definitions.iter().map(|definition| definition.parse().expect("a volume")).collect();
+    assert_eq!(volumes, pod.volumes[..5], "all but that of a kind that podfs does not serve");
+    assert!(!text.contains("other/x.h"), "{text}");
+}

@@ -17,6 +17,7 @@ use super::sentences::DistinctSentences;
 use crate::manifest::pod::{Pod, PodIdentity, PodUid};
 use crate::node::plugin::PluginRegistry;
 use crate::node::pod::{NodePod, PodOrigin};
+use crate::supervisor::run::sharing::{Sharing, can_share, is_shared};
 use crate::volume::{ClaimUsage, Volume, VolumeSource, keep_volume};
 
 /// How podfs takes a description that it refuses of a pod that it serves.
@@ -98,6 +99,14 @@ impl DesiredPod {
             } else {
                 continue;
             }
+            if known.is_none()
+                && let Some(other) = unshareable(volume, &described, before.as_ref(), actual)
+            {
+                errors.add(format!(
+                    "volume {name:?} names the claim of volume {other:?}, which is mounted in another way, as read-write; {MAKE_ANEW}"
+                ));
+                continue;
+            }
             match plugins.find(volume) {
                 Ok(plugin) => {
                     let wanted = DesiredVolume {
@@ -139,6 +148,21 @@ fn keep_name(pod: &mut NodePod, kept: &PodIdentity) {
     let metadata = &mut Arc::make_mut(&mut pod.manifest)["metadata"];
     (metadata["name"], metadata["namespace"]) = (kept.name.as_str().into(), kept.namespace.as_str().into());
     Arc::make_mut(&mut pod.pod).identity = kept.clone();
+}
+
+/// The volume of the same claim whose mount does not suit a new volume of the pod. The pod's supervisor would refuse all new volumes
+/// because of this one.
+fn unshareable(new: &Volume, pod: &Pod, before: Option<&DesiredPod>, actual: &ActualWorld) -> Option<String> {
+    let id = |name: &str| VolumeId { pod: pod.identity.uid.clone(), volume: name.to_owned() };
+    let is_found = |volume: &Volume| actual.volume(&id(volume.name.as_str())).is_some_and(|found| found.reconstructed);
+    let served: Vec<Volume> = match before {
+        Some(before) => before.volumes.values().map(|known| known.volume.clone()).collect(),
+        None if is_found(new) => return None,
+        None => pod.volumes.iter().filter(|volume| is_found(volume) && is_used(pod, volume)).cloned().collect(),
+    };
+    let (_, leaders) = Sharing::of(&served, &pod.identity);
+    let (_, leader) = leaders.into_iter().find(|(_, leader)| is_shared(new, leader, &pod.identity))?;
+    (!can_share(&leader, new)).then(|| leader.name.to_string())
 }
 
 /// Gives the pod the earlier definition of a volume. The pod's supervisor refuses a manifest with another one of a

@@ -35,14 +35,15 @@ mod start;
 mod tokens;
 
 use std::io;
-use std::sync::mpsc;
+use std::sync::{Arc, mpsc};
 use std::thread;
 
 use tokio::sync::watch::{self, Receiver};
 
 use super::Snapshot;
-use super::files::{FileSource, StartProblem};
+use super::files::{FileSource, LastManifest, StartProblem};
 use crate::kube::client::ApiClient;
+use crate::manifest::pod::Pod;
 use crate::types::PodName;
 use crate::volume::Volume;
 use follow::Follow;
@@ -91,6 +92,8 @@ pub struct ApiSource {
     conditions: Option<Conditions>,
     /// The problem of the manifest files, if there are any.
     start_problem: StartProblem,
+    /// The manifest of the pod in these files.
+    manifest: Option<LastManifest>,
 }
 
 /// The tasks that the thread has started.
@@ -116,6 +119,7 @@ impl ApiSource {
             .map_err(StartError::Thread)?;
         let contacts = Contacts::default();
         let start_problem = plan.files.as_ref().map(|(files, _)| files.start_problem().clone()).unwrap_or_default();
+        let manifest = plan.files.as_ref().map(|(files, _)| files.manifest());
         let (send_start, start) = mpsc::channel();
         let contacts_of_thread = contacts.clone();
         let serve = move || {
@@ -133,7 +137,7 @@ impl ApiSource {
         thread::Builder::new().name("api".into()).spawn(serve).map_err(StartError::Thread)?;
         let gone = || StartError::Thread(io::Error::other("the thread of the API source has ended"));
         let (updates, snapshot, conditions) = start.recv().map_err(|_| gone())??;
-        Ok((ApiSource { updates, contacts, conditions, start_problem }, snapshot))
+        Ok((ApiSource { updates, contacts, conditions, start_problem, manifest }, snapshot))
     }
 
     /// Waits for a snapshot that differs in the pod or its objects. Cancel-safe.
@@ -157,6 +161,11 @@ impl ApiSource {
     /// Why a podfs that started now would refuse the manifest files.
     pub(super) fn start_problem(&self) -> Option<String> {
         self.start_problem.sentence()
+    }
+
+    /// The pod that a podfs that started now would read from the manifest files.
+    pub(super) fn manifest(&self) -> Option<Arc<Pod>> {
+        self.manifest.as_ref()?.pod()
     }
 
     /// The state of the requests to the server.

@@ -37,6 +37,7 @@ use std::thread;
 use tokio::sync::watch::{Receiver, channel};
 
 use super::Snapshot;
+use crate::manifest::pod::Pod;
 use documents::STDIN;
 use documents::{DocumentStore, ScanResult};
 use find::ConfiguredPath;
@@ -90,6 +91,17 @@ impl StartProblem {
 
     fn set(&self, sentence: Option<String>) {
         *self.0.lock().unwrap_or_else(PoisonError::into_inner) = sentence;
+    }
+}
+
+/// The last good pod manifest of the files.
+#[derive(Clone)]
+pub(super) struct LastManifest(Receiver<Snapshot>);
+
+impl LastManifest {
+    /// The pod, if one of the files has to have it.
+    pub(super) fn pod(&self) -> Option<Arc<Pod>> {
+        self.0.borrow().pod.clone()
     }
 }
 
@@ -153,6 +165,11 @@ impl FileSource {
     /// Why a podfs that started now would refuse the files.
     pub(crate) fn start_problem(&self) -> &StartProblem {
         &self.start_problem
+    }
+
+    /// The pod that a podfs that started now would read from the files, as of the last scan.
+    pub(super) fn manifest(&self) -> LastManifest {
+        LastManifest(self.updates.clone())
     }
 
     /// Waits for a snapshot that differs in the content of the files. Cancel-safe.

@@ -79,6 +79,11 @@ impl PushSource {
         self.files.start_problem().sentence()
     }
 
+    /// The pod that a podfs that started now would read from the files.
+    pub(super) fn manifest(&self) -> Option<Arc<Pod>> {
+        self.files.manifest().pod()
+    }
+
     /// Sets the manifest of the pod, until the files change.
     pub fn publish(&mut self, pod: &Arc<Pod>) {
         self.published = Some(Arc::clone(pod));

@@ -48,6 +48,11 @@ impl Followers {
         Followers { runtime: Handle::current(), free: Arc::new(Semaphore::new(MAX_FOLLOWERS)), gone: Arc::default() }
     }
 
+    /// Whether no program follows the pod.
+    pub(super) fn is_empty(&self) -> bool {
+        self.free.available_permits() == MAX_FOLLOWERS
+    }
+
     /// Waits until a follower has disconnected. Cancel-safe.
     pub(super) async fn wait_for_disconnect(&self) {
         self.gone.notified().await;

@@ -151,6 +151,11 @@ impl Control {
         Ok(())
     }
 
+    /// Whether a program follows the pod.
+    pub(in crate::supervisor) fn has_follower(&self) -> bool {
+        !self.context.followers.is_empty()
+    }
+
     /// Waits until a program that follows the pod disconnects. Cancel-safe.
     pub(in crate::supervisor) async fn follower_gone(&self) {
         self.context.followers.wait_for_disconnect().await;

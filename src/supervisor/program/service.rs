@@ -14,6 +14,7 @@ use crate::manifest::pod::Pod;
 use crate::source::{Snapshot, Source};
 use crate::supervisor::log_format::LogFormat;
 use crate::supervisor::long_step::report_if_long;
+use crate::supervisor::run::changed_manifest::volumes_after_crash;
 use crate::supervisor::run_dir::bounds::path_exists;
 use crate::supervisor::run_dir::claim::PodLock;
 use crate::supervisor::run_dir::site::Site;
@@ -49,7 +50,7 @@ pub(crate) struct PodService {
 
 impl PodService {
     /// Serves the pod until a signal ends the process.
-    pub(crate) fn run(self, pod: &Arc<Pod>, source: Source, snapshot: Snapshot) -> Result<(), Failure> {
+    pub(crate) fn run(self, pod: &Arc<Pod>, mut source: Source, snapshot: Snapshot) -> Result<(), Failure> {
         trust::check(&self.root_dir).map_err(Failure::input)?;
         // A disk may delay the lock. If a signal ended podfs meanwhile, the run directory would stay.
         signal_record::start(exec_state::record_left).map_err(SupervisorError::Signals)?;
@@ -64,12 +65,20 @@ impl PodService {
                 pod.identity
             )));
         }
-        let report = Report::new(ReportScope::Pod, pod.identity.clone(), &pod.volumes, self.log_format, self.ready_fd);
+        let site = Site::of_pod(&self.root_dir, &pod.identity.uid);
+        let (volumes, definitions) = match &self.manifest_of_node {
+            Some(_) => (pod.volumes.clone(), Vec::new()),
+            None => volumes_after_crash(pod, &inheritance, &site, matches!(source, Source::Push(_))),
+        };
+        // The objects of a volume that stays as it was.
+        let snapshot = if volumes == pod.volumes { snapshot } else { source.want(volumes.clone()).unwrap_or(snapshot) };
+        let report = Report::new(ReportScope::Pod, pod.identity.clone(), &volumes, self.log_format, self.ready_fd);
         let assignment = Assignment {
             identity: pod.identity.clone(),
             facts: pod.facts.clone(),
-            volumes: pod.volumes.clone(),
-            site: Site::of_pod(&self.root_dir, &pod.identity.uid),
+            volumes: volumes.clone(),
+            definitions,
+            site,
             claim: Some(claim),
             inheritance,
             server_program: self.server_program,
@@ -83,6 +92,6 @@ impl PodService {
             server_memory: self.memory.server_memory_max,
             metrics: self.metrics,
         };
-        block_on(&pod.volumes, async { Ok(supervisor::run(assignment, source, snapshot, report).await?) })
+        block_on(&volumes, async { Ok(supervisor::run(assignment, source, snapshot, report).await?) })
     }
 }

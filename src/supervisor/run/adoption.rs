@@ -63,6 +63,14 @@ impl Adoption {
                     if audited { "still" } else { "not" }
                 );
             }
+            if record.read_only == Some(false) && is_read_only(volume) {
+                warn!(
+                    volume = volume.name.as_str(),
+                    "volume {:?} stays read-write, as it was mounted, although a volume of its claim is read-only in the manifest now; \
+                     that takes effect when the pod is started anew",
+                    volume.name.as_str(),
+                );
+            }
             let Some(device) = served.device() else { continue };
             let Some((point, visible)) = mount_points.keep_served(&record.path, &device)? else { continue };
             if let Some((record, served)) = adoption.0.remove(&name) {
@@ -90,6 +98,10 @@ impl Adoption {
         };
         of_claim().or_else(named).map(|(name, _)| name.clone())
     }
+}
+
+fn is_read_only(volume: &Volume) -> bool {
+    matches!(&volume.source, VolumeSource::Claim(claim) if claim.read_only)
 }
 
 /// Removes the volumes that are not below the pod's directory, and leaves their mounts: the paths come from the server, which a

@@ -8,6 +8,7 @@ use podfs_fuse::mount::MountError;
 
 use crate::manifest::pod::{PodFacts, PodIdentity};
 use crate::supervisor::run_dir::claim::{PodLeftovers, PodLock};
+use crate::supervisor::run_dir::defined_volume::DefinedVolume;
 use crate::supervisor::run_dir::mount_points::MountPointsError;
 use crate::supervisor::run_dir::site::Site;
 use crate::supervisor::run_dir::volumes_lock::VolumesTaken;
@@ -22,6 +23,9 @@ pub struct Assignment {
     pub facts: PodFacts,
     /// The volumes to serve.
     pub volumes: Vec<Volume>,
+    /// The definitions of the volumes, to record them. Empty if the record needs none, because an agent gives the next supervisor
+    /// the volumes.
+    pub definitions: Vec<DefinedVolume>,
     /// Where the volumes appear.
     pub site: Site,
     /// The exclusive right to serve the pod; `None` if no other supervisor can serve these volumes.

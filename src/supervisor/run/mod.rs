@@ -13,6 +13,7 @@
 //! | `table_watch` | when to read the mount table |
 //! | `unmount_watch` | noticing that another process has unmounted a volume |
 //! | `run_directory` | making the pod's run directory again when another process has deleted it |
+//! | `changed_manifest` | a manifest file that was changed while the pod runs |
 //! | `upgrade` | executing another version of podfs |
 //! | `orders`, `signals` | the orders that the supervisor gets by signals |
 //! | `heartbeat` | notifying systemd's watchdog |
@@ -21,6 +22,7 @@
 
 pub(in crate::supervisor) mod adoption;
 mod assignment;
+pub(in crate::supervisor) mod changed_manifest;
 mod containers;
 pub(crate) mod heartbeat;
 pub mod machine;
@@ -28,7 +30,7 @@ mod orders;
 mod profile;
 mod publishing;
 mod run_directory;
-mod sharing;
+pub(crate) mod sharing;
 mod shutdown;
 pub(crate) mod signals;
 mod start;
@@ -48,9 +50,10 @@ use tokio::time::{Instant, sleep_until};
 use tracing::{debug, info, warn};
 
 use crate::manifest::PodView;
-use crate::manifest::pod::{Pod, PodIdentity};
+use crate::manifest::pod::PodIdentity;
 use crate::source::{Snapshot, Source};
 use crate::supervisor::control::{Control, PendingClient, RequestedChange};
+use crate::supervisor::run_dir::defined_volume::DefinedVolume;
 use crate::supervisor::server::PodServer;
 use crate::supervisor::status::report::Report;
 use crate::supervisor::volume::search::Searches;
@@ -121,6 +124,10 @@ struct Supervisor {
     /// The definitions of the volumes, by place: first the volumes of the manifest at the start, in its order, then the
     /// volumes that were published later.
     volumes: BTreeMap<usize, Volume>,
+    /// The definitions of the volumes, for the record. Empty for a supervisor of podfs node, which gives the next one the pod.
+    definitions: Vec<DefinedVolume>,
+    /// Whether the record has `definitions`.
+    are_definitions_recorded: bool,
     /// The place of the next volume that is published. The supervisor uses no place twice.
     next_place: usize,
     setting: VolumeContext,
@@ -146,14 +153,14 @@ impl Supervisor {
         self.report.started();
         self.allow_all_volumes().await;
         let mut heartbeat = Heartbeat::of_unit();
-        let mut run_directory_timer = RunDirectoryTimer::new(self.watches_run_directory());
+        let mut run_directory_timer = RunDirectoryTimer::new(self.has_run_directory());
         let mut tidy_at = Some(Instant::now() + MEMORY_RETURN_DELAY);
         let mut has_started = false;
         loop {
             self.start_operations();
             self.start_work();
             self.report.progress();
-            let next = self.next_work();
+            let (next, has_daemon) = (self.next_work(), self.has_daemon());
             tokio::select! {
                 (signal, order) = orders.received() => {
                     info!("{signal} received");
@@ -180,7 +187,7 @@ impl Supervisor {
                 () = run_directory::look_is_due(self.control.as_ref()) => {
                     self.look_at_run_directory(&mut run_directory_timer);
                 }
-                () = run_directory_timer.look_is_due() => self.look_at_run_directory(&mut run_directory_timer),
+                () = run_directory_timer.look_is_due(has_daemon) => self.look_at_run_directory(&mut run_directory_timer),
                 () = sleep_until(tidy_at.unwrap_or_else(Instant::now)), if tidy_at.is_some() => {
                     memory_lock::return_unused_memory();
                     if !has_started {
@@ -263,21 +270,5 @@ impl Supervisor {
         let PodView { identity, facts, machine, .. } = &*self.view;
         self.view = Arc::new(snapshot.view(identity, facts, *machine));
         self.version += 1;
-    }
-
-    /// Warns if the manifest has other volumes than the pod. The pod's volumes change when an agent publishes or
-    /// unpublishes volumes, and not with the manifest. If an agent pushes objects, there is no warning: the agent
-    /// writes the manifest for the next supervisor.
-    fn warn_of_other_volumes(&self, pod: &Pod) {
-        let is_known = |volume: &Volume| self.volumes.values().any(|known| known == volume);
-        let is_same = pod.volumes.len() == self.volumes.len() && pod.volumes.iter().all(is_known);
-        match &self.source {
-            _ if is_same => {}
-            Source::Push(_) => debug!("the manifest has other volumes than were published"),
-            Source::Files(_) | Source::Api(_) => warn!(
-                "the volumes of a pod do not change with its manifest while it runs; the new ones take effect when it is \
-                 restarted, or when an agent publishes them"
-            ),
-        }
     }
 }

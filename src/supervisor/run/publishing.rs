@@ -26,10 +26,11 @@ use crate::host::empty_dir;
 use crate::manifest::PodView;
 use crate::manifest::pod::{Pod, PodIdentity};
 use crate::supervisor::control::{ControlAnswer, PendingClient, RequestedChange, VolumeNames};
+use crate::supervisor::run_dir::defined_volume::DefinedVolume;
 use crate::supervisor::volume::driver;
 use crate::supervisor::volume::removal_error::{RemovalCause, RemovalError};
 use crate::supervisor::volume::{PodVolume, VolumeContext};
-use crate::volume::{Claim, ClaimUsage, Volume, VolumeSource};
+use crate::volume::{Volume, VolumeSource};
 
 /// A volume that a blocking thread has unmounted, or a leftover of an earlier supervisor that the thread has removed.
 pub(super) struct UnmountedVolume {
@@ -104,6 +105,7 @@ impl Supervisor {
         self.view = Arc::new(PodView { facts: pod.facts.clone(), ..(*self.view).clone() });
         self.containers.pod = Some(Arc::clone(pod));
         self.add(added);
+        self.define_published(pod, &volumes);
         self.take_size_limits(&pod.volumes);
         self.announce_volumes();
         // Facts of the pod may have changed with its manifest.
@@ -125,7 +127,7 @@ impl Supervisor {
                         "volume {name:?} is just being unmounted; publish it again when that is done"
                     )));
                 }
-                Some((_, known)) if !fits(known, volume) => {
+                Some((_, known)) if !known.fits(volume) => {
                     return Err(ControlAnswer::Refused(format!(
                         "volume {name:?} is mounted with another definition; unpublish it first, or publish the new one \
                          under another name"
@@ -144,6 +146,18 @@ impl Supervisor {
             }
         }
         Ok(added)
+    }
+
+    /// Records the definitions of volumes that were published just now. The supervisor has not mounted them yet.
+    fn define_published(&mut self, pod: &Pod, volumes: &[String]) {
+        // podfs node gives the next supervisor the pod.
+        if self.setting.keep_empty_dirs || volumes.is_empty() {
+            return;
+        }
+        let is_published = |defined: &DefinedVolume| volumes.iter().any(|name| name == defined.definition.name());
+        self.definitions.retain(|defined| !is_published(defined));
+        self.definitions.extend(DefinedVolume::of_manifest(pod, true).filter(is_published));
+        self.record_definitions();
     }
 
     /// The place of the leader of the volumes that name this volume's claim.
@@ -308,6 +322,9 @@ impl Supervisor {
         self.volumes.remove(&place);
         self.sharing.remove(place);
         self.report.remove(place);
+        if !self.definitions.is_empty() {
+            self.record_definitions();
+        }
     }
 
     /// Gives the server the rights that all volumes need. An adopted server may lack the rights for a volume that it has never
@@ -388,14 +405,4 @@ fn remove_leftover(setting: &VolumeContext, path: &Path, is_home: bool) -> Resul
         take_away(path).map_err(|error| at(error.into()))?;
     }
     setting.mount_points().forget(path, is_home.then_some(path), setting.site.path()).map_err(|error| at(error.into()))
-}
-
-/// Whether the mount of a volume fits a new definition of the volume. Annotations, and how containers use the volume, are not
-/// compared: they take effect only when podfs mounts the volume.
-fn fits(known: &Volume, volume: &Volume) -> bool {
-    let source = |volume: &Volume| match volume.source.clone() {
-        VolumeSource::Claim(claim) => VolumeSource::Claim(Claim { usage: ClaimUsage::default(), ..claim }),
-        source => source,
-    };
-    known.kind.directory == volume.kind.directory && source(known).can_become(&source(volume))
 }

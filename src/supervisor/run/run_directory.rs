@@ -8,7 +8,7 @@
 //!    supervisor makes nothing more.
 //! 2. Then it makes the control socket, and the socket on which the next supervisor finds the server.
 //! 3. The supervisor looks for the files when a program that followed the pod disconnects, as `podfs node` does when it misses a
-//!    file, and at each heartbeat of its unit. A supervisor without a daemon also looks every five seconds.
+//!    file, and at each heartbeat of its unit. It also looks every five seconds while no daemon follows it.
 //! 4. While a thread has the mount points locked, the supervisor does not look, because the disk that this thread waits for may
 //!    not answer. It looks a second later.
 
@@ -27,7 +27,7 @@ use crate::supervisor::run_dir::file_names::{CONTROL, SERVER};
 use crate::supervisor::run_dir::mount_points::{MountPoints, RestoreError};
 use crate::supervisor::run_dir::server_socket;
 
-/// The time between two looks of a supervisor without a daemon.
+/// The time between two looks of a supervisor that no daemon follows.
 const PERIOD: Duration = Duration::from_secs(5);
 /// The pause after a look that found the mount points locked.
 const RETRY_PAUSE: Duration = Duration::from_secs(1);
@@ -42,16 +42,16 @@ pub(super) async fn look_is_due(control: Option<&Control>) {
 
 /// The times of looks that no event makes due.
 pub(super) struct RunDirectoryTimer {
-    /// The regular looks, if no daemon watches the supervisor.
+    /// The regular looks; `None` for a pod without a run directory.
     regular: Option<Interval>,
     /// When to look again after a look that found the mount points locked.
     again_at: Option<Instant>,
 }
 
 impl RunDirectoryTimer {
-    /// A timer with regular looks if no daemon watches the supervisor (`is_alone`).
-    pub(super) fn new(is_alone: bool) -> Self {
-        let regular = is_alone.then(|| {
+    /// A timer with regular looks if the pod has a run directory.
+    pub(super) fn new(has_run_directory: bool) -> Self {
+        let regular = has_run_directory.then(|| {
             let mut looks = interval_at(Instant::now() + PERIOD, PERIOD);
             looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
             looks
@@ -59,13 +59,13 @@ impl RunDirectoryTimer {
         Self { regular, again_at: None }
     }
 
-    /// Waits until a look is due. Cancel-safe.
-    pub(super) async fn look_is_due(&mut self) {
+    /// Waits until a look is due. While a daemon follows the supervisor (`is_watched`), there are no regular looks. Cancel-safe.
+    pub(super) async fn look_is_due(&mut self, is_watched: bool) {
         let Self { regular, again_at } = self;
         let regular = async {
             match regular {
-                Some(looks) => drop(looks.tick().await),
-                None => pending().await,
+                Some(looks) if !is_watched => drop(looks.tick().await),
+                _ => pending().await,
             }
         };
         let again = async {
@@ -82,9 +82,13 @@ impl RunDirectoryTimer {
 }
 
 impl Supervisor {
-    /// Whether the pod has a run directory that no daemon watches.
-    pub(super) fn watches_run_directory(&self) -> bool {
-        !self.setting.keep_empty_dirs && self.setting.mount_points().run_directory().is_some()
+    pub(super) fn has_run_directory(&self) -> bool {
+        self.setting.mount_points().run_directory().is_some()
+    }
+
+    /// Whether `podfs node` follows the supervisor, and so watches the files of the run directory.
+    pub(super) fn has_daemon(&self) -> bool {
+        self.setting.keep_empty_dirs && self.control.as_ref().is_some_and(Control::has_follower)
     }
 
     /// Makes again what another process has deleted from the pod's run directory. While a thread has the mount points locked, this
@@ -94,6 +98,9 @@ impl Supervisor {
         timer.again_at = locked.is_err().then(|| Instant::now() + RETRY_PAUSE);
         if let Some((directory, restored)) = locked.ok().and_then(|mut mount_points| restore_claim(&mut mount_points)) {
             self.restore_sockets(directory, restored);
+        }
+        if !self.are_definitions_recorded {
+            self.record_definitions();
         }
     }
 

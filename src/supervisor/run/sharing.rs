@@ -8,7 +8,7 @@ use crate::volume::{Claim, Volume, VolumeSource};
 
 /// Which volumes of the pod share a mount. The leader of such volumes is the one that podfs mounts.
 #[derive(Default)]
-pub(in crate::supervisor) struct Sharing {
+pub(crate) struct Sharing {
     /// The place of the leader of each volume, by the place of the volume. A volume that shares no mount is its own
     /// leader.
     leaders: BTreeMap<usize, usize>,
@@ -17,7 +17,7 @@ pub(in crate::supervisor) struct Sharing {
 impl Sharing {
     /// Finds the volumes that name the same claim; the first of them is the leader. Its mount has the options of all of
     /// them: it is read-only if one of them is. Returns the leaders, with their places, as the volumes to mount.
-    pub(in crate::supervisor) fn of(volumes: &[Volume], pod: &PodIdentity) -> (Sharing, Vec<(usize, Volume)>) {
+    pub(crate) fn of(volumes: &[Volume], pod: &PodIdentity) -> (Sharing, Vec<(usize, Volume)>) {
         let mut sharing = Sharing::default();
         let mut mounted: Vec<(usize, Volume)> = Vec::new();
         for (place, volume) in volumes.iter().enumerate() {
@@ -58,13 +58,13 @@ impl Sharing {
 }
 
 /// Whether two volumes name the same claim.
-pub(in crate::supervisor) fn is_shared(volume: &Volume, other: &Volume, pod: &PodIdentity) -> bool {
+pub(crate) fn is_shared(volume: &Volume, other: &Volume, pod: &PodIdentity) -> bool {
     let name = volume.claim_name(&pod.name);
     name.is_some() && other.claim_name(&pod.name) == name
 }
 
 /// Whether the mount of `leader` suits `volume`, too.
-pub(in crate::supervisor) fn can_share(leader: &Volume, volume: &Volume) -> bool {
+pub(crate) fn can_share(leader: &Volume, volume: &Volume) -> bool {
     let mut merged = leader.clone();
     merge(&mut merged, volume);
     merged == *leader

@@ -34,6 +34,7 @@ use crate::supervisor::control::{ContainerOperation, Control, PendingClient, Req
 use crate::supervisor::long_step::report_if_long;
 use crate::supervisor::run_dir::cgroup::{self, Cgroup};
 use crate::supervisor::run_dir::claim::{PodLeftovers, PodLock};
+use crate::supervisor::run_dir::defined_volume::DefinedVolume;
 use crate::supervisor::run_dir::file_names::SERVER;
 use crate::supervisor::run_dir::mount_points::{MountPoints, MountPointsError};
 use crate::supervisor::run_dir::server_socket;
@@ -56,6 +57,7 @@ const MAX_CHANGES: usize = 16;
 pub(super) struct PreparedSupervisor {
     identity: PodIdentity,
     volumes: Vec<Volume>,
+    definitions: Vec<DefinedVolume>,
     site: Site,
     claim: Option<PodLock>,
     inheritance: PodLeftovers,
@@ -97,7 +99,8 @@ impl PreparedSupervisor {
     ) -> PreparedSupervisor {
         let Assignment { identity, facts, volumes, site, mut claim, inheritance, .. } = assignment;
         let Assignment { server_program, trace, keep_old_generations, server_memory, metrics, .. } = assignment;
-        let Assignment { agent_watches_mounts, keep_empty_dirs, flex_volumes, sub_path, io_uring, .. } = assignment;
+        let Assignment { agent_watches_mounts, keep_empty_dirs, flex_volumes, sub_path, io_uring, definitions, .. } =
+            assignment;
         oom::protect_supervisor();
         let cgroup = claim.as_mut().and_then(|claim| {
             cgroup::warn_of_kubelet();
@@ -125,6 +128,7 @@ impl PreparedSupervisor {
         PreparedSupervisor {
             identity,
             volumes,
+            definitions,
             site,
             claim,
             inheritance,
@@ -178,11 +182,14 @@ impl PreparedSupervisor {
             sub_path,
             io_uring,
             keep_empty_dirs,
+            definitions,
             ..
         } = self;
         let step = format!("make the mount points in {}", site.path().display());
         if let Some(claim) = &mut claim {
-            report_if_long(&step, || claim.lock_volumes(site.path()))?;
+            let locked = report_if_long(&step, || claim.lock_volumes(site.path()));
+            // Only the other podfs delays this, and no disk.
+            locked.or_else(|_taken| claim.wait_for_volumes())?;
         }
         let (sharing, mounted) = Sharing::of(&volumes, &identity);
         let directory = claim.as_ref().map(|claim| claim.directory().to_owned());
@@ -245,6 +252,8 @@ impl PreparedSupervisor {
             view: Arc::new(view),
             version: 1,
             sharing,
+            definitions,
+            are_definitions_recorded: false,
             next_place: volumes.len(),
             volumes: volumes.into_iter().enumerate().collect(),
             setting,
@@ -258,6 +267,7 @@ impl PreparedSupervisor {
             run_directory_trouble: None,
             containers,
         };
+        supervisor.record_definitions();
         supervisor.remove_leftovers();
         supervisor.report_server();
         supervisor.report_volumes();

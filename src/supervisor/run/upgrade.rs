@@ -1,7 +1,7 @@
 //! Upgrading to the podfs that is on disk now.
 //!
-//! 1. The supervisor refuses the upgrade if a manifest file is invalid at this moment: it uses the earlier content, which a program
-//!    that starts does not know. Then it waits for the work under way, and replaces the server by a server of the new program, which runs before
+//! 1. The supervisor refuses the upgrade if a manifest file is invalid at this moment, or has another pod or other volumes than it
+//!    serves: it uses the earlier content, which a program that starts does not know. Then it waits for the work under way, and replaces the server by a server of the new program, which runs before
 //!    the old server ends. It starts the new podfs as `podfs server`. That executes the podfs-fuse of its version, which
 //!    refuses to serve for another version: both programs are replaced, or neither. If the new server does not start, the
 //!    supervisor refuses the upgrade, and nothing has changed.
@@ -44,6 +44,9 @@ impl Supervisor {
         // Both the new program and, after a rollback, this one would read these files, and end.
         if let Some(problem) = self.source.start_problem() {
             return refused(format!("{problem}; the new podfs could not read it either: correct it, then try again"));
+        }
+        if let Some(change) = self.changed_manifest() {
+            return refused(format!("{change}; restore the file and try again, or stop podfs and start it again"));
         }
         client.answer(&ControlAnswer::Upgrade(Upgrade::Started));
         // If work does not end in time, the new program does it again.

@@ -17,9 +17,11 @@ use nix::fcntl::{Flock, FlockArg};
 use podfs_fuse::caller::ending::is_exiting;
 use podfs_fuse::mount::MountError;
 use podfs_fuse::mount::directories::Directories;
+use serde_json::Value;
 use tracing::warn;
 
 use super::bounds::{Bounds, OUTSIDE, path_exists};
+use super::defined_volume::DefinedVolume;
 use super::file_names::{CONTROL, COUNTS, DISKS, LOCK, NEXT_COUNTS, NEXT_SERVER, SERVER, UNREADABLE};
 use super::record::{PodLockRecord, RecordWriter};
 use super::server_socket;
@@ -103,6 +105,8 @@ pub struct PodLock {
     inherited_run: Directories,
     /// The cgroup of the pod's server, to record.
     cgroup: Option<PathBuf>,
+    /// The definitions of the pod's volumes, to record.
+    definitions: Vec<Value>,
     /// Whether the drop leaves the lock file, with the record. It does from the start if an earlier podfs has left a record.
     leaves_record: bool,
 }
@@ -116,6 +120,8 @@ pub struct PodLeftovers {
     pub mounts: Vec<PathBuf>,
     /// The files that it had written for containers.
     pub written: Vec<PathBuf>,
+    /// The definitions of the volumes that it served.
+    pub definitions: Vec<DefinedVolume>,
 }
 
 /// Whether a process holds the claim on the pod with this run directory.
@@ -191,14 +197,25 @@ impl PodLock {
                 let pod = PodName { namespace: namespace.clone(), name: name.clone() };
                 // Until the caller has removed what the record names, only the record leads to it.
                 let leaves_record = record.pid != 0;
-                let cgroup = record.cgroup;
+                let (cgroup, definitions) = (record.cgroup, record.definitions.clone());
                 let path = path.clone();
                 let writer = RecordWriter::default();
-                let mut claim =
-                    Self { pod, path, volumes: None, lock, writer, run, inherited_run, cgroup, leaves_record };
+                let mut claim = Self {
+                    pod,
+                    path,
+                    volumes: None,
+                    lock,
+                    writer,
+                    run,
+                    inherited_run,
+                    cgroup,
+                    definitions,
+                    leaves_record,
+                };
                 claim.record(&directories, &record.mounts, &record.written).map_err(failed)?;
                 let PodLockRecord { mounts, written, .. } = record;
-                return Ok((claim, PodLeftovers { directories, mounts, written }));
+                let definitions = DefinedVolume::of_record(record.definitions);
+                return Ok((claim, PodLeftovers { directories, mounts, written, definitions }));
             }
         }
     }
@@ -231,24 +248,26 @@ impl PodLock {
         let inherited_run = Directories::inherit(inherited_run, Vec::new());
         let run = Directories::default();
         let (pod, cgroup) = (record.pod.clone(), record.cgroup.clone());
-        let writer = RecordWriter::default();
-        Ok((Self { pod, path, volumes: None, lock, writer, run, inherited_run, cgroup, leaves_record: false }, record))
+        let (writer, definitions) = (RecordWriter::default(), Vec::new());
+        let leaves_record = false;
+        let claim =
+            Self { pod, path, volumes: None, lock, writer, run, inherited_run, cgroup, definitions, leaves_record };
+        Ok((claim, record))
     }
 
-    /// Locks the directory of the pod's volumes, if it exists; otherwise [`PodLock::lock_made_volumes`] does.
+    /// Locks the directory of the pod's volumes, if it exists; otherwise [`PodLock::wait_for_volumes`] does.
     ///
     /// # Errors
     /// When another podfs has locked the directory.
     pub fn lock_volumes(&mut self, directory: &Path) -> Result<(), VolumesTaken> {
-        let until = Instant::now() + CLEANING;
-        self.volumes.insert(VolumesLock::new(directory)).lock_until(until)
+        self.volumes.insert(VolumesLock::new(directory)).lock()
     }
 
-    /// Locks the directory of the pod's volumes, if this process has made it since it started.
+    /// Locks the directory of the pod's volumes, if it is not locked yet. Waits a moment for a podfs that ends.
     ///
     /// # Errors
     /// When another podfs has locked the directory.
-    pub fn lock_made_volumes(&mut self) -> Result<(), VolumesTaken> {
+    pub fn wait_for_volumes(&mut self) -> Result<(), VolumesTaken> {
         // podfs node may look at the directory in this moment, and remove it if it is empty.
         let until = Instant::now() + CLEANING;
         self.volumes.as_mut().map_or(Ok(()), |volumes| volumes.lock_until(until))
@@ -269,6 +288,7 @@ impl PodLock {
             mounts: mounts.to_vec(),
             written: written.to_vec(),
             cgroup: self.cgroup.clone(),
+            definitions: self.definitions.clone(),
         };
         self.writer.write(&self.lock, record)
     }
@@ -315,6 +335,11 @@ impl PodLock {
     /// Sets the server's cgroup, for the next record.
     pub fn set_cgroup(&mut self, cgroup: Option<&Path>) {
         self.cgroup = cgroup.map(Path::to_owned);
+    }
+
+    /// Sets the definitions of the volumes, for the next record. Returns those before.
+    pub fn set_definitions(&mut self, definitions: Vec<Value>) -> Vec<Value> {
+        std::mem::replace(&mut self.definitions, definitions)
     }
 
     /// Gives the claim up, and removes the record.

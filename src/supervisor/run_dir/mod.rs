@@ -7,6 +7,7 @@
 //! | [`timed_lock`] | a lock on an open file or directory, with a limit of the wait |
 //! | [`volumes_lock`] | the lock on the directory of the pod's volumes |
 //! | [`record`] | the record in the lock file: what its supervisor has made |
+//! | [`defined_volume`] | the definition of a volume in the record |
 //! | [`bounds`] | which recorded paths podfs unmounts and removes |
 //! | [`trust`] | that no other user can change the run directory |
 //! | `socket` | sockets in the run directory, however long its path is |
@@ -20,6 +21,7 @@ pub mod bounds;
 pub(crate) mod cgroup;
 pub mod claim;
 pub(in crate::supervisor) mod container_files;
+pub mod defined_volume;
 pub mod file_names;
 pub mod mount_points;
 pub mod record;

@@ -9,6 +9,7 @@ use podfs_fuse::mount::MountError;
 use podfs_fuse::mount::directories::Directories;
 use podfs_fuse::mount::private::MountPointType;
 use podfs_fuse::mount::visible::{MountPoint, OldMountPolicy, VisibleMount, take_away, take_away_part};
+use serde_json::Value;
 use tracing::warn;
 
 use super::claim::{PodLeftovers, PodLock, PodLockError};
@@ -77,7 +78,7 @@ pub struct MountPoints {
 impl MountPoints {
     /// Starts with the leftovers of a podfs that was killed.
     pub fn new(claim: Option<PodLock>, inheritance: PodLeftovers) -> MountPoints {
-        let PodLeftovers { directories, mounts, written } = inheritance;
+        let PodLeftovers { directories, mounts, written, definitions: _ } = inheritance;
         let (targets, unadopted) = mounts.into_iter().partition(|path| is_target(path));
         MountPoints {
             directories,
@@ -293,6 +294,21 @@ impl MountPoints {
         if files.is_empty() { Ok(()) } else { self.record() }
     }
 
+    /// Records the definitions of the volumes that podfs serves from now on.
+    ///
+    /// # Errors
+    /// When the run directory cannot be written.
+    pub fn define_volumes(&mut self, definitions: Vec<Value>) -> Result<(), MountPointsError> {
+        let Some(claim) = &mut self.claim else { return Ok(()) };
+        let before = claim.set_definitions(definitions);
+        let recorded = self.record();
+        if let (Err(_), Some(claim)) = (&recorded, &mut self.claim) {
+            // A full disk may have no space for a longer record.
+            claim.set_definitions(before);
+        }
+        recorded
+    }
+
     /// Writes the record.
     ///
     /// # Errors
@@ -304,7 +320,7 @@ impl MountPoints {
         let mounts = [&unadopted[..], mounts, targets].concat();
         let Some(claim) = claim else { return Ok(()) };
         claim.record(directories, &mounts, written).map_err(MountPointsError::Record)?;
-        Ok(claim.lock_made_volumes()?)
+        Ok(claim.wait_for_volumes()?)
     }
 
     /// The pod's run directory; `None` if the supervisor has not claimed a pod.

@@ -24,6 +24,7 @@ use std::path::{Path, PathBuf};
 use rustix::fs::{FallocateFlags, fallocate};
 use rustix::io::{Errno, retry_on_intr};
 use serde::{Deserialize, Serialize};
+use serde_json::Value;
 
 use super::file_names::LOCK;
 use super::trust;
@@ -59,6 +60,10 @@ pub struct PodLockRecord {
     /// The cgroup of the server.
     #[serde(default)]
     pub cgroup: Option<PathBuf>,
+    /// The definitions of the pod's volumes (`DefinedVolume`), as podfs serves them. Unparsed: a definition that this version does not
+    /// take must not make the record unreadable. None if `podfs node` gives the supervisor the pod, and after the order to stop.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub definitions: Vec<Value>,
 }
 
 impl PodLockRecord {
@@ -189,6 +194,7 @@ fn restore_first(file: &File) -> io::Result<Option<u64>> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::supervisor::run_dir::defined_volume::DefinedVolume;
 
     fn record(mounts: usize) -> PodLockRecord {
         let mounts = (0..mounts).map(|number| PathBuf::from(format!("/root/pods/u/volumes/p/volume-{number}")));
@@ -288,5 +294,20 @@ mod tests {
             let text = str::from_utf8(copy).expect("text").trim_end_matches('\0');
             assert_eq!(text, recorded, "{changed}");
         }
+    }
+
+    #[test]
+    fn a_definition_has_the_bytes_that_other_versions_read() {
+        let recorded = concat!(
+            r#"{"volume":{"emptyDir":{"medium":"Memory"},"name":"e"},"annotations":{"podfs.io/cache.e":"none"},"#,
+            r#""containers":[{"volumeMounts":[{"mountPath":"/e","name":"e"}]}],"published":true}"#
+        );
+        let text =
+            format!(r#"{{"pid":7,"run":[],"directories":[],"definitions":[{recorded},{{"of":"a later version"}}]}}"#);
+        let record = PodLockRecord::parse(text.as_bytes()).expect("a record");
+        let definitions = DefinedVolume::of_record(record.definitions);
+        assert_eq!(definitions.len(), 1, "the definition of a later version is left out");
+        assert!(definitions[0].definition.parse().is_ok());
+        assert_eq!(serde_json::to_string(&definitions[0]).expect("JSON"), recorded);
     }
 }

@@ -3,24 +3,28 @@
 //! The claim on a pod is in its run directory, so two podfs with two run directories can both claim the pod. If they have the same
 //! root directory, they also have the same directory for the pod's volumes, and only one of them locks it.
 
-use std::fs::File;
+use std::fs::{self, File, Metadata};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use nix::fcntl::Flock;
+use rustix::fs::{major, minor};
 
 use super::timed_lock::{AlreadyLocked, is_still_at, lock_until};
 
-/// A supervisor with another run directory serves the pod below this root directory.
+/// Another supervisor serves the pod below this root directory.
 #[derive(Debug, thiserror::Error)]
 #[error(
-    "pod {uid} is already served by a podfs with another --run-dir, which has its volumes in {}; stop that one first, or give \
-     this one another --root-dir",
-    .directory.display()
+    "pod {uid} is already served by a podfs with another --run-dir, or whose run directory was deleted{}; it has the volumes in \
+     {}; stop that one first, or give this one another --root-dir",
+    .pid.map(|pid| format!(" (pid {pid})")).unwrap_or_default(), .directory.display()
 )]
 pub struct VolumesTaken {
     /// The uid of the pod.
     pub uid: String,
+    /// The process id of the other supervisor, if the kernel lists its lock.
+    pub pid: Option<u32>,
     /// The directory of the pod's volumes.
     pub directory: Box<Path>,
 }
@@ -56,11 +60,26 @@ impl VolumesLock {
         }
         // If the directory does not exist yet, podfs makes it. Another error is also that of the mount that follows.
         let Ok(directory) = File::open(&self.directory) else { return Ok(()) };
+        let metadata = directory.metadata();
         let lock = lock_until(directory, until).map_err(|AlreadyLocked| VolumesTaken {
             uid: self.directory.file_name().unwrap_or_default().display().to_string(),
+            pid: metadata.ok().and_then(|metadata| holder(&metadata)),
             directory: self.directory.as_path().into(),
         })?;
         self.lock = lock.filter(|lock| is_still_at(lock, &self.directory));
         Ok(())
     }
+}
+
+/// The process that has locked this directory. `None` where the kernel lists another device number than the directory has, as on btrfs.
+fn holder(directory: &Metadata) -> Option<u32> {
+    let device = directory.dev();
+    let wanted = format!("{:02x}:{:02x}:{}", major(device), minor(device), directory.ino());
+    // 1: FLOCK  ADVISORY  WRITE 4711 00:2a:1234 0 EOF
+    let locks = fs::read_to_string("/proc/locks").ok()?;
+    let mut locks = locks.lines().map(|line| line.split_whitespace().skip(1).collect::<Vec<_>>());
+    locks.find_map(|lock| match lock[..] {
+        ["FLOCK", _, _, pid, place, ..] if place == wanted => pid.parse().ok(),
+        _ => None,
+    })
 }

@@ -100,6 +100,28 @@ fn the_next_daemon_finds_the_pods_after_a_kill_with_a_deleted_run_directory() {
 }
 
 #[test]
+fn files_of_the_run_directory_that_are_deleted_while_no_daemon_runs_are_made_again() {
+    let node = node_with_a_pod();
+    let mut daemon = node.start();
+    node.expect(&["wait", "default/web"]);
+    let (config, supervisor) = (node.path("web", "config"), node.supervisor("web"));
+    daemon.signal(Signal::SIGKILL);
+    daemon.wait();
+    let socket = node.fixture.path("run/uid-web/control.sock");
+    fs::remove_file(&socket).expect("it was there");
+    eventually("the supervisor notices the missing socket", || socket.exists());
+    delete_run_directory(&node);
+    eventually("the supervisor notices the missing directory", || socket.exists());
+    delete_run_directory(&node);
+    // The supervisors that this daemon starts end: the first one has the volumes of the pod.
+    let _daemon = node.start();
+    let has_first = |pod: serde_json::Value| pod["supervisor"] == supervisor.as_raw();
+    eventually("the next daemon finds the first supervisor", || node.pod("web").is_some_and(has_first));
+    set(&node, "two");
+    wait_content(&config.join("key"), "two");
+}
+
+#[test]
 fn a_second_daemon_is_refused_also_while_the_run_directory_of_the_first_is_deleted() {
     let node = node_with_a_pod();
     let first = node.start();

@@ -159,3 +159,37 @@ fn a_pod_that_is_renamed_under_its_uid_keeps_its_name() {
         assert!(notes.len() == 1 && notes[0].starts_with(sentence), "{notes:?}");
     }
 }
+
+#[test]
+fn vm_10_a_volume_that_does_not_suit_the_mount_of_its_claim_holds_back_no_new_volume() {
+    let (mut desired, plugins) = (DesiredWorld::default(), PluginRegistry::built_in());
+    let data = "{name: data, persistentVolumeClaim: {claimName: data}}";
+    let same = "{name: same, persistentVolumeClaim: {claimName: data}}";
+    let read_only = "{name: ro, persistentVolumeClaim: {claimName: data, readOnly: true}}";
+    let all = pod("u", &[data, same, read_only, "{name: new, emptyDir: {}}"], &["data", "same", "ro", "new"]);
+    let check = |desired: &DesiredWorld| {
+        let DesiredPod { volumes, errors, .. } = desired.pod(&uid("u")).expect("the pod");
+        assert_eq!(volumes.keys().collect::<Vec<_>>(), ["data", "new", "same"]);
+        let errors: Vec<_> = errors.iter().collect();
+        assert!(
+            errors.len() == 1 && errors[0].starts_with("volume \"ro\" names the claim of volume \"data\""),
+            "{errors:?}"
+        );
+    };
+    desired.put(pod("u", &[data], &["data"]), &plugins, &ActualWorld::default());
+    for _ in 0..2 {
+        desired.put(all.clone(), &plugins, &ActualWorld::default());
+        check(&desired);
+    }
+    // The next daemon has the manifest of the checkpoint, and the names of the volumes that were mounted.
+    let (mut next, mut found) = (DesiredWorld::default(), ActualWorld::default());
+    ["data", "same", "new"].iter().for_each(|name| found.reconstruct(id(name)));
+    for _ in 0..2 {
+        next.put(all.clone(), &plugins, &found);
+        check(&next);
+    }
+    // If all volumes are new, podfs mounts the claim once, read-only.
+    let mut started = DesiredWorld::default();
+    started.put(all, &plugins, &ActualWorld::default());
+    assert_eq!(started.volumes().count(), 4);
+}
