@@ -71,7 +71,8 @@ impl Source {
     /// Sets the pod's volumes. Returns a new snapshot if the known objects depend on the volumes.
     pub fn want(&mut self, volumes: Vec<Volume>) -> Option<Snapshot> {
         match self {
-            Source::Files(_) | Source::Api(_) => None,
+            Source::Files(_) => None,
+            Source::Api(api) => api.want(volumes),
             Source::Push(push) => Some(push.want(volumes)),
         }
     }

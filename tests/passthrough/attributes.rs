@@ -13,6 +13,7 @@ use std::process::{Command, Stdio};
 use std::ptr;
 
 use nix::sched::{CloneFlags, unshare};
+use nix::sys::stat::{SFlag, mknod};
 use rustix::fs::{
     AtFlags, CWD, FallocateFlags, Mode, StatxFlags, Timespec, Timestamps, UTIME_NOW, UTIME_OMIT, XattrFlags, chmodat,
     copy_file_range, fallocate, lgetxattr, llistxattr, lremovexattr, lsetxattr, statx, utimensat,
@@ -108,11 +109,13 @@ fn chown_without_ids_does_as_on_the_disk() {
         for bits in [0o644, 0o4755, 0o4700, 0o2755, 0o2767, 0o6766] {
             for (who, caller) in [("a user", USER), ("the owner", Caller::new(4712)), ("a member of the group", MEMBER)]
             {
-                let path = root.join("file");
-                fs::write(&path, "a program").expect("written");
+                // Made without an open file: while one is open for writing, the kernel sends the same request before each write.
+                let name = format!("{who} {bits:o}");
+                let path = root.join(&name);
+                mknod(&path, SFlag::S_IFREG, nix::sys::stat::Mode::S_IRWXU, 0).expect("a file");
                 chown(&path, Some(4712), Some(100)).expect("root may");
                 fs::set_permissions(&path, Permissions::from_mode(bits)).expect("the mode is set");
-                caller.run(root, || answers.note(who, chown("file", None, None)));
+                caller.run(root, || answers.note(who, chown(&name, None, None)));
                 answers.see("mode", mode(&path));
                 answers.note("root", chown(&path, None, None));
                 answers.see("mode", mode(&path));
@@ -131,7 +134,8 @@ fn chown_in_a_user_namespace_does_as_on_the_disk() {
     the_mount_does_as_the_disk(|root, answers| {
         for (bits, ids) in [(0o4755, "-1, -1"), (0o2755, "-1, -1"), (0o2644, "0, 0")] {
             let path = root.join("file");
-            fs::write(&path, "a program").expect("written");
+            let _none_at_first = fs::remove_file(&path);
+            mknod(&path, SFlag::S_IFREG, nix::sys::stat::Mode::S_IRWXU, 0).expect("a file");
             chown(&path, Some(4711), Some(4711)).expect("root may");
             fs::set_permissions(&path, Permissions::from_mode(bits)).expect("the mode is set");
             let mut command = Command::new("setpriv");

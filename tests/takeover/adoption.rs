@@ -397,6 +397,26 @@ fn after_a_kill_volumes_stay_as_they_were_although_the_manifest_was_changed() {
 }
 
 #[test]
+fn after_a_kill_a_corrected_manifest_counts_for_volumes_that_were_never_mounted() {
+    let source = disk_directory();
+    let manifest = |config: &str, path: &Path| {
+        let host = format!("{{name: host, hostPath: {{path: {}, type: Directory}}}}", path.display());
+        pod(&format!("[{{name: config, configMap: {{name: {config}}}}}, {host}]"))
+    };
+    let fixture = Fixture::new(&manifest("typo", &source.path().join("typo")));
+    fixture.write("objects/app.json", &config_map("app", &[("a", "1")]));
+    let mut running = fixture.start();
+    running.wait_log("configmap \"typo\" not found");
+    running.wait_log("typo");
+    fixture.write("pod.yaml", &manifest("app", source.path()));
+    kill_supervisor(&mut running);
+    let mut running = fixture.run();
+    wait_content(&running.volume("config").join("a"), "1");
+    assert!(running.stop().success());
+    fixture.assert_nothing_left();
+}
+
+#[test]
 fn a_stopped_server_cannot_be_adopted_and_is_replaced() {
     let pod = OrphanedPod::new();
     let mut running = pod.fixture.run();

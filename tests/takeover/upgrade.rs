@@ -148,7 +148,11 @@ fn an_upgrade_is_refused_after_the_manifest_was_changed_to_other_volumes_or_anot
         manifest.replace("configMap: {name: app}", "emptyDir: {}").replace("name: host,", "name: more,");
     let renamed = manifest.replace("name: web", "name: other");
     let edits = [
-        (&other_volumes, "do not change with its manifest", r#"as they are there now ("config", "host", "more")"#),
+        (
+            &other_volumes,
+            "do not change with its manifest",
+            r#"as the manifest file has them now: "config", "host", "more""#,
+        ),
         (&renamed, "default/other", "describes pod default/other "),
     ];
     for (edited, logged, reason) in edits {
@@ -156,7 +160,10 @@ fn an_upgrade_is_refused_after_the_manifest_was_changed_to_other_volumes_or_anot
         pod.fixture.write("pod.yaml", edited);
         pod.running.wait_log(logged);
         let outcome = upgrade(&pod.fixture);
-        pod.assert_not_upgraded(&outcome, &["default/web: refused: ", reason, "restore the file and try again"]);
+        pod.assert_not_upgraded(
+            &outcome,
+            &["default/web: refused: ", reason, "stop podfs by SIGTERM and start it again"],
+        );
         assert_eq!((&pod.identity(), pod.running.server()), (&before, server));
     }
     pod.fixture.write("pod.yaml", &manifest);

@@ -138,8 +138,8 @@ fn containers(spec: &core::PodSpec) -> VolumeUses<'_> {
     let ephemeral = spec.ephemeral_containers.iter().flatten().map(|one| (&one.volume_mounts, &one.volume_devices));
     let (mounts, devices): (Vec<_>, Vec<_>) = init.chain(regular).chain(ephemeral).unzip();
     VolumeUses {
-        mounts: mounts.into_iter().flatten().map(Vec::as_slice).collect(),
-        devices: devices.into_iter().flatten().map(Vec::as_slice).collect(),
+        mounts: mounts.into_iter().map(|mounts| mounts.as_deref().unwrap_or_default()).collect(),
+        devices: devices.into_iter().map(|devices| devices.as_deref().unwrap_or_default()).collect(),
     }
 }
 

@@ -238,8 +238,8 @@ fn a_definition_has_all_that_decides_its_volume() {
         "volumes: [{name: c, configMap: {name: c, defaultMode: 0400}}, {name: h, hostPath: {path: /srv}}, \
          {name: e, emptyDir: {sizeLimit: 1}}, \
          {name: p, persistentVolumeClaim: {claimName: p}}, {name: d, persistentVolumeClaim: {claimName: d}}, {name: q, quantumStore: {}}], \
-         containers: [{name: one, volumeMounts: [{name: c, mountPath: /c}, {name: h, mountPath: /c/h}, {name: p, mountPath: /p}], \
-         volumeDevices: [{name: d, devicePath: /dev/d}]}]",
+         containers: [{name: one, volumeMounts: [{name: c, mountPath: /c}, {name: h, mountPath: /c/h}, {name: p, mountPath: /p}]}, \
+         {name: none}, {name: two, volumeDevices: [{name: d, devicePath: /dev/d}]}]",
     );
     let text = serde_json::to_string(&pod.definitions).expect("JSON");
     let definitions: Vec<VolumeDefinition> = serde_json::from_str(&text).expect("definitions");

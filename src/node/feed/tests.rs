@@ -275,7 +275,10 @@ async fn an_object_is_unknown_while_it_may_be_in_a_file_that_podfs_has_never_rea
     let reason = |push: &Push| push.unknown.iter().map(|unknown| unknown.reason.clone()).collect::<Vec<_>>().join("; ");
     let may_be_in = |home: &FeedHome, name: &str| {
         let file = home.path(name);
-        format!("ConfigMap default/app may be in {}, which podfs cannot read; mend or remove this file", file.display())
+        format!(
+            "ConfigMap default/app may be in {}, which podfs could not read yet; mend or remove this file",
+            file.display()
+        )
     };
     let first = push(&mut follower).await;
     assert_eq!((reason(&first), first.settling), (may_be_in(&home, "app.yaml"), false));

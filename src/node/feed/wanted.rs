@@ -33,7 +33,7 @@ impl Absence {
     /// The object may be in a file that podfs has never been able to read.
     pub(super) fn in_unread_file(want: &WantedObject, file: &Path) -> Absence {
         let (title, file) = (want.title(), file.display());
-        let reason = format!("{title} may be in {file}, which podfs cannot read; mend or remove this file");
+        let reason = format!("{title} may be in {file}, which podfs could not read yet; mend or remove this file");
         Absence { reason, settles: None }
     }
 }

@@ -103,7 +103,8 @@ impl DesiredPod {
                 && let Some(other) = unshareable(volume, &described, before.as_ref(), actual)
             {
                 errors.add(format!(
-                    "volume {name:?} names the claim of volume {other:?}, which is mounted in another way, as read-write; {MAKE_ANEW}"
+                    "volume {name:?} names the claim of volume {other:?}, whose mount does not suit it (read-only, block device and \
+                     podfs.io/host-path have to be the same); {MAKE_ANEW}"
                 ));
                 continue;
             }

@@ -5,10 +5,10 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::future::pending;
-use std::sync::Arc;
+use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
-use tokio::sync::mpsc::{Receiver, Sender, channel};
+use tokio::sync::mpsc::{Receiver, Sender, UnboundedReceiver, channel};
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep_until, timeout_at};
 use tracing::{debug, info};
@@ -40,8 +40,12 @@ pub(super) struct Follow {
     client: ApiClient,
     files: Option<(FileSource, Snapshot)>,
     pod: Option<Arc<Pod>>,
-    /// The volumes, if they are not all those of the pod.
+    /// The pod that podfs serves, if manifest files describe it: a file that changes later changes neither its name nor its volumes.
+    identity: Option<PodIdentity>,
+    /// The volumes that podfs serves, if they are not those of the pod on the server.
     volumes: Option<Vec<Volume>>,
+    /// Other volumes that podfs serves from now on.
+    served: UnboundedReceiver<ServedVolumes>,
     objects: BTreeMap<ObjectKey, Followed>,
     signers: Signers,
     tokens: IssuedCredentials,
@@ -70,8 +74,15 @@ enum KnownObject {
     Is(Arc<NamedObject>),
 }
 
+/// The volumes that podfs serves, and the channel for the snapshot that takes their objects into account.
+pub(super) struct ServedVolumes {
+    pub(super) volumes: Vec<Volume>,
+    pub(super) answer: mpsc::Sender<Snapshot>,
+}
+
 /// An input of the thread.
 enum FollowInput {
+    Served(ServedVolumes),
     Files(Snapshot),
     Pod(ObjectUpdate<Pod>),
     Object(ObjectKey, ObjectUpdate<NamedObject>),
@@ -98,10 +109,13 @@ impl Follow {
         client: ApiClient,
         files: Option<(FileSource, Snapshot)>,
         volumes: Option<Vec<Volume>>,
+        served: UnboundedReceiver<ServedVolumes>,
         token_policy: TokenPolicy,
         contacts: Contacts,
     ) -> Follow {
         let pod = files.as_ref().and_then(|(_, snapshot)| snapshot.pod.clone());
+        let identity = pod.as_ref().map(|pod| pod.identity.clone());
+        let volumes = volumes.or_else(|| pod.as_ref().map(|pod| pod.volumes.clone()));
         let (sender, updates) = channel(QUEUE_LENGTH);
         Follow {
             signers: Signers::new(client.clone(), contacts.clone()),
@@ -111,7 +125,9 @@ impl Follow {
             client,
             files,
             pod,
+            identity,
             volumes,
+            served,
             objects: BTreeMap::new(),
             contacts,
             sender,
@@ -158,6 +174,10 @@ impl Follow {
                 () = snapshots.closed() => return,
             };
             let noticed_at = input.noticed_at();
+            let answer = match &input {
+                FollowInput::Served(ServedVolumes { answer, .. }) => Some(answer.clone()),
+                _ => None,
+            };
             let mut differs = self.take(input);
             // Objects in the queue go into the same snapshot.
             while let Ok((key, update)) = self.updates.try_recv() {
@@ -166,6 +186,8 @@ impl Follow {
             if differs {
                 snapshots.send_replace(Snapshot { noticed_at, ..self.snapshot() });
             }
+            // Fails only if the receiver no longer waits.
+            answer.into_iter().for_each(|answer| drop(answer.send(self.snapshot())));
         }
     }
 
@@ -194,6 +216,7 @@ impl Follow {
             }
         };
         tokio::select! {
+            Some(served) = self.served.recv() => FollowInput::Served(served),
             snapshot = files => FollowInput::Files(snapshot),
             Some(update) = pod => FollowInput::Pod(update),
             Some((key, update)) = self.updates.recv() => FollowInput::Object(key, update),
@@ -207,6 +230,10 @@ impl Follow {
     /// Takes an input. Returns whether the snapshot has changed.
     fn take(&mut self, input: FollowInput) -> bool {
         let differs = match input {
+            FollowInput::Served(served) => {
+                self.volumes = Some(served.volumes);
+                true
+            }
             FollowInput::Files(snapshot) => self.take_files(snapshot),
             FollowInput::Pod(update) => self.take_pod(update),
             FollowInput::Object(key, update) => self.take_object(&key, update),
@@ -324,7 +351,7 @@ impl Follow {
     /// The referenced objects that files do not have. Begins to request the referenced tokens and bundles of signers.
     fn wanted(&mut self) -> BTreeSet<ObjectKey> {
         let (identity, facts) = match &self.pod {
-            Some(pod) => (pod.identity.clone(), pod.facts.clone()),
+            Some(pod) => (self.identity.as_ref().unwrap_or(&pod.identity).clone(), pod.facts.clone()),
             None => (PodIdentity::placeholder(), PodFacts::placeholder()),
         };
         let of_pod = || self.pod.as_ref().map_or(&[][..], |pod| &pod.volumes);

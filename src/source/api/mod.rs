@@ -37,7 +37,9 @@ mod tokens;
 use std::io;
 use std::sync::{Arc, mpsc};
 use std::thread;
+use std::time::Duration;
 
+use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 use tokio::sync::watch::{self, Receiver};
 
 use super::Snapshot;
@@ -46,7 +48,7 @@ use crate::kube::client::ApiClient;
 use crate::manifest::pod::Pod;
 use crate::types::PodName;
 use crate::volume::Volume;
-use follow::Follow;
+use follow::{Follow, ServedVolumes};
 
 pub use crate::kube::settings::SettingsSource;
 pub(crate) use bundles::{SignerWatcher, title_of_signer};
@@ -59,6 +61,9 @@ pub(crate) use problem_log::{ProblemLog, SETTLE_DELAY};
 pub(crate) use single::{AbortOnDrop, ObjectUpdate, ObjectWatcher, ServedObject, origin};
 pub use start::StartError;
 pub(crate) use tokens::IssuedCredentials;
+
+/// How long the thread may take to take other volumes.
+const TIMEOUT: Duration = Duration::from_secs(5);
 
 /// The settings of the source.
 pub struct ApiPlan {
@@ -88,6 +93,7 @@ pub enum TokenPolicy {
 /// An API server as the source of objects and their changes.
 pub struct ApiSource {
     updates: Receiver<Snapshot>,
+    served: UnboundedSender<ServedVolumes>,
     contacts: Contacts,
     conditions: Option<Conditions>,
     /// The problem of the manifest files, if there are any.
@@ -122,13 +128,15 @@ impl ApiSource {
         let manifest = plan.files.as_ref().map(|(files, _)| files.manifest());
         let (send_start, start) = mpsc::channel();
         let contacts_of_thread = contacts.clone();
+        let (served, served_of_thread) = unbounded_channel();
         let serve = move || {
             runtime.block_on(async {
                 // `open` waits for this.
-                let StartedTasks { follow, snapshot, conditions } = match begin(plan, contacts_of_thread).await {
-                    Ok(tasks) => tasks,
-                    Err(error) => return drop(send_start.send(Err(error))),
-                };
+                let StartedTasks { follow, snapshot, conditions } =
+                    match begin(plan, served_of_thread, contacts_of_thread).await {
+                        Ok(tasks) => tasks,
+                        Err(error) => return drop(send_start.send(Err(error))),
+                    };
                 let (publish, updates) = watch::channel(snapshot.clone());
                 drop(send_start.send(Ok((updates, snapshot, conditions))));
                 follow.publish(publish).await;
@@ -137,7 +145,7 @@ impl ApiSource {
         thread::Builder::new().name("api".into()).spawn(serve).map_err(StartError::Thread)?;
         let gone = || StartError::Thread(io::Error::other("the thread of the API source has ended"));
         let (updates, snapshot, conditions) = start.recv().map_err(|_| gone())??;
-        Ok((ApiSource { updates, contacts, conditions, start_problem, manifest }, snapshot))
+        Ok((ApiSource { updates, served, contacts, conditions, start_problem, manifest }, snapshot))
     }
 
     /// Waits for a snapshot that differs in the pod or its objects. Cancel-safe.
@@ -149,6 +157,14 @@ impl ApiSource {
             std::future::pending::<()>().await;
         }
         self.updates.borrow_and_update().clone()
+    }
+
+    /// Sets the volumes that podfs serves. Waits a moment for the thread, and not for the server. Returns the snapshot in which
+    /// objects of these volumes are unknown until the server has answered; none if the thread does not answer.
+    pub(super) fn want(&self, volumes: Vec<Volume>) -> Option<Snapshot> {
+        let (answer, answered) = mpsc::channel();
+        self.served.send(ServedVolumes { volumes, answer }).ok()?;
+        answered.recv_timeout(TIMEOUT).ok()
     }
 
     /// Sets the present condition of a volume, for events of the pod.
@@ -174,13 +190,17 @@ impl ApiSource {
     }
 }
 
-async fn begin(plan: ApiPlan, contacts: Contacts) -> Result<StartedTasks, StartError> {
+async fn begin(
+    plan: ApiPlan,
+    served: UnboundedReceiver<ServedVolumes>,
+    contacts: Contacts,
+) -> Result<StartedTasks, StartError> {
     let client = ApiClient::open(plan.access).await?;
     let pod = match &plan.pod {
         Some(name) => Some(start::pod(&client, name, plan.node.as_deref()).await?),
         None => None,
     };
-    let mut follow = Follow::new(client.clone(), plan.files, plan.volumes, plan.tokens, contacts);
+    let mut follow = Follow::new(client.clone(), plan.files, plan.volumes, served, plan.tokens, contacts);
     if let Some((pod, follower)) = pod {
         follow = follow.with_pod(pod, follower);
     }

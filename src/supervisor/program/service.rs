@@ -6,6 +6,8 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use anyhow::anyhow;
+use podfs_fuse::mount::table::mounts;
+use tracing::warn;
 
 use super::failure::Failure;
 use super::machine::block_on;
@@ -68,7 +70,18 @@ impl PodService {
         let site = Site::of_pod(&self.root_dir, &pod.identity.uid);
         let (volumes, definitions) = match &self.manifest_of_node {
             Some(_) => (pod.volumes.clone(), Vec::new()),
-            None => volumes_after_crash(pod, &inheritance, &site, matches!(source, Source::Push(_))),
+            None => {
+                let all = mounts()
+                    .map_err(|error| warn!("podfs takes the recorded mounts, and not the mount table: {error}"));
+                let mounted = match all {
+                    Ok(all) => {
+                        all.into_iter().map(|mounted| mounted.at).filter(|at| at.starts_with(site.path())).collect()
+                    }
+                    Err(()) => inheritance.mounts.clone(),
+                };
+                let agent_decides = matches!(source, Source::Push(_));
+                volumes_after_crash(pod, &inheritance.definitions, &mounted, &site, agent_decides)
+            }
         };
         // The objects of a volume that stays as it was.
         let snapshot = if volumes == pod.volumes { snapshot } else { source.want(volumes.clone()).unwrap_or(snapshot) };

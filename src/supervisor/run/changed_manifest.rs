@@ -1,9 +1,9 @@
 //! A manifest file that was changed while the pod runs. The volumes of a running pod do not change with it: containers use them.
 //!
 //! 1. The supervisor refuses to upgrade, because the new program would read the file.
-//! 2. The record has the definitions of the volumes. The next `podfs run` after a crash serves the volumes as they were.
-//! 3. The manifest decides after an order to stop, and where an agent writes it: for volumes that the agent has published, for
-//!    volumes that are missing in the manifest of `podfs run --push`, and for all supervisors of `podfs node`.
+//! 2. The record has the definitions of the volumes. The next `podfs run` serves those that are still mounted as they were.
+//! 3. The manifest decides about volumes that are not mounted, and where an agent writes it: for volumes that the agent has published,
+//!    for volumes that are missing in the manifest of `podfs run --push`, and for all supervisors of `podfs node`.
 
 use std::collections::BTreeSet;
 use std::path::PathBuf;
@@ -13,7 +13,6 @@ use tracing::{debug, warn};
 use super::Supervisor;
 use crate::manifest::pod::{Pod, PodIdentity};
 use crate::source::Source;
-use crate::supervisor::run_dir::claim::PodLeftovers;
 use crate::supervisor::run_dir::defined_volume::DefinedVolume;
 use crate::supervisor::run_dir::site::Site;
 use crate::volume::Volume;
@@ -30,7 +29,7 @@ impl Supervisor {
             Source::Push(_) => debug!("the manifest has other volumes than were published"),
             Source::Files(_) | Source::Api(_) => warn!(
                 "the volumes of a pod do not change with its manifest while it runs; the new ones take effect when \
-                 podfs is stopped and started again, or when an agent publishes them"
+                 podfs is stopped by SIGTERM and started again, or when an agent publishes them"
             ),
         }
     }
@@ -47,10 +46,7 @@ impl Supervisor {
         let changed = changed_volumes(self.volumes.values(), &manifest.volumes);
         (!changed.is_empty()).then(|| {
             let names: Vec<_> = changed.iter().map(|name| format!("{name:?}")).collect();
-            format!(
-                "the manifest file was changed: podfs does not serve its volumes as they are there now ({})",
-                names.join(", ")
-            )
+            format!("podfs does not serve these volumes as the manifest file has them now: {}", names.join(", "))
         })
     }
 
@@ -68,15 +64,6 @@ impl Supervisor {
             warn!("podfs cannot record the definitions of the volumes: {error}");
         }
     }
-
-    /// Removes the definitions from the record, because the pod ends: the next podfs serves the volumes of its manifest. Leaves
-    /// them if a thread has the mount points locked.
-    pub(super) fn forget_definitions(&mut self) {
-        if !self.definitions.is_empty() {
-            self.definitions.clear();
-            self.record_definitions();
-        }
-    }
 }
 
 /// The names of the volumes that are only in one of the lists, or whose mount would not fit the definition in the other one.
@@ -88,19 +75,22 @@ fn changed_volumes<'a>(served: impl Iterator<Item = &'a Volume> + Clone, manifes
 }
 
 /// The volumes to serve after a crash, and their definitions: those of the manifest, but a volume of the podfs before stays as it
-/// was if its mount does not fit the manifest. If the manifest no longer has the volume, it stays unless `agent_decides`, or an agent
-/// has published it.
+/// was if it is mounted, and its mount does not fit the manifest. If the manifest no longer has the volume, it stays unless
+/// `agent_decides`, or an agent has published it. `mounted` has the paths below the site at which something is mounted.
 pub(in crate::supervisor) fn volumes_after_crash(
     pod: &Pod,
-    leftovers: &PodLeftovers,
+    before: &[DefinedVolume],
+    mounted: &[PathBuf],
     site: &Site,
     agent_decides: bool,
 ) -> (Vec<Volume>, Vec<DefinedVolume>) {
     let (mut volumes, mut definitions) =
         (pod.volumes.clone(), DefinedVolume::of_manifest(pod, false).collect::<Vec<_>>());
-    for served in &leftovers.definitions {
+    let served: Vec<(&DefinedVolume, Volume)> =
+        before.iter().filter_map(|served| Some((served, parse(served)?))).collect();
+    let own_paths: Vec<PathBuf> = served.iter().filter_map(|(_, volume)| own_path(volume, site)).collect();
+    for (served, volume) in &served {
         let name = served.definition.name();
-        let Ok(volume) = served.definition.parse() else { continue };
         let new = volumes.iter_mut().find(|new| new.name == volume.name);
         match new {
             Some(new) if volume.fits(new) && volume.is_block_device() == new.is_block_device() => {
@@ -108,36 +98,49 @@ pub(in crate::supervisor) fn volumes_after_crash(
                 definition.into_iter().for_each(|definition| definition.published = served.published);
                 continue;
             }
+            _ if !may_be_mounted(volume, mounted, &own_paths, site) => continue,
             Some(new) => {
                 warn!(
                     volume = name,
                     "volume {name:?} stays as it was mounted; its definition in the manifest takes effect when podfs run is \
-                     stopped and started again"
+                     stopped by SIGTERM and started again"
                 );
-                *new = volume;
+                *new = volume.clone();
             }
-            None if agent_decides || served.published || !may_be_mounted(&volume, leftovers, site) => continue,
+            None if agent_decides || served.published => continue,
             None => {
                 warn!(
                     volume = name,
-                    "volume {name:?} stays, although the manifest no longer has it, until podfs run is stopped"
+                    "volume {name:?} stays, although the manifest no longer has it, until podfs run is stopped by SIGTERM"
                 );
-                volumes.push(volume);
+                volumes.push(volume.clone());
             }
         }
         definitions.retain(|definition| definition.definition.name() != name);
-        definitions.push(served.clone());
+        definitions.push((*served).clone());
     }
     (volumes, definitions)
 }
 
-/// Whether the podfs before may have mounted the volume, or made a directory for it. The path of a claim's mount has the name of its
-/// PersistentVolume, so it does not say.
-fn may_be_mounted(volume: &Volume, leftovers: &PodLeftovers, site: &Site) -> bool {
-    let is_of_volume = |path: &PathBuf| {
-        path.strip_prefix(site.path()).is_ok_and(|path| path.iter().any(|name| name == volume.name.as_str()))
-    };
-    volume.kind.directory.is_none() || leftovers.mounts.iter().chain(leftovers.directories.made()).any(is_of_volume)
+fn parse(served: &DefinedVolume) -> Option<Volume> {
+    let name = served.definition.name();
+    let unreadable =
+        |error: &_| warn!(volume = name, "podfs cannot read the recorded definition of volume {name:?}: {error}");
+    served.definition.parse().inspect_err(unreadable).ok()
+}
+
+/// Whether the podfs before may have mounted the volume.
+fn may_be_mounted(volume: &Volume, mounted: &[PathBuf], own_paths: &[PathBuf], site: &Site) -> bool {
+    match own_path(volume, site) {
+        Some(path) => mounted.contains(&path),
+        // The path of a claim's mount has the name of its PersistentVolume. A block device has no mount.
+        None => volume.is_block_device() || mounted.iter().any(|path| !own_paths.contains(path)),
+    }
+}
+
+/// Where a volume of this kind is mounted, if that depends on nothing but its name.
+fn own_path(volume: &Volume, site: &Site) -> Option<PathBuf> {
+    Some(site.volume(volume.kind.directory?, volume.name.as_str()))
 }
 
 #[cfg(test)]
@@ -161,12 +164,11 @@ mod tests {
         let now =
             pod("{name: kept, emptyDir: {}}, {name: changed, emptyDir: {medium: Memory}}, {name: new, emptyDir: {}}");
         let site = Site::of_pod(Path::new("/root"), &before.identity.uid);
-        let mounts =
-            vec![site.volume("kubernetes.io~empty-dir", "gone"), site.volume("kubernetes.io~empty-dir", "kept")];
+        let mounts: Vec<_> =
+            ["kept", "changed", "gone"].map(|name| site.volume("kubernetes.io~empty-dir", name)).into();
         let names = |is_published: bool, agent_decides: bool| {
-            let definitions = DefinedVolume::of_manifest(&before, is_published).collect();
-            let leftovers = PodLeftovers { definitions, mounts: mounts.clone(), ..PodLeftovers::default() };
-            let (volumes, definitions) = volumes_after_crash(&now, &leftovers, &site, agent_decides);
+            let definitions: Vec<_> = DefinedVolume::of_manifest(&before, is_published).collect();
+            let (volumes, definitions) = volumes_after_crash(&now, &definitions, &mounts, &site, agent_decides);
             assert_eq!(volumes[1], before.volumes[1], "the mounted one");
             let published =
                 definitions.iter().filter(|defined| defined.published).map(|defined| defined.definition.name());

@@ -65,7 +65,6 @@ impl Supervisor {
     pub(in crate::supervisor) async fn shut_down(mut self, end: PodEnd) -> bool {
         info!("unmounting");
         self.report.stopping();
-        self.forget_definitions();
         let mut has_finished = timeout(TIMEOUT, self.finish_all()).await.is_ok();
         let busy = self.busy();
         let mut unmounted = self.unmount_all(end).await;

@@ -1,10 +1,10 @@
 //! Upgrading to the podfs that is on disk now.
 //!
 //! 1. The supervisor refuses the upgrade if a manifest file is invalid at this moment, or has another pod or other volumes than it
-//!    serves: it uses the earlier content, which a program that starts does not know. Then it waits for the work under way, and replaces the server by a server of the new program, which runs before
-//!    the old server ends. It starts the new podfs as `podfs server`. That executes the podfs-fuse of its version, which
-//!    refuses to serve for another version: both programs are replaced, or neither. If the new server does not start, the
-//!    supervisor refuses the upgrade, and nothing has changed.
+//!    serves: it uses the earlier content, which a program that starts does not know. Then it waits for the work under way, and
+//!    replaces the server by a server of the new program, which runs before the old server ends. It starts the new podfs as
+//!    `podfs server`. That executes the podfs-fuse of its version, which refuses to serve for another version: both programs are
+//!    replaced, or neither. If the new server does not start, the supervisor refuses the upgrade, and nothing has changed.
 //! 2. The supervisor executes the new program (`execve(2)`): the process id stays, so the parent process does not notice. No
 //!    state of a volume is only in the supervisor's memory: the new program adopts the server, as after a crash.
 //! 3. The new program answers the client that asked for the upgrade, on the connection that `execve` left open.
@@ -46,7 +46,9 @@ impl Supervisor {
             return refused(format!("{problem}; the new podfs could not read it either: correct it, then try again"));
         }
         if let Some(change) = self.changed_manifest() {
-            return refused(format!("{change}; restore the file and try again, or stop podfs and start it again"));
+            return refused(format!(
+                "{change}; make the file as the pod is, or stop podfs by SIGTERM and start it again"
+            ));
         }
         client.answer(&ControlAnswer::Upgrade(Upgrade::Started));
         // If work does not end in time, the new program does it again.

@@ -1,5 +1,5 @@
 //! The definition of a volume in the pod's record. After a crash, containers may use a volume whose definition in the manifest was
-//! changed meanwhile. So the next `podfs run` serves the volume as it was, until an order to stop ends the pod.
+//! changed meanwhile. So the next `podfs run` serves the volume as it was, while it is mounted.
 
 use serde::{Deserialize, Serialize};
 use serde_json::Value;

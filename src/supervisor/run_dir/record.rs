@@ -61,7 +61,7 @@ pub struct PodLockRecord {
     #[serde(default)]
     pub cgroup: Option<PathBuf>,
     /// The definitions of the pod's volumes (`DefinedVolume`), as podfs serves them. Unparsed: a definition that this version does not
-    /// take must not make the record unreadable. None if `podfs node` gives the supervisor the pod, and after the order to stop.
+    /// take must not make the record unreadable. None if `podfs node` gives the supervisor the pod.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub definitions: Vec<Value>,
 }

@@ -8,6 +8,7 @@ use serde_json::Value;
 
 use crate::api_server::{Answer, ApiRequest, Disturbance, Order};
 use crate::common::namespace::mount_tmpfs;
+use crate::common::watch::Watcher;
 use crate::common::*;
 use crate::rig::Rig;
 
@@ -357,6 +358,45 @@ fn a_pod_of_a_file_has_its_objects_from_the_server() {
     rig.put_config("2");
     wait_content(&file, "2");
     assert_eq!(rig.server.lists("pods"), 0);
+}
+
+#[test]
+fn a_volume_keeps_following_its_object_after_an_edit_of_the_pods_file_and_after_a_kill() {
+    let rig = Rig::new("[{name: config, configMap: {name: app, optional: true}}]");
+    rig.put_config("1");
+    let start = || {
+        let mut command = rig.bare_command();
+        command.arg("--pod").arg(rig.fixture.pod()).arg("--kubeconfig").arg(&rig.kubeconfig);
+        rig.fixture.start_command(command)
+    };
+    let mut running = start();
+    running.wait_ready();
+    let file = running.volume("config").join("key");
+    wait_content(&file, "1");
+    rig.wait_watched("ConfigMap", "app");
+    let watcher = Watcher::on("root", &running.volume("config"));
+    // Neither another object nor another kind of volume counts while the pod runs, or after a crash.
+    for (round, volume) in ["configMap: {name: other, optional: true}", "emptyDir: {}"].iter().enumerate() {
+        let manifest = fs::read_to_string(rig.fixture.pod()).expect("a manifest");
+        let edited = manifest.replace("configMap: {name: app, optional: true}", volume);
+        let edited = edited.replace("configMap: {name: other, optional: true}", volume);
+        assert_ne!(edited, manifest);
+        rig.fixture.write("pod.yaml", &edited);
+        running.wait_log("the volumes of a pod do not change with its manifest");
+        let next = format!("2.{round}");
+        rig.put_config(&next);
+        wait_content(&file, &next);
+        running.signal(Signal::SIGKILL);
+        running.wait();
+        running = start();
+        running.wait_ready();
+        running.wait_log("stays as it was mounted");
+        let next = format!("3.{round}");
+        rig.put_config(&next);
+        wait_content(&file, &next);
+    }
+    let removals: Vec<_> = watcher.events().into_iter().filter(|event| event.starts_with("root DELETE key")).collect();
+    assert_eq!(removals, Vec::<String>::new(), "the file was always there");
 }
 
 #[test]

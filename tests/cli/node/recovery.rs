@@ -326,7 +326,8 @@ fn a_daemon_that_starts_while_a_file_is_invalid_keeps_the_content_of_optional_vo
     let _daemon = node.start();
     eventually("the volume says why it does not follow its object", || {
         let reason = node.volume("web", "config").unwrap_or_default()["reason"].to_string();
-        reason.contains("ConfigMap default/app may be in ") && reason.contains("app.yaml, which podfs cannot read")
+        reason.contains("ConfigMap default/app may be in ")
+            && reason.contains("app.yaml, which podfs could not read yet")
     });
     assert_eq!(fs::read_to_string(config.join("key")).expect("its content stays"), "one");
     node.put("app.yaml", &config_map("app", &[("key", "two")]));
