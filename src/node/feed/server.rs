@@ -57,8 +57,8 @@ impl ObjectServer {
         self.readers.as_ref()
     }
 
-    /// Starts a task that follows an object, or the bundles of a signer, and sends `observer` its messages. Keeps the objects of `before` until an answer
-    /// comes.
+    /// Starts a task that follows an object, or the bundles of a signer, and sends `observer` its messages. Keeps the objects of
+    /// `before` until an answer comes.
     pub(super) fn request(
         &self,
         want: &WantedObject,

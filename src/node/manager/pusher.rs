@@ -1,9 +1,9 @@
 //! Pushes objects to supervisors: one task for each pod pushes the objects of its volumes, and later each change.
 //!
-//! A supervisor that was started again has no objects, so it gets all of them. After a push that failed, the task
-//! pushes all objects again, after pauses, until the manager stops it; the published state of the pod has the reason. Before each push, the task reports the PersistentVolumes
-//! behind the pod's claims to the manager, so the manager reports a volume as in use before the supervisor can mount
-//! it. The task also announces growth in claims of the API server before the supervisor can grow their volumes.
+//! A supervisor that was started again has no objects, so it gets all of them. After a push that failed, the task pushes all objects
+//! again, after pauses, until the manager stops it; the published state of the pod has the reason. Before each push, the task
+//! reports the PersistentVolumes behind the pod's claims to the manager, so the manager reports a volume as in use before the
+//! supervisor can mount it. The task also announces growth in claims of the API server before the supervisor can grow their volumes.
 
 use std::collections::{BTreeMap, HashMap};
 use std::time::Duration;
