@@ -45,7 +45,7 @@ pub(super) struct Follow {
     /// The volumes that podfs serves, if they are not those of the pod on the server.
     volumes: Option<Vec<Volume>>,
     /// Other volumes that podfs serves from now on.
-    served: UnboundedReceiver<ServedVolumes>,
+    served: UnboundedReceiver<VolumesToFollow>,
     objects: BTreeMap<ObjectKey, Followed>,
     signers: Signers,
     tokens: IssuedCredentials,
@@ -75,14 +75,14 @@ enum KnownObject {
 }
 
 /// The volumes that podfs serves, and the channel for the snapshot that takes their objects into account.
-pub(super) struct ServedVolumes {
+pub(super) struct VolumesToFollow {
     pub(super) volumes: Vec<Volume>,
     pub(super) answer: mpsc::Sender<Snapshot>,
 }
 
 /// An input of the thread.
 enum FollowInput {
-    Served(ServedVolumes),
+    Served(VolumesToFollow),
     Files(Snapshot),
     Pod(ObjectUpdate<Pod>),
     Object(ObjectKey, ObjectUpdate<NamedObject>),
@@ -109,7 +109,7 @@ impl Follow {
         client: ApiClient,
         files: Option<(FileSource, Snapshot)>,
         volumes: Option<Vec<Volume>>,
-        served: UnboundedReceiver<ServedVolumes>,
+        served: UnboundedReceiver<VolumesToFollow>,
         token_policy: TokenPolicy,
         contacts: Contacts,
     ) -> Follow {
@@ -175,7 +175,7 @@ impl Follow {
             };
             let noticed_at = input.noticed_at();
             let answer = match &input {
-                FollowInput::Served(ServedVolumes { answer, .. }) => Some(answer.clone()),
+                FollowInput::Served(VolumesToFollow { answer, .. }) => Some(answer.clone()),
                 _ => None,
             };
             let mut differs = self.take(input);

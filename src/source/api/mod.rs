@@ -48,7 +48,7 @@ use crate::kube::client::ApiClient;
 use crate::manifest::pod::Pod;
 use crate::types::PodName;
 use crate::volume::Volume;
-use follow::{Follow, ServedVolumes};
+use follow::{Follow, VolumesToFollow};
 
 pub use crate::kube::settings::SettingsSource;
 pub(crate) use bundles::{SignerWatcher, title_of_signer};
@@ -93,7 +93,7 @@ pub enum TokenPolicy {
 /// An API server as the source of objects and their changes.
 pub struct ApiSource {
     updates: Receiver<Snapshot>,
-    served: UnboundedSender<ServedVolumes>,
+    served: UnboundedSender<VolumesToFollow>,
     contacts: Contacts,
     conditions: Option<Conditions>,
     /// The problem of the manifest files, if there are any.
@@ -163,7 +163,7 @@ impl ApiSource {
     /// objects of these volumes are unknown until the server has answered; none if the thread does not answer.
     pub(super) fn want(&self, volumes: Vec<Volume>) -> Option<Snapshot> {
         let (answer, answered) = mpsc::channel();
-        self.served.send(ServedVolumes { volumes, answer }).ok()?;
+        self.served.send(VolumesToFollow { volumes, answer }).ok()?;
         answered.recv_timeout(TIMEOUT).ok()
     }
 
@@ -192,7 +192,7 @@ impl ApiSource {
 
 async fn begin(
     plan: ApiPlan,
-    served: UnboundedReceiver<ServedVolumes>,
+    served: UnboundedReceiver<VolumesToFollow>,
     contacts: Contacts,
 ) -> Result<StartedTasks, StartError> {
     let client = ApiClient::open(plan.access).await?;
