@@ -56,7 +56,7 @@ pub fn acting_for<T>(caller: Caller, umask: u32, create: impl FnOnce() -> T) -> 
 
 /// Lets the calling thread use no blocks that the source reserves for root, until the returned guard is dropped. The thread keeps
 /// its capabilities, so the source refuses nothing else.
-pub fn without_reserved_blocks() -> impl Drop {
+pub fn without_reserved_blocks() -> impl Drop + use<> {
     AssumedIdentity::of(ORDINARY_USER, ACTING.get().1)
 }
 
@@ -81,7 +81,8 @@ impl Identities {
     }
 }
 
-/// A uid that no file system reserves blocks for: the last one below those with a meaning of their own (`nobody`, -1).
+/// The uid of a thread that writes. No administrator gives it to an account, so no file system reserves blocks for it; -1 is no uid, and
+/// some systems call -2 `nobody`.
 const ORDINARY_USER: u32 = u32::MAX - 3;
 
 thread_local! {

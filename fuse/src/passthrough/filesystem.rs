@@ -220,11 +220,6 @@ impl PassthroughFilesystem {
         }
         let node = &self.node(request.node)?;
         let _caller = self.identities.as_ref().map(|identities| identities.acting_as(caller));
-        let allocates = matches!(
-            request.operation,
-            FuseOperation::Write { .. } | FuseOperation::FAllocate(_) | FuseOperation::CopyFileRange { .. }
-        );
-        let _ordinary = (allocates && self.identities.is_none()).then(acting::without_reserved_blocks);
         match request.operation {
             FuseOperation::Lookup { name } => match name.as_bytes() {
                 b"." => self.look_up_itself(node),

@@ -183,7 +183,7 @@ impl PassthroughFilesystem {
             shared.files.iter().all(|other| other.handle == fh || self.files.is_unanswered(other.handle))
         };
         if self.data_path == DataPath::Kernel && shared.backing.is_none() && !shared.is_refused && is_first(shared) {
-            let _ordinary = self.identities.is_none().then(without_reserved_blocks);
+            let _reserved = self.leaving_reserved_blocks();
             let backing =
                 |file: Arc<OwnedFd>| BackingId::open_for(&self.device, file.as_fd(), &open.node, &self.region);
             shared.backing = open.file().ok().and_then(backing);
@@ -201,6 +201,11 @@ impl PassthroughFilesystem {
             Some(backing) => OpenOut { fh, open_flags: fopen::PASSTHROUGH | flush, backing_id: backing.number() },
             None => OpenOut { fh, open_flags: self.cached_or_direct() | flush, backing_id: 0 },
         }
+    }
+
+    /// Lets the calling thread use no blocks that the source reserves for root. A source on another machine knows the caller itself.
+    fn leaving_reserved_blocks(&self) -> Option<impl Drop + use<>> {
+        self.identities.is_none().then(without_reserved_blocks)
     }
 
     /// Whether the kernel need not send each close of a file that is opened for this access.
@@ -243,6 +248,7 @@ impl PassthroughFilesystem {
         caller: Caller,
         exchange: &Exchange<'_>,
     ) -> Result<Answer, Errno> {
+        let _reserved = self.leaving_reserved_blocks();
         let open = self.files.get(arguments.fh)?;
         let mut data = data.get(..arguments.size as usize).ok_or(Errno::INVAL)?;
         // Data from the page cache belongs at its own offset, not at the end of the file.
@@ -312,6 +318,7 @@ impl PassthroughFilesystem {
     }
 
     pub(super) fn allocate(&self, arguments: &FallocateIn) -> Result<Answer, Errno> {
+        let _reserved = self.leaving_reserved_blocks();
         let open = self.files.get(arguments.fh)?;
         let file = open.data()?;
         let flags = FallocateFlags::from_bits_retain(arguments.mode);
@@ -365,6 +372,7 @@ impl PassthroughFilesystem {
     pub(super) fn copy(&self, arguments: &CopyFileRangeIn, wide: bool) -> Result<Answer, Errno> {
         /// The largest value of the narrow answer, in whole pages.
         const NARROW: u64 = 0xffff_f000;
+        let _reserved = self.leaving_reserved_blocks();
         let (from, to) = (self.files.get(arguments.fh_in)?, self.files.get(arguments.fh_out)?);
         let (source, target) = (from.data()?, to.data()?);
         let mut length = if wide { arguments.len } else { arguments.len.min(NARROW) };
