@@ -186,8 +186,10 @@ impl Follow {
             if differs {
                 snapshots.send_replace(Snapshot { noticed_at, ..self.snapshot() });
             }
-            // Fails only if the receiver no longer waits.
-            answer.into_iter().for_each(|answer| drop(answer.send(self.snapshot())));
+            if let Some(answer) = answer {
+                // Fails only if the receiver no longer waits.
+                let _ = answer.send(self.snapshot());
+            }
         }
     }
 

@@ -3,6 +3,7 @@
 
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
+use tracing::warn;
 
 use crate::manifest::pod::{Pod, VolumeDefinition};
 
@@ -20,7 +21,11 @@ pub struct DefinedVolume {
 impl DefinedVolume {
     /// The definitions in a record. Leaves out those that this version of podfs cannot read.
     pub(super) fn of_record(definitions: Vec<Value>) -> Vec<DefinedVolume> {
-        definitions.into_iter().filter_map(|definition| serde_json::from_value(definition).ok()).collect()
+        let unreadable = |error: &_| warn!("podfs cannot read a recorded definition of a volume: {error}");
+        definitions
+            .into_iter()
+            .filter_map(|definition| serde_json::from_value(definition).inspect_err(unreadable).ok())
+            .collect()
     }
 
     /// The definitions of the volumes of a manifest.
