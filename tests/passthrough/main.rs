@@ -35,6 +35,7 @@ mod names;
 mod nested_mounts;
 mod programs;
 mod public_suites;
+mod setid;
 mod shared;
 #[path = "../suites/mod.rs"]
 mod suites;

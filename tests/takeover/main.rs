@@ -1,6 +1,7 @@
 //! Servers, keepers and supervisors that are killed, hang or are replaced: no system call of a container fails.
 
 mod adoption;
+mod changed_manifest;
 mod commits;
 #[path = "../common/mod.rs"]
 mod common;
