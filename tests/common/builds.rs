@@ -9,9 +9,17 @@ use super::{Fixture, PODFS, PODFS_FUSE, PODFS_SUPERVISOR, Running};
 /// The version that this build reports.
 pub const VERSION: &str = env!("CARGO_PKG_VERSION");
 
-/// The programs that belong together.
-const PROGRAMS: [(&str, &str); 3] =
-    [("podfs", PODFS), ("podfs-supervisor", PODFS_SUPERVISOR), ("podfs-fuse", PODFS_FUSE)];
+/// The names of the programs that belong together.
+pub const PROGRAMS: [&str; 3] = ["podfs", "podfs-supervisor", "podfs-fuse"];
+
+/// The path of a program of this build.
+fn program_of(name: &str) -> &'static str {
+    match name {
+        "podfs" => PODFS,
+        "podfs-supervisor" => PODFS_SUPERVISOR,
+        _ => PODFS_FUSE,
+    }
+}
 
 /// Builds in the directory of a fixture, each in a directory of its own.
 pub struct Builds {
@@ -24,12 +32,21 @@ pub struct Builds {
 impl Builds {
     /// This build, and one that differs only in its version. This build is installed.
     pub fn new(fixture: &Fixture) -> Self {
+        Self::of(fixture, another(VERSION), |name| other_build(&fs::read(program_of(name)).expect("a program")).1)
+    }
+
+    /// This build, and one of another version with the programs in a directory. This build is installed.
+    pub fn with_programs(fixture: &Fixture, version: &str, directory: &Path) -> Self {
+        Self::of(fixture, version.to_owned(), |name| fs::read(directory.join(name)).expect("a program"))
+    }
+
+    /// This build, and one of another version with these programs, by their names.
+    fn of(fixture: &Fixture, version: String, other: impl Fn(&str) -> Vec<u8>) -> Self {
         let directory = fixture.path("builds");
-        let builds = Self { directory, versions: [VERSION.to_owned(), another(VERSION)], current: 0 };
-        for (name, program) in PROGRAMS {
-            let program = fs::read(program).expect("a program");
-            builds.write(&builds.in_build(0).join(name), &program);
-            builds.write(&builds.in_build(1).join(name), &other_build(&program).1);
+        let builds = Self { directory, versions: [VERSION.to_owned(), version], current: 0 };
+        for name in PROGRAMS {
+            builds.write(&builds.in_build(0).join(name), &fs::read(program_of(name)).expect("a program"));
+            builds.write(&builds.in_build(1).join(name), &other(name));
         }
         fs::create_dir(builds.on_disk()).expect("a directory");
         builds.put_build(0);
@@ -55,7 +72,7 @@ impl Builds {
 
     /// Installs the programs of a build in place of the installed ones.
     fn put_build(&self, build: usize) {
-        PROGRAMS.iter().for_each(|(name, _)| self.put(&self.in_build(build).join(name), name));
+        PROGRAMS.iter().for_each(|name| self.put(&self.in_build(build).join(name), name));
     }
 
     /// Installs a file as the program of this name.
@@ -76,6 +93,16 @@ impl Builds {
         let script = self.directory.join("script");
         self.write(&script, format!("#!/bin/sh\n{text}\n").as_bytes());
         self.put(&script, "podfs");
+    }
+
+    /// The version of the installed build.
+    pub fn version(&self) -> &str {
+        &self.versions[self.current]
+    }
+
+    /// The podfs of the build that is not installed.
+    pub fn other_program(&self) -> PathBuf {
+        self.in_build(1 - self.current).join("podfs")
     }
 
     /// The podfs of the build that was installed last, whatever the test has put in its place since.

@@ -16,6 +16,7 @@ pub mod idmap;
 pub mod io_uring;
 pub mod kubelet;
 pub mod limit;
+pub mod load;
 pub mod locker;
 pub mod loop_device;
 pub mod namespace;

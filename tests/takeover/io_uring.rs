@@ -21,14 +21,7 @@ fn no_caller_notices_kills_over_io_uring_either() {
     if io_uring::is_chosen() || !io_uring::is_offered() {
         return;
     }
-    let this_program = std::env::current_exe().expect("this program");
-    for filter in FILTERS {
-        let tests = outcome::finish(Command::new(&this_program).args(["--list", filter])).stdout;
-        assert!(tests.contains(": test"), "no test is called {filter}");
-    }
-    let mut again = Command::new(this_program);
-    again.args(FILTERS).env(io_uring::VARIABLE, "on");
-    assert!(again.status().expect("this program starts").success());
+    io_uring::repeat(FILTERS);
 }
 
 #[test]

@@ -1,17 +1,21 @@
 //! A pod under load: threads use its volumes while a test kills or upgrades its processes.
 
+mod callers;
+pub mod faults;
+pub mod rounds;
+
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
-use crate::common::builds::Builds;
-use crate::common::passthrough::disk_directory;
-use crate::common::watch::Watcher;
-use crate::common::*;
-use crate::soak::callers::{CALLERS, TestVolume};
+use super::builds::Builds;
+use super::passthrough::disk_directory;
+use super::watch::Watcher;
+use super::*;
+use callers::{CALLERS, TestVolume};
 use tempfile::TempDir;
 
 /// The number of keys of the ConfigMap. The value of all of them is the number of the change.
@@ -22,18 +26,27 @@ pub struct Pod {
     pub fixture: Fixture,
     pub builds: Builds,
     source: TempDir,
+    /// The names of the volumes that the callers change.
+    changed: Vec<&'static str>,
 }
 
 impl Pod {
     pub fn new() -> Self {
+        Self::with(Builds::new, &[])
+    }
+
+    /// A pod of these builds. The callers also change its volumes `more`, given by name and definition.
+    pub fn with(builds: impl FnOnce(&Fixture) -> Builds, more: &[(&'static str, String)]) -> Self {
         let source = disk_directory();
         let host = format!("{{name: host, hostPath: {{path: {}, type: Directory}}}}", source.path().display());
         let limited = "{name: limited, emptyDir: {sizeLimit: 1Gi}}";
         let projections = "{name: config, configMap: {name: app}}, {name: still, configMap: {name: still}}";
-        let fixture = Fixture::new(&pod(&format!("[{projections}, {host}, {limited}]")));
-        let builds = Builds::new(&fixture);
+        let others: String = more.iter().map(|(_, definition)| format!(", {definition}")).collect();
+        let fixture = Fixture::new(&pod(&format!("[{projections}, {host}, {limited}{others}]")));
+        let builds = builds(&fixture);
         fixture.write("objects/still.json", &config_map("still", &[("a", "1"), ("b", "2")]));
-        let pod = Self { fixture, builds, source };
+        let changed = ["host", "limited"].into_iter().chain(more.iter().map(|(name, _)| *name)).collect();
+        let pod = Self { fixture, builds, source, changed };
         pod.change_objects(0);
         pod
     }
@@ -51,7 +64,7 @@ impl Pod {
     pub fn under_load(&mut self, mut act: impl FnMut(&mut Self, &mut Running) -> bool) {
         let mut running = self.builds.run(&self.fixture);
         let config = running.volume("config");
-        let volumes = ["host", "limited"].map(|name| TestVolume::new(name, &running.volume(name)));
+        let volumes: Vec<_> = self.changed.iter().map(|name| TestVolume::new(name, &running.volume(name))).collect();
         let (load, watcher) = (Load::default(), Watcher::on("root", &config));
         let objects = self.fixture.path("objects/app.json");
         let directory = self.fixture.pod().parent().expect("its directory").to_owned();
@@ -107,7 +120,7 @@ struct Load {
 
 impl Load {
     fn fail(&self, failure: String) {
-        self.failures.lock().expect("no panic").push(failure);
+        self.failures.lock().expect("no panic").push(format!("{:.3} {failure}", load_time()));
         self.over.store(true, Ordering::Relaxed);
     }
 
@@ -183,4 +196,19 @@ fn read_projection(config: &Path) -> Result<(), String> {
     // The kernel may read cached files without a request to the server, but each statfs(2) sends one.
     rustix::fs::statvfs(config).map_err(|error| format!("the status of the file system: {error}"))?;
     if contents.len() == 1 { Ok(()) } else { Err(format!("a generation with several contents: {contents:?}")) }
+}
+
+/// The time in seconds since 1970, by which a failure can be compared with the faults before it and with the log.
+fn load_time() -> f64 {
+    SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).expect("a clock").as_secs_f64()
+}
+
+/// The number of rounds that the environment sets, or this default.
+pub fn rounds_or(default: u64) -> u64 {
+    number("PODFS_SOAK_ROUNDS").unwrap_or(default)
+}
+
+/// The number in an environment variable, if it is set.
+pub fn number(variable: &str) -> Option<u64> {
+    std::env::var(variable).ok().map(|text| text.parse().expect("a number"))
 }

@@ -24,10 +24,10 @@ fn a_container_sees_each_new_mount_over_the_dead_one() {
         container.run(move || fs::read_to_string(path).map_err(|error| error.kind()))
     };
     assert_eq!(read(), Ok("0".to_owned()));
-    for round in 1..=crate::soak::rounds(20) {
+    for round in 1..=load::rounds_or(20) {
         if round % 2 == 0 {
             // In these rounds the test also kills the keeper.
-            crate::soak::kill_all(running.keepers());
+            load::faults::kill_all(running.keepers());
         }
         fixture.kill_both(&mut running);
         // statfs(2) always needs a server. The kernel could answer a read from its cache.
