@@ -29,7 +29,7 @@ impl Running {
         let mut json = String::new();
         let ready = self.ready.as_ref().expect("readiness is read once");
         let mut poll = [nix::poll::PollFd::new(std::os::fd::AsFd::as_fd(ready), nix::poll::PollFlags::POLLIN)];
-        let timeout = u16::try_from(TIMEOUT.as_millis()).expect("a few seconds");
+        let timeout = nix::poll::PollTimeout::try_from(TIMEOUT).expect("some minutes");
         assert!(nix::poll::poll(&mut poll, timeout).expect("poll") > 0, "podfs is not ready:\n{}", self.log());
         self.ready.take().expect("it is there").read_to_string(&mut json).expect("readiness");
         assert!(!json.is_empty(), "podfs ended before it was ready:\n{}", self.log());

@@ -7,9 +7,9 @@ use std::thread::{self, JoinHandle};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
-use super::{Served, TIMEOUT, eventually};
+use super::{HANG, Served, eventually};
 
-/// A stopped process. A call that needs the process hangs until it continues. That happens after [`TIMEOUT`] at the latest, so
+/// A stopped process. A call that needs the process hangs until it continues. That happens after [`HANG`] at the latest, so
 /// that a test fails instead of hanging.
 pub struct Stopped {
     server: Pid,
@@ -26,7 +26,7 @@ impl Stopped {
         kill(server, Signal::SIGSTOP).expect("it is there");
         let (end, ended) = channel();
         let watchdog = thread::spawn(move || {
-            let hangs = ended.recv_timeout(TIMEOUT) == Err(RecvTimeoutError::Timeout);
+            let hangs = ended.recv_timeout(HANG) == Err(RecvTimeoutError::Timeout);
             if hangs {
                 let _ = kill(server, Signal::SIGCONT);
             }

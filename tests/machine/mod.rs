@@ -28,6 +28,8 @@ use std::process::Command;
 
 use tempfile::TempDir;
 
+use crate::common::turn::Turn;
+
 pub use qemu::{Linux, Machine};
 use tree::Tree;
 
@@ -126,6 +128,7 @@ impl<'a> Guest<'a> {
             let file = modules::find(&self.machine.modules, name).expect("`module` has found it before");
             self.tree.copy(&file, &format!("/modules/{position:02}-{name}.ko"));
         }
+        let _turn = Turn::of_guest();
         let directory = TempDir::with_prefix("podfs-test-").expect("a directory");
         let initrd = directory.path().join("initrd");
         self.tree.pack(&self.machine.busybox, &initrd);

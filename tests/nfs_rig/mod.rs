@@ -37,8 +37,8 @@ pub use portmapper::Portmapper;
 pub use proxy::Proxy;
 pub use scripted::Scripted;
 
-/// The time limit for each wait of a test. On an idle machine, such waits take milliseconds.
-pub const TIMEOUT: Duration = Duration::from_secs(20);
+/// The time limit for a wait of a test for something that must happen. On an idle machine, such waits take milliseconds.
+pub const TIMEOUT: Duration = Duration::from_secs(180);
 
 /// Waits until `condition` holds, which `sentence` describes.
 #[track_caller]

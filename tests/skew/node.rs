@@ -65,7 +65,7 @@ impl Served {
         let daemon = daemon(&node, &builds);
         let mut served =
             Served { daemon, builds, open: Vec::new(), paths: Vec::new(), number: 0, node, _source: source };
-        served.ask(&served.builds.program(), &["wait", "default/web", "--timeout", "20"]);
+        served.ask(&served.builds.program(), &["wait", "default/web", "--timeout", "120"]);
         let names = ["config", "keys", "labels"].into_iter().chain(WRITABLE);
         served.paths = names.map(|name| (name, served.node.path("web", name))).collect();
         served.open = WRITABLE.map(|name| File::create(served.path(name).join("open")).expect("a file")).into();
@@ -101,7 +101,7 @@ impl Served {
     #[track_caller]
     fn check(&mut self, supervisor: nix::unistd::Pid) {
         for podfs in [self.builds.program(), self.builds.other_program()] {
-            self.ask(&podfs, &["wait", "default/web", "--timeout", "20"]);
+            self.ask(&podfs, &["wait", "default/web", "--timeout", "120"]);
             self.ask(&podfs, &["status"]);
             let volumes: Value =
                 serde_json::from_str(&self.ask(&podfs, &["volumes", "uid-skew", "--output", "json"])).expect("JSON");
@@ -128,7 +128,7 @@ impl Served {
         self.open.clear();
         self.node.remove("web.yaml");
         self.ask(podfs, &["release", "default/web"]);
-        self.ask(podfs, &["wait", "default/web", "--unmounted", "--timeout", "20"]);
+        self.ask(podfs, &["wait", "default/web", "--unmounted", "--timeout", "120"]);
         eventually("nothing of the pod is left", || self.node.is_clean("uid-skew"));
         assert_eq!(self.node.fixture.mounts(), Vec::<PathBuf>::new());
     }

@@ -15,6 +15,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::api_server::{ApiServer, Style, User};
+use crate::common::turn::Turn;
 use crate::common::{Fixture, PODFS, Running};
 use fastrand::Rng;
 use fault::Fault;
@@ -34,7 +35,7 @@ fn volumes_show_whole_states_never_go_back_and_end_with_the_last() {
     println!("{changes} changes; PODFS_API_SOAK_SEED={seed}");
     let mut rng = Rng::with_seed(seed);
 
-    let server = ApiServer::start();
+    let (_turn, server) = (Turn::of_soak(), ApiServer::start());
     let user = User::node(NODE);
     let kubeconfig = server.kubeconfig_of(&user, Style::TokenFile);
     let model = Arc::new(Model::new(&server));

@@ -13,6 +13,7 @@ use super::lifecycle::pod;
 use serde_json::Value;
 
 use crate::common::node::Node;
+use crate::common::turn::Turn;
 use crate::common::{TIMEOUT, config_map, eventually, wait_content};
 
 const CONFIG: &str = "{name: config, configMap: {name: app}}";
@@ -93,7 +94,7 @@ fn use_volumes(config: &Path, scratch: &Path, stop: &AtomicBool, calls: &AtomicU
 
 #[test]
 fn kills_of_daemon_supervisors_and_servers_fail_no_call_and_leave_nothing_of_pods_that_are_gone() {
-    let node = Node::new();
+    let (_turn, node) = (Turn::of_soak(), Node::new());
     let soak = std::env::var(SOAK).map_or(Duration::ZERO, |seconds| {
         Duration::from_secs(seconds.parse().expect("PODFS_NODE_SOAK is a number of seconds"))
     });

@@ -13,6 +13,7 @@ use std::time::{Duration, Instant, SystemTime};
 
 use super::builds::Builds;
 use super::passthrough::disk_directory;
+use super::turn::Turn;
 use super::watch::Watcher;
 use super::*;
 use callers::{CALLERS, TestVolume};
@@ -62,6 +63,7 @@ impl Pod {
     /// Calls `act` again and again, until it returns false, while callers use the volumes. Fails the test if a call of a caller
     /// failed, or if the effect of one is lost. Then stops the pod, and checks that it leaves nothing behind.
     pub fn under_load(&mut self, mut act: impl FnMut(&mut Self, &mut Running) -> bool) {
+        let _turn = Turn::of_soak();
         let mut running = self.builds.run(&self.fixture);
         let config = running.volume("config");
         let volumes: Vec<_> = self.changed.iter().map(|name| TestVolume::new(name, &running.volume(name))).collect();

@@ -13,6 +13,7 @@ use podfs_fuse::mount::table::mounts;
 use tempfile::TempDir;
 
 use crate::common::eventually;
+use crate::common::turn::Turn;
 
 /// The script of a machine's first process.
 const BOOT: &str = include_str!("boot");
@@ -30,6 +31,7 @@ pub struct Machine {
     init: Pid,
     cgroup: PathBuf,
     directory: TempDir,
+    _turn: Turn,
 }
 
 /// The outcome of a script in a machine.
@@ -50,6 +52,7 @@ impl Machine {
         if !tree.exists() {
             return Err(format!("there is no {}", tree.display()));
         }
+        let turn = Turn::of_machine();
         let cgroups = mounts().expect("a mount table").into_iter().find(|mount| mount.fs_type == "cgroup2");
         let cgroups = cgroups.ok_or("no cgroups of version 2 are mounted")?.at;
         let directory = TempDir::with_prefix("podfs-test-").expect("a directory");
@@ -73,7 +76,7 @@ impl Machine {
         command.arg("sh").arg(directory.path().join("boot")).args([&tree, &mount_point, &cgroup]);
         command.arg(if init == Init::Systemd { "systemd" } else { "none" });
         let unshare = command.stdin(Stdio::null()).spawn().expect("unshare runs");
-        let mut machine = Machine { unshare, init: Pid::from_raw(0), cgroup, directory };
+        let mut machine = Machine { unshare, init: Pid::from_raw(0), cgroup, directory, _turn: turn };
         eventually("the machine has a first process", || {
             machine.init = machine.first_process().unwrap_or(machine.init);
             machine.init.as_raw() != 0

@@ -9,6 +9,7 @@ use std::thread;
 use nix::sys::signal::{Signal, kill};
 
 use super::kubelet::Kubelet;
+use crate::common::turn::Turn;
 use crate::common::{config_map, eventually, wait_content};
 use crate::node::storm::processes;
 
@@ -19,7 +20,7 @@ const STRIKES: usize = 18;
 
 #[test]
 fn kills_of_daemon_supervisors_and_servers_fail_no_call_in_a_published_volume() {
-    let kubelet = Kubelet::new();
+    let (_turn, kubelet) = (Turn::of_soak(), Kubelet::new());
     kubelet.node.put("app.yaml", &config_map("app", &[("key", "v0")]));
     let mut daemon = kubelet.start();
     let volume = |pod: &str| kubelet.volume(pod, "config", &[("kind", "configMap"), ("name", "app")]);

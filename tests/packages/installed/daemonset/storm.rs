@@ -14,6 +14,7 @@ use super::container::DaemonContainer;
 use super::image::Image;
 use super::{node, publish, write_config};
 use crate::common::kubelet::{KubeletCalls, Volume};
+use crate::common::turn::Turn;
 use crate::common::{eventually, wait_content};
 use crate::installed::machine::{Init, Machine};
 
@@ -129,6 +130,7 @@ fn no_call_fails(test: &str, init: Init) {
     let time = env::var(SOAK).map_or(SHORT, |seconds| {
         Duration::from_secs(seconds.parse().expect("PODFS_DAEMONSET_SOAK is a number of seconds"))
     });
+    let _turn = Turn::of_soak();
     write_config(&machine, "v0");
     let mut storm = Storm::new(&machine, &kubelet, images);
     let staying = STAYING.map(|pod| publish(&kubelet, storm.container(), pod));
