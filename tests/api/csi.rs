@@ -10,7 +10,8 @@ use nix::sys::signal::Signal;
 use serde_json::json;
 use tonic::Code;
 
-use crate::api_server::{ApiServer, Style, User};
+use crate::api_server::{ApiServer, Order, Style, User};
+use crate::common::identity::identity;
 use crate::common::{eventually, wait_content};
 use crate::kubelet::{Kubelet, Volume};
 use crate::rig::NODE;
@@ -86,6 +87,54 @@ fn an_inline_volume_shows_an_object_of_the_api_server_and_its_changes() {
     cluster.put("app", "second");
     wait_content(&volume.target.join("key"), "second");
     cluster.kubelet.end_pod("web", &[volume]);
+}
+
+/// The pod `web` with a label.
+fn web(tier: &str) -> serde_json::Value {
+    json!({"apiVersion": "v1", "kind": "Pod",
+        "metadata": {"name": "web", "namespace": "default", "uid": "uid-web", "labels": {"tier": tier}},
+        "spec": {"nodeName": NODE, "containers": [{"name": "c", "image": "none"}]}})
+}
+
+#[test]
+fn volumes_with_fields_of_the_pod_survive_restarts_while_the_api_server_does_not_answer() {
+    let cluster = Cluster::new();
+    let Cluster { server, kubelet, .. } = &cluster;
+    server.permit(&cluster.podfs, &["list", "watch"], "configmaps");
+    server.put_value(web("front"));
+    let mut daemon = kubelet.node.start_command(cluster.command());
+    let fields =
+        |name: &str| kubelet.volume("web", name, &[("kind", "downwardAPI"), ("items", "labels=metadata.labels")]);
+    let sources =
+        "- configMap: {name: app}\n- downwardAPI: {items: [{path: labels, fieldRef: {fieldPath: metadata.labels}}]}\n";
+    let all = kubelet.volume("web", "all", &[("kind", "projected"), ("sources", sources)]);
+    let mut volumes = vec![fields("labels"), all];
+    volumes.iter().for_each(|volume| kubelet.published(volume));
+    let before: Vec<_> = volumes.iter().map(|volume| identity(&volume.target)).collect();
+    for (number, order) in [Order::Hold, Order::Refuse, Order::Freeze].into_iter().enumerate() {
+        server.connections(order);
+        daemon.signal(if number == 0 { Signal::SIGKILL } else { Signal::SIGTERM });
+        daemon.wait();
+        daemon = kubelet.node.start_command(cluster.command());
+        // The daemon has worked on the pod when the next volume is there.
+        let more = fields(&format!("more-{number}"));
+        kubelet.published(&more);
+        for (volume, before) in volumes.iter().zip(&before) {
+            assert_eq!(&identity(&volume.target), before, "{order:?}: it stays mounted");
+            let labels = fs::read_to_string(volume.target.join("labels")).expect("the volume is served");
+            assert_eq!(labels, "tier=\"front\"", "{order:?}");
+        }
+        assert_eq!(fs::read_to_string(more.target.join("labels")).expect("a file"), "tier=\"front\"");
+        volumes.push(more);
+        server.connections(Order::Serve);
+    }
+    server.put_value(web("back"));
+    for volume in &volumes {
+        wait_content(&volume.target.join("labels"), "tier=\"back\"");
+    }
+    cluster.put("app", "second");
+    wait_content(&volumes[1].target.join("key"), "second");
+    kubelet.end_pod("web", &volumes);
 }
 
 #[test]

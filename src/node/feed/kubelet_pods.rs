@@ -5,7 +5,10 @@
 //! 1. podfs mounts volumes of a pod only while the pod has a publication or is chosen.
 //! 2. A volume with fields of the pod waits until a source describes the pod. Other volumes do not wait.
 //! 3. A pod that its source no longer has keeps its last description: its containers may still run.
-//! 4. A static pod has the name that the kubelet gives it, not the name in its file.
+//! 4. A pod that an earlier daemon served keeps the description of its checkpoint until a source describes it: a source that has not
+//!    answered yet says nothing about the pod. Without that description, a mounted volume could count as one that waits, and podfs
+//!    would unmount it. So a published pod without a checkpoint, and with such a volume, is left out until a source describes it.
+//! 5. A static pod has the name that the kubelet gives it, not the name in its file.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -34,6 +37,8 @@ pub struct KubeletPods {
     publications: BTreeMap<PathBuf, Publication>,
     /// The pods that are chosen, if podfs is a plugin of a container runtime.
     chosen: Option<Chosen>,
+    /// The published pods of an earlier daemon that podfs leaves out until a source describes them.
+    unrecorded: BTreeSet<PodUid>,
     /// The names of the pods that an earlier daemon served for the kubelet or the runtime. Their supervisors refuse other names.
     earlier_names: BTreeMap<PodUid, String>,
     /// The chosen pods that the manager has.
@@ -50,10 +55,32 @@ pub enum KubeletChange {
 }
 
 impl KubeletPods {
-    /// Starts with the publications of an earlier daemon.
-    pub fn publish(&mut self, publications: BTreeMap<PathBuf, Publication>) -> FeedEvent {
+    /// Starts with the publications of an earlier daemon, and with the pods of its checkpoints.
+    pub fn publish(&mut self, publications: BTreeMap<PathBuf, Publication>, earlier: &[NodePod]) -> FeedEvent {
         self.publications = publications;
+        let with_fields = self.publications.values().filter(|publication| publication.needs_pod);
+        self.unrecorded = with_fields.map(Publication::uid).collect();
+        for pod in earlier {
+            let uid = &pod.pod.identity.uid;
+            self.unrecorded.remove(uid);
+            let has = |name: &str| pod.pod.volumes.iter().any(|volume| volume.name.as_str() == name);
+            // The earlier daemon mounted such a volume only once it had the pod's description.
+            if self.publications_of(uid).any(|publication| publication.needs_pod && has(&publication.name)) {
+                self.remember(pod);
+                self.gone.insert(uid.clone());
+            }
+        }
         self.published()
+    }
+
+    /// Takes the description of a pod from a checkpoint. The checkpoint also has the volumes of publications, which do not belong to
+    /// the description.
+    fn remember(&mut self, pod: &NodePod) {
+        let uid = &pod.pod.identity.uid;
+        let published: BTreeSet<&str> =
+            self.publications_of(uid).map(|publication| publication.name.as_str()).collect();
+        let manifest = Arc::new(without_named_volumes(Value::clone(&pod.manifest), &published));
+        self.described.insert(uid.clone(), NodePod { manifest, ..pod.clone() });
     }
 
     /// The pods with publications, as the kubelet's first list for the manager.
@@ -63,21 +90,18 @@ impl KubeletPods {
     }
 
     /// Keeps the names of pods that an earlier daemon served.
-    pub fn keep_names(&mut self, names: BTreeMap<PodUid, String>) {
-        self.earlier_names.extend(names);
+    pub fn keep_names(&mut self, earlier: &[NodePod]) {
+        let identities = earlier.iter().map(|pod| &pod.pod.identity);
+        self.earlier_names.extend(identities.map(|identity| (identity.uid.clone(), identity.name.clone())));
     }
 
-    /// Starts with the pods that an earlier daemon served for the runtime. Their checkpoints also have the volumes of
-    /// publications, which do not belong to the descriptions of the pods.
+    /// Starts with the pods that an earlier daemon served for the runtime.
     pub fn choose(&mut self, chosen: Chosen, earlier: &[NodePod]) -> FeedEvent {
         self.chosen = Some(chosen);
         let mut pods = Vec::new();
         for pod in earlier {
             let uid = pod.pod.identity.uid.clone();
-            let published: BTreeSet<&str> =
-                self.publications_of(&uid).map(|publication| publication.name.as_str()).collect();
-            let manifest = Arc::new(without_named_volumes(Value::clone(&pod.manifest), &published));
-            self.described.insert(uid.clone(), NodePod { manifest, ..pod.clone() });
+            self.remember(pod);
             self.reported.insert(uid.clone());
             if self.is_served(&uid) {
                 pods.extend(self.pod(&uid));
@@ -268,6 +292,9 @@ impl KubeletPods {
     fn pod(&self, uid: &PodUid) -> Option<NodePod> {
         let first = self.publications_of(uid).next();
         let described = first.map_or_else(|| self.described.get(uid), |first| self.description(uid, first));
+        if described.is_none() && self.unrecorded.contains(uid) {
+            return None;
+        }
         let is_chosen = self.reported.contains(uid);
         let mut manifest = match (described, first) {
             (Some(pod), _) if is_chosen => with_payload_volumes(&pod.manifest),

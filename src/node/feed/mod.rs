@@ -144,8 +144,8 @@ pub struct Feed {
     objects: PodObjects,
     contacts: Contacts,
     client: Option<ApiClient>,
-    /// The names of the pods that an earlier daemon served for a kubelet or a runtime.
-    earlier_names: BTreeMap<PodUid, String>,
+    /// The pods that an earlier daemon served for a kubelet or a runtime.
+    earlier: Vec<NodePod>,
     /// The pods of a node with a kubelet, if the kubelet or the runtime decides which of them podfs serves.
     kubelet: Option<KubeletPods>,
     /// The task that follows the namespaces whose pods are chosen.
@@ -202,13 +202,11 @@ impl Feed {
         let server = client.clone().map(|client| ObjectServer::new(client, contacts.clone(), readers));
         let registry = ObjectRegistry::new(manifests.is_some(), server);
         let files = manifests.map(|path| open_files(path, node, Arc::clone(&registry), input.clone())).transpose()?;
-        let earlier_names = earlier.iter().filter(|pod| matches!(pod.origin, PodOrigin::Kubelet | PodOrigin::Runtime));
-        let earlier_names = earlier_names.map(|pod| &pod.pod.identity);
-        let earlier_names = earlier_names.map(|identity| (identity.uid.clone(), identity.name.clone())).collect();
+        let of_kubelet = earlier.iter().filter(|pod| matches!(pod.origin, PodOrigin::Kubelet | PodOrigin::Runtime));
         Ok(Feed {
             inputs,
             input,
-            earlier_names,
+            earlier: of_kubelet.cloned().collect(),
             merge: MergedPods::new(earlier),
             events: VecDeque::new(),
             static_pods: StaticPods::default(),
@@ -244,8 +242,8 @@ impl Feed {
         publications: BTreeMap<PathBuf, Publication>,
     ) -> impl Fn(KubeletChange) -> bool + Send + Sync + 'static {
         let kubelet = self.kubelet.get_or_insert_default();
-        kubelet.keep_names(std::mem::take(&mut self.earlier_names));
-        self.events.push_back(kubelet.publish(publications));
+        kubelet.keep_names(&self.earlier);
+        self.events.push_back(kubelet.publish(publications, &self.earlier));
         let input = self.input.clone();
         move |change| input.send(FeedInput::Kubelet(change)).is_ok()
     }
@@ -264,7 +262,7 @@ impl Feed {
         let sources = [(PodSource::Files, self._files.is_some()), (PodSource::Api, self._pods.is_some())];
         chosen.await_sources(sources.into_iter().filter_map(|(source, is_there)| is_there.then_some(source)));
         let kubelet = self.kubelet.get_or_insert_default();
-        kubelet.keep_names(std::mem::take(&mut self.earlier_names));
+        kubelet.keep_names(&self.earlier);
         let pods = kubelet.choose(chosen, earlier);
         // The first list of the kubelet's pods has the chosen pods with the volumes that they have for the runtime.
         for event in self.events.iter_mut().filter(|event| matches!(event, FeedEvent::Pods(PodSource::Kubelet, _))) {

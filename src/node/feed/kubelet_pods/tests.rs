@@ -34,7 +34,7 @@ fn names(event: Option<FeedEvent>) -> Vec<String> {
 fn a_pod_has_the_volumes_that_the_kubelet_wants_and_goes_with_the_last() {
     let mut pods = KubeletPods::default();
     let published = |publication: Publication| KubeletChange::Published(Box::new(publication));
-    let FeedEvent::Pods(PodSource::Kubelet, none) = pods.publish(BTreeMap::new()) else {
+    let FeedEvent::Pods(PodSource::Kubelet, none) = pods.publish(BTreeMap::new(), &[]) else {
         panic!("all pods come first")
     };
     assert!(none.is_empty());
@@ -54,6 +54,38 @@ fn a_pod_has_the_volumes_that_the_kubelet_wants_and_goes_with_the_last() {
         (vec![sample::uid("v")], 0),
         "no source has u, and the kubelet has unpublished it"
     );
+}
+
+#[test]
+fn a_pod_of_an_earlier_daemon_keeps_its_volumes_until_a_source_describes_it() {
+    let both = || [publication("a", false), publication("d", true)].map(|one| (one.target.clone(), one)).into();
+    let listed = |event: FeedEvent| {
+        let FeedEvent::Pods(PodSource::Kubelet, pods) = event else { panic!("all pods come first: {event:?}") };
+        pods.into_iter().flat_map(|pod| names(Some(FeedEvent::Put(pod)))).collect::<Vec<_>>()
+    };
+    let mut described = sample::pod("u", &[], &[]);
+    Arc::make_mut(&mut described.manifest)["metadata"]["labels"] = json!({"tier": "front"});
+    let mut first = KubeletPods::default();
+    assert!(listed(first.publish(both(), &[])).is_empty(), "without a checkpoint, d may be mounted");
+    let event = first.change_source(FeedEvent::Put(described)).pop();
+    let Some(FeedEvent::Put(of_checkpoint)) = event else { panic!("{event:?}") };
+
+    let mut next = KubeletPods::default();
+    assert_eq!(listed(next.publish(both(), std::slice::from_ref(&of_checkpoint))), ["a", "d"]);
+    let event = next.change(KubeletChange::Published(Box::new(publication("e", true))));
+    let Some(FeedEvent::Put(pod)) = event else { panic!("{event:?}") };
+    assert_eq!(pod.pod.volumes.len(), 3);
+    assert_eq!(pod.manifest["metadata"]["labels"], json!({"tier": "front"}), "the last description counts");
+    let changed = sample::pod("u", &[], &[]);
+    let event = next.change_source(FeedEvent::Put(changed)).pop();
+    let Some(FeedEvent::Put(pod)) = event else { panic!("{event:?}") };
+    assert!(pod.manifest["metadata"]["labels"].is_null(), "the source's description counts from now on");
+
+    let mut without_description = KubeletPods::default();
+    let minimal = without_description.change(KubeletChange::Published(Box::new(publication("a", false))));
+    let Some(FeedEvent::Put(of_checkpoint)) = minimal else { panic!("{minimal:?}") };
+    let mut next = KubeletPods::default();
+    assert_eq!(listed(next.publish(both(), &[of_checkpoint])), ["a"], "the earlier daemon did not know the pod either");
 }
 
 /// The pod `p-u` of a manifest file, as podfs reads it on the node `n1.Example`.
@@ -145,7 +177,7 @@ fn da_01_a_static_pod_that_is_chosen_for_the_runtime_has_the_name_of_its_node() 
     let mut pods = KubeletPods::default();
     let earlier = NodePod { origin: PodOrigin::Runtime, ..static_pod() };
     let uid = earlier.pod.identity.uid.clone();
-    pods.keep_names([(uid.clone(), earlier.pod.identity.name.clone())].into());
+    pods.keep_names(std::slice::from_ref(&earlier));
     pods.choose(Chosen::new(Choice::All, [uid]), &[earlier]);
     assert_eq!(
         name_and_volumes(pods.change_source(FeedEvent::Put(static_pod())).pop()),
@@ -157,7 +189,7 @@ fn da_01_a_static_pod_that_is_chosen_for_the_runtime_has_the_name_of_its_node() 
 #[test]
 fn annotations_are_those_of_the_volumes_that_the_kubelet_wants() {
     let mut pods = KubeletPods::default();
-    pods.publish(BTreeMap::new());
+    pods.publish(BTreeMap::new(), &[]);
     let mut described = sample::pod("u", &["{name: other, emptyDir: {}}"], &["other"]);
     Arc::make_mut(&mut described.manifest)["metadata"]["annotations"] = json!({
         "podfs.io/cache.other": "none", "podfs.io/sub-path.a": "live", "podfs.io/mount-options.share": "soft", "x": "y",
@@ -179,7 +211,7 @@ fn annotations_are_those_of_the_volumes_that_the_kubelet_wants() {
 #[test]
 fn a_directory_of_the_node_has_the_directory_that_the_node_allows() {
     let mut pods = KubeletPods::default();
-    pods.publish(BTreeMap::new());
+    pods.publish(BTreeMap::new(), &[]);
     let mut described = sample::pod("u", &["{name: other, emptyDir: {}}"], &["other"]);
     Arc::make_mut(&mut described.manifest)["metadata"]["annotations"] = json!({"podfs.io/within.earlier": "/"});
     pods.change_source(FeedEvent::Put(described));
@@ -247,7 +279,7 @@ fn a_chosen_pod_has_its_payload_volumes_and_those_of_the_kubelet_and_goes_with_i
     pods.change_runtime(RuntimeChange::Started("s".to_owned(), uid.clone()));
     let Some(FeedEvent::Put(written_down)) = published else { panic!("it is there") };
     let mut next = KubeletPods::default();
-    next.publish(BTreeMap::from([("/k/pods/u/a/mount".into(), publication("a", false))]));
+    next.publish(BTreeMap::from([("/k/pods/u/a/mount".into(), publication("a", false))]), &[]);
     next.choose(Chosen::new(Choice::All, [uid.clone()]), &[written_down]);
     let FeedEvent::Pods(_, first) = next.published() else { panic!("all pods come first") };
     assert_eq!(volumes_of(first.into_iter().map(FeedEvent::Put).next().as_ref()), both, "another daemon goes on");

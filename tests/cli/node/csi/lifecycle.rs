@@ -6,6 +6,7 @@ use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use nix::sys::signal::Signal;
 
 use super::kubelet::Kubelet;
+use crate::common::identity::identity;
 use crate::common::kubelet::capability;
 use crate::common::stoppable::Stoppable;
 use crate::common::{config_map, eventually, secret, unmount_below, wait_content};
@@ -29,6 +30,46 @@ fn kubelet() -> Kubelet {
 
 fn read(path: impl AsRef<std::path::Path>) -> String {
     fs::read_to_string(path).expect("a file")
+}
+
+#[test]
+fn volumes_with_fields_of_a_static_pod_survive_restarts_while_its_file_is_absent_or_invalid() {
+    let kubelet = kubelet();
+    let mut daemon = kubelet.start();
+    let fields =
+        |name: &str| kubelet.volume("web", name, &[("kind", "downwardAPI"), ("items", "labels=metadata.labels")]);
+    let mut volumes = vec![fields("labels")];
+    kubelet.published(&volumes[0]);
+    let before = identity(&volumes[0].target);
+    let manifests = kubelet.node.fixture.path("manifests");
+    let (file, aside) = (manifests.join("web.yaml"), kubelet.node.fixture.path("aside"));
+    let absent = || fs::rename(&file, &aside).expect("renamed");
+    let invalid = || fs::write(&file, "a: [").expect("written");
+    let without_directory = || fs::rename(&manifests, &aside).expect("renamed");
+    let restore: [&dyn Fn(); 3] =
+        [&|| fs::rename(&aside, &file).expect("renamed"), &|| kubelet.node.put("web.yaml", WEB), &|| {
+            fs::rename(&aside, &manifests).expect("renamed")
+        }];
+    let faults: [&dyn Fn(); 3] = [&absent, &invalid, &without_directory];
+    for (number, (fault, restore)) in faults.into_iter().zip(restore).enumerate() {
+        daemon.signal(Signal::SIGTERM);
+        daemon.wait();
+        fault();
+        daemon = kubelet.start();
+        // The daemon has worked on the pod when the next volume is there.
+        let more = fields(&format!("more-{number}"));
+        kubelet.published(&more);
+        assert_eq!(identity(&volumes[0].target), before, "fault {number}: it stays mounted");
+        assert_eq!(read(volumes[0].target.join("labels")), "tier=\"front\"");
+        assert_eq!(read(more.target.join("labels")), "tier=\"front\"");
+        volumes.push(more);
+        restore();
+    }
+    kubelet.node.put("web.yaml", &WEB.replace("front", "back"));
+    for volume in &volumes {
+        wait_content(&volume.target.join("labels"), "tier=\"back\"");
+    }
+    kubelet.end_pod("web", &volumes);
 }
 
 #[test]
