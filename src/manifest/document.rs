@@ -6,8 +6,9 @@ use std::path::Path;
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
 
+use super::null::WithNulls;
 use super::origin::Origin;
-use super::{ManifestError, quantity, syntax};
+use super::{ManifestError, syntax};
 
 /// A Kubernetes object of any kind, with its fields as they are written.
 #[derive(Clone)]
@@ -27,10 +28,7 @@ impl Document {
     /// # Errors
     ///
     /// A field of the wrong type: the sentence names document and field, never the value.
-    pub fn into_typed<T: DeserializeOwned>(mut self) -> Result<T, ManifestError> {
-        if quantity::has_quantities(&self.kind) {
-            quantity::quote_numbers(&mut self.body);
-        }
+    pub fn into_typed<T: DeserializeOwned>(self) -> Result<T, ManifestError> {
         typed(&self.origin, Value::Object(self.body))
     }
 
@@ -105,8 +103,7 @@ pub fn parse_bare<T: DeserializeOwned>(file: &Path, bytes: &[u8]) -> Result<T, M
     let mut values = with_origins(file, bytes)?;
     match (values.pop(), values.len()) {
         (Some((origin, value)), 0) => {
-            let mut body = mapping(&origin, value)?;
-            quantity::quote_numbers(&mut body);
+            let body = mapping(&origin, value)?;
             typed(&origin, Value::Object(body))
         }
         (None, _) => Err(ManifestError::invalid(&Origin::file(file), "", "the file is empty")),
@@ -184,5 +181,5 @@ fn required_string(origin: &Origin, body: &Map<String, Value>, field: &str) -> R
 }
 
 fn typed<T: DeserializeOwned>(origin: &Origin, value: Value) -> Result<T, ManifestError> {
-    serde_path_to_error::deserialize(value).map_err(|error| ManifestError::mistyped(origin, &error))
+    serde_path_to_error::deserialize(WithNulls(value)).map_err(|error| ManifestError::mistyped(origin, &error))
 }

@@ -139,9 +139,6 @@ fn mismatch_sentence(message: &str) -> String {
     let expected = message.rsplit_once(", expected ").map(|(_, expected)| expected);
     let out_of_range = message.starts_with("invalid value: integer");
     let sentence = match expected {
-        Some("a string") if message.starts_with("invalid type: null") => {
-            "must be a string; write \"\" for an empty one"
-        }
         Some("a string" | "a base64-encoded string") if is_plain_scalar(message) => {
             "must be a string; put it in quotes"
         }

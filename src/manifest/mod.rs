@@ -8,11 +8,11 @@
 
 mod document;
 mod error;
+mod null;
 pub mod objects;
 mod origin;
 pub mod pod;
 mod pod_view;
-mod quantity;
 mod references;
 mod spelling;
 mod syntax;

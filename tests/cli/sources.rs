@@ -35,6 +35,24 @@ fn a_file_rewritten_in_place_or_renamed_over_is_read_again() {
 }
 
 #[test]
+fn a_null_value_of_an_object_is_an_empty_file_as_in_go() {
+    let fixture =
+        Fixture::new(&pod("[{name: config, configMap: {name: app}}, {name: keys, secret: {secretName: keys}}]"));
+    fixture.write(
+        "objects/app.yaml",
+        "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: app, labels: {x: null}}\ndata:\n  redis.db:\n  a: x\n",
+    );
+    fixture.write(
+        "objects/keys.json",
+        r#"{"apiVersion":"v1","kind":"Secret","metadata":{"name":"keys"},"data":{"k":null},"stringData":{"s":null}}"#,
+    );
+    let running = fixture.run();
+    let read = |volume: &str, key: &str| fs::read_to_string(running.volume(volume).join(key)).expect("a file");
+    assert_eq!((read("config", "redis.db"), read("config", "a")), (String::new(), "x".to_owned()));
+    assert_eq!((read("keys", "k"), read("keys", "s")), (String::new(), String::new()));
+}
+
+#[test]
 fn a_directory_of_objects_that_is_itself_a_config_map_volume_is_followed() {
     // The layout of a ConfigMap volume, and the switch as the kubelet does it.
     let fixture = Fixture::new(&config_pod());
