@@ -19,7 +19,7 @@ use crate::kube::retry::Retry;
 /// How often podfs reads the list of the Node object again: another client may have overwritten it, or made the object anew.
 const CHECK_INTERVAL: Duration = Duration::from_secs(10);
 
-/// Reports until the daemon ends, after each change. Until the daemon has found everything of an earlier daemon (5.3), it only adds
+/// Reports until the daemon ends, after each change. Until the daemon has found everything of an earlier daemon, it only adds
 /// volumes.
 pub(super) async fn report(client: ApiClient, node: String, handle: NodeHandle) {
     let mut states = handle.follow();

@@ -1,4 +1,4 @@
-//! The daemon's own metrics, with the kubelet's names (5.10), and its port for Prometheus: metrics of the node and of all pods.
+//! The daemon's own metrics, with the kubelet's names, and its port for Prometheus: metrics of the node and of all pods.
 
 use std::collections::BTreeMap;
 use std::io;

@@ -18,7 +18,7 @@
 //! | [`reconciler`] | a pure function: compares the two worlds, and returns the operations that are due |
 //! | [`operation`] | one operation for a volume at a time, and pauses after failures |
 //! | [`handle`] | reading the manager's state, and sending it commands |
-//! | [`supervisors`] | one `podfs run` for each pod: starting, adopting, changing and ending it |
+//! | [`supervisors`] | one `podfs-supervisor` for each pod: starting, adopting, changing and ending it |
 //! | [`reconstruct`] | finding what earlier daemons left, by names, locks and sockets |
 //! | `root_lock` | the lock that makes a daemon the only one of its root directory |
 //! | `run_directory` | the daemon's files in the run directory, which it makes again after another process has deleted them |

@@ -43,7 +43,7 @@ pub struct PodEntry {
     pub stage: Option<PodStage>,
     /// Whether an agent has reported that its containers have stopped.
     pub released: bool,
-    /// Whether the populator has taken all its volumes into the desired state (5.5), and a pod without volumes has its
+    /// Whether the populator has taken all its volumes into the desired state, and a pod without volumes has its
     /// supervisor.
     pub processed: bool,
     /// Its volumes that a container uses, or that are mounted, in the manifest's order.
@@ -134,7 +134,7 @@ pub struct VolumeEntry {
 pub enum MountState {
     /// It is not mounted, and has no parts that podfs would have to unmount.
     NotMounted,
-    /// A mount or an unmount did not end: a part of it may be mounted, and podfs may have to unmount it later (5.4).
+    /// A mount or an unmount did not end: a part of it may be mounted, and podfs may have to unmount it later.
     Uncertain,
     /// It is mounted.
     Mounted,

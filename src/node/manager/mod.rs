@@ -182,7 +182,7 @@ impl Manager {
         (manager, NodeHandle::new(receiver, sender))
     }
 
-    /// Takes over a pod of an earlier daemon (5.7).
+    /// Takes over a pod of an earlier daemon.
     fn recover(&mut self, recovered: Recovered) {
         let Recovered { pod, released, volumes, without_volumes } = recovered;
         let uid = pod.pod.identity.uid.clone();

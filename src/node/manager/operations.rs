@@ -141,7 +141,7 @@ impl Manager {
         observed.or_else(wanted).unwrap_or_else(|| "unknown".to_owned())
     }
 
-    /// The failure of an operation, in the kubelet's words (5.11).
+    /// The failure of an operation, in the kubelet's words.
     fn event(&self, id: &VolumeId, action: Action, error: &str) -> String {
         let operation = match action {
             Action::Mount | Action::Remount => "MountVolume.SetUp",

@@ -11,10 +11,10 @@ use tokio::time::{Instant, sleep_until};
 use crate::manifest::pod::PodUid;
 use crate::node::{MountState, NodeHandle, NodeState, PodEntry, PodStage, VolumeEntry};
 
-/// How long an agent waits by default: a second more than the longest back-off (5.1).
+/// How long an agent waits by default: a second more than the longest back-off.
 pub const TIMEOUT: Duration = Duration::from_secs(123);
-/// How long the manager may take to process a pod again before the pod's errors count: the kubelet's poll interval
-/// (5.1). Earlier errors may be outdated.
+/// How long the manager may take to process a pod again before the pod's errors count: the kubelet's poll interval.
+/// Earlier errors may be outdated.
 const REPROCESSING_DELAY: Duration = Duration::from_millis(300);
 /// The kubelet's words for a timeout.
 const TIME_IS_OVER: &str = "context deadline exceeded";

@@ -103,7 +103,7 @@ pub struct MountFailure {
     pub kind: FailureKind,
 }
 
-/// The kubelet's classes of errors (5.4).
+/// The kubelet's classes of errors.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FailureKind {
     /// Nothing of the volume is mounted.

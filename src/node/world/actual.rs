@@ -50,7 +50,7 @@ pub struct ObservedVolume {
     pub read_only: bool,
 }
 
-/// The outcome of an operation: the kubelet's classes of errors (5.4).
+/// The outcome of an operation: the kubelet's classes of errors.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OperationOutcome {
     /// It succeeded.

@@ -1,4 +1,4 @@
-//! Sentences about a pod: at most ten distinct ones (5.1), so that a pod which fails in many ways stays readable.
+//! Sentences about a pod: at most ten distinct ones, so that a pod which fails in many ways stays readable.
 
 use std::collections::VecDeque;
 

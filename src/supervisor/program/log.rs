@@ -59,13 +59,14 @@ fn filter(text: &str) -> Result<String, String> {
     EnvFilter::builder().parse(text).map_err(|error| error.to_string())?;
     // To the crate, a word that is no level is a target. So a misspelled level would turn the log off.
     let is_word = |directive: &&str| !directive.contains(['=', '[']) && directive.parse::<LevelFilter>().is_err();
-    for word in text.split(',').map(str::trim).filter(is_word) {
-        let distance = |level: &&str| strsim::damerau_levenshtein(level, &word.to_lowercase());
-        if let Some(level) = LEVELS.into_iter().find(|level| !word.is_empty() && distance(level) <= 2) {
-            return Err(format!("{word:?} is no level; did you mean {level:?}?"));
-        }
-    }
-    Ok(text.to_owned())
+    let is_own_target = |word: &str| word.split("::").next().is_some_and(|root| root.starts_with("podfs"));
+    let unknown = |word: &&str| !word.is_empty() && is_word(word) && !is_own_target(word);
+    let Some(word) = text.split(',').map(str::trim).find(unknown) else { return Ok(text.to_owned()) };
+    let distance = |level: &&str| strsim::damerau_levenshtein(level, &word.to_lowercase());
+    Err(match LEVELS.into_iter().find(|level| distance(level) <= 2) {
+        Some(level) => format!("{word:?} is no level; did you mean {level:?}?"),
+        None => format!("{word:?} is no level; the levels are {}, and off", LEVELS.join(", ")),
+    })
 }
 
 impl LogFormat {
@@ -127,21 +128,17 @@ mod tests {
 
     #[test]
     fn a_misspelled_level_is_refused() {
-        for good in [
-            "info",
-            "WARN",
-            "off",
-            "warn,podfs::source=debug",
-            "podfs::node",
-            "hyper=off,info",
-            "[span]=debug",
-            "info,otherprogram",
-        ] {
+        for good in ["info", "WARN", "off", "warn,podfs::source=debug", "podfs::node", "hyper=off,info", "[span]=debug"]
+        {
             assert_eq!(filter(good).as_deref(), Ok(good));
         }
         for (word, level) in [("wran", "warn"), ("infos", "info"), ("errror", "error"), ("Debgu", "debug")] {
             let expected = format!("{word:?} is no level; did you mean {level:?}?");
             assert_eq!(filter(&format!("hyper=off,{word}")), Err(expected));
+        }
+        for (text, word) in [("verbose", "verbose"), ("quiet", "quiet"), ("info,otherprogram", "otherprogram")] {
+            let expected = format!("{word:?} is no level; the levels are error, warn, info, debug, trace, and off");
+            assert_eq!(filter(text), Err(expected));
         }
     }
 }
