@@ -254,6 +254,7 @@ pub(super) fn absent_is_fine(outcome: io::Result<()>) -> io::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::types::golden::{golden, values};
 
     #[test]
     fn the_home_of_a_volume_is_found_by_the_path_that_shows_it() {
@@ -319,5 +320,12 @@ mod tests {
         home.remove().expect("removed");
         home.remove().expect("removed already");
         assert!(!pod.join("plugins/kubernetes.io~csi").exists());
+    }
+
+    #[test]
+    fn a_record_has_the_bytes_that_other_versions_read() {
+        let records = values::<DriverRecord>(golden!("driver-records.jsonl"));
+        assert_eq!((records[0].capacity, records[0].published_read_only), (Some(1024), Some(true)));
+        assert_eq!(records[1], DriverRecord::default());
     }
 }

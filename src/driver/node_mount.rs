@@ -181,6 +181,7 @@ mod tests {
     use super::*;
     use crate::driver::DriverRecord;
     use crate::driver::home::make_directory;
+    use crate::types::golden::{CHANGED, golden};
 
     struct TestNode(tempfile::TempDir);
 
@@ -320,5 +321,24 @@ mod tests {
         };
         mount.leave(&a, true, unstage).expect("left");
         assert_eq!((calls, mount.directory().exists()), (1, false));
+    }
+
+    #[test]
+    fn the_state_has_the_words_that_other_versions_read() {
+        let base = node();
+        let mount = base.mount();
+        make_directory(mount.directory()).expect("made");
+        let boot = boot_id().expect("a boot");
+        let states = [NodeMountState::Uncertain, NodeMountState::Mounted, NodeMountState::Uncertain];
+        for (recorded, state) in golden!("node-mount-staged.txt").lines().zip(states) {
+            let recorded = recorded.replace("b1", &boot);
+            match recorded.starts_with("undo") {
+                true => mount.begin_unstage().expect("written"),
+                false => mount.set_state(state).expect("written"),
+            }
+            let staged = mount.directory().join(STAGED);
+            assert_eq!(fs::read_to_string(&staged).expect("a state"), recorded, "{CHANGED}");
+            assert_eq!(mount.state(), state, "{CHANGED}");
+        }
     }
 }

@@ -179,3 +179,15 @@ fn remove_empty(directory: Option<&Path>, top: &Path) {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::types::golden::{golden, values};
+
+    #[test]
+    fn the_record_of_a_disk_has_the_bytes_that_other_versions_read() {
+        let [disk] = &values::<Disk>(golden!("block-device.json"))[..] else { panic!("one line") };
+        assert_eq!(disk.number(), (8, 1));
+    }
+}

@@ -240,6 +240,7 @@ mod tests {
     use std::os::unix::fs::MetadataExt;
 
     use super::*;
+    use crate::types::golden::{golden, values};
 
     fn uid() -> PodUid {
         PodUid::parse("u1").expect("a uid")
@@ -312,14 +313,10 @@ mod tests {
 
     #[test]
     fn a_checkpoint_has_the_bytes_that_other_versions_read() {
-        let changed = "the next podfs node, which may have another version, reads the file: give a changed format a new VERSION, and \
-                       add a test that it reads both";
-        for origin in [r#"{"file":"/m/web.yaml"}"#, r#""api""#, r#""kubelet""#, r#""runtime""#] {
-            let recorded = format!(
-                r#"{{"version":1,"origin":{origin},"released":true,"volumes":["a","b"],"withoutVolumes":true,"manifest":{{"kind":"Pod"}}}}"#
-            );
-            let checkpoint: Checkpoint = serde_json::from_str(&recorded).expect(changed);
-            assert_eq!(serde_json::to_string(&checkpoint).expect("JSON"), recorded, "{changed}");
-        }
+        let checkpoints = values::<Checkpoint>(golden!("checkpoints.jsonl"));
+        let origins: Vec<_> = checkpoints.iter().map(|checkpoint| &checkpoint.origin).collect();
+        let file = PodOrigin::File("/m/web.yaml".into());
+        assert_eq!(origins, [&file, &PodOrigin::Api, &PodOrigin::Kubelet, &PodOrigin::Runtime]);
+        assert!(checkpoints.iter().all(|checkpoint| checkpoint.released && checkpoint.without_volumes));
     }
 }

@@ -147,6 +147,7 @@ mod tests {
     use std::os::unix::ffi::OsStringExt;
 
     use super::*;
+    use crate::types::golden::{golden, values};
 
     #[test]
     fn the_next_program_gets_the_arguments_without_ready_fd_and_config() {
@@ -158,5 +159,12 @@ mod tests {
         assert_eq!(given(&["podfs", "run", "--ready-fd", "9", "--pod", "a", "--run-dir", "b"]), expected);
         assert_eq!(given(&["podfs", "run", "--pod", "a", "--run-dir", "b", "--ready-fd=9"]), expected);
         assert_eq!(given(&["podfs", "--config", "c", "run", "--pod", "a", "--run-dir", "b", "--config=c"]), expected);
+    }
+
+    #[test]
+    fn the_state_has_the_bytes_that_other_versions_read() {
+        let states = values::<ExecState>(golden!("exec-state.jsonl"));
+        assert_eq!((states[0].connection, states[0].before, states[0].signals), (9, Some(10), Some(12)));
+        assert_eq!((states[1].server, states[1].rolled_back.as_deref()), (Some(11), Some("it does not start")));
     }
 }

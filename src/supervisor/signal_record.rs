@@ -98,3 +98,20 @@ fn first(mut record: &File) -> Option<Signal> {
     record.read_exact(&mut byte).ok()?;
     Signal::try_from(i32::from(byte[0])).ok()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_record_has_the_bytes_that_other_versions_read() {
+        // A byte for each signal.
+        let recorded = include_bytes!("../../tests/golden/signals.bin");
+        assert_eq!(SIGNALS.map(|signal| signal as u8), *recorded);
+        for (byte, expected) in recorded.iter().zip(SIGNALS) {
+            let (reader, mut writer) = std::io::pipe().expect("a pipe");
+            writer.write_all(&[*byte]).expect("written");
+            assert_eq!(first(&File::from(OwnedFd::from(reader))), Some(expected));
+        }
+    }
+}

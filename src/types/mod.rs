@@ -8,10 +8,13 @@
 //! | `names` | Kubernetes' rules for names |
 //! | `quantity` | amounts of resources: `250m`, `1.5Gi` |
 //! | `allocatable` | the allocatable resources of a node |
+//! | `golden` | golden files, in tests |
 //! | `invalid_field` | the error about a field of a manifest, and checks that several fields share |
 
 mod allocatable;
 mod field_path;
+#[cfg(test)]
+pub(crate) mod golden;
 mod invalid_field;
 mod names;
 mod payload_path;

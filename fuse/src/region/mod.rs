@@ -53,6 +53,9 @@ pub(crate) mod shared;
 pub(crate) mod silence;
 pub(crate) mod waits;
 
+#[cfg(test)]
+pub(crate) mod golden;
+
 use std::fmt;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};

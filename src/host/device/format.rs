@@ -230,3 +230,17 @@ fn is_whole(device: &BlockDevice, kind: &str, held: &LockedGlobalMount<'_>) -> R
     let outcome = run(program, &arguments, Some(held)).map_err(|obstacle| obstacle.needed(program, package))?;
     Ok(outcome.code == Some(0))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::types::golden::{golden, values};
+
+    #[test]
+    fn a_marker_has_the_bytes_that_other_versions_read() {
+        let markers = values::<FormatMarker>(golden!("formatting.jsonl"));
+        let kinds: Vec<_> = markers.iter().map(|marker| marker.kind.as_str()).collect();
+        assert_eq!(kinds, ["ext4", "xfs", "ext3"]);
+        assert!(markers[0].disk != markers[1].disk && markers[2].disk.is_none());
+    }
+}

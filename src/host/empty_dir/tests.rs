@@ -3,6 +3,7 @@
 use std::os::unix::fs::MetadataExt;
 
 use super::*;
+use crate::types::golden::{CHANGED, golden};
 
 const DISK: EmptyDirPlan = EmptyDirPlan { backing: EmptyDirBacking::Disk, mode: 0o777, gid: 0 };
 const MEMORY: EmptyDirPlan = EmptyDirPlan { backing: EmptyDirBacking::Memory { bytes: 1 << 20 }, mode: 0o1777, gid: 0 };
@@ -187,4 +188,19 @@ fn ed_05_only_incomplete_content_is_removed_as_incomplete() {
     fs::write(home.0.path().join(READY), "").expect("written");
     assert!(remove_incomplete(home.0.path()).expect("read").is_empty());
     assert!(!home.0.path().exists());
+}
+
+#[test]
+fn ready_has_the_words_that_other_versions_read() {
+    let huge = |page_size| EmptyDirBacking::HugePages { page_size, limit: None };
+    let backings = [DISK.backing, MEMORY.backing, huge(2 << 20), huge(1 << 30)];
+    let words: Vec<_> = golden!("empty-dir-ready.txt").lines().collect();
+    assert_eq!(backings.map(|backing| backing.to_string()), words[..], "{CHANGED}");
+    for plan in [DISK, MEMORY] {
+        let home = EmptyDirHome::new();
+        drop(home.set_up(&plan));
+        let ready = fs::read_to_string(home.0.path().join(READY)).expect("a word");
+        assert!(words.contains(&ready.as_str()), "{ready}: {CHANGED}");
+        assert!(!home.set_up(&plan).is_new());
+    }
 }

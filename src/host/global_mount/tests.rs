@@ -4,6 +4,7 @@ use std::sync::mpsc::channel;
 use std::thread;
 
 use super::*;
+use crate::types::golden::{golden, values};
 
 /// A root directory, a mount that is a file, and the claims of two pods.
 struct TestNode {
@@ -212,4 +213,10 @@ fn users_that_come_and_go_at_once_lose_nothing() {
     });
     assert_eq!(mounted.load(Ordering::SeqCst), 0);
     node.assert_nothing_recorded();
+}
+
+#[test]
+fn the_record_of_a_user_has_the_bytes_that_other_versions_read() {
+    let [user] = &values::<UserRecord>(golden!("global-mount-user.json"))[..] else { panic!("one line") };
+    assert_eq!((user.boot.as_str(), user.claim.as_path()), ("b1", Path::new("/run/podfs/u1/lock")));
 }

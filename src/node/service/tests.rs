@@ -11,6 +11,7 @@ use super::proto::watch_response::Event;
 use super::proto::{MountedVolume, WatchResponse};
 use super::*;
 use crate::node::{CommandError, ManagerCommand, PodEntry, PodStage};
+use crate::types::golden::golden;
 use MountState::{Mounted, NotMounted};
 
 /// A daemon without a manager.
@@ -244,10 +245,10 @@ fn the_service_has_the_fields_and_numbers_that_agents_and_other_versions_read() 
             field => fields.push(format!("{} {field}", scopes.join(".")).trim().to_owned()),
         }
     }
-    let recorded: Vec<_> = include_str!("fields.txt").lines().collect();
+    let recorded: Vec<_> = golden!("node-service.txt").lines().collect();
     assert_eq!(
         fields, recorded,
         "agents and other versions of podfs read these messages: a field keeps its number and its type for ever, and an incompatible \
-         change needs a new package (v2), and a test that a client of v1 is answered. Add new fields to fields.txt"
+         change needs a new package (v2), and a test that a client of v1 is answered. Add new fields to the golden file"
     );
 }

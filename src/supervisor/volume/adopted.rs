@@ -30,3 +30,16 @@ pub(in crate::supervisor) struct KeptVolume {
     pub(in crate::supervisor) point: MountPoint,
     pub(in crate::supervisor) visible: VisibleMount,
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::types::golden::{golden, parts};
+
+    #[test]
+    fn a_record_has_the_bytes_that_other_versions_read() {
+        let records = parts::<VolumeRecord>(golden!("adopted-volumes.jsonl"));
+        assert_eq!((records[0].group, records[0].claim.as_deref()), (Some(7), Some("data")));
+        assert_eq!((records[1].read_only, records[1].claim.as_deref()), (None, None));
+    }
+}
