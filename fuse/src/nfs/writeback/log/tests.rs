@@ -4,7 +4,7 @@
 use rustix::io::pwrite;
 
 use super::*;
-use crate::region::golden::{assert_golden, content, golden, memory_file};
+use crate::region::golden::{assert_golden, content, golden, memory_file, refused_with};
 use crate::region::shared::assert_layout;
 
 const TARGET: WriteTarget = WriteTarget { node: NodeId(7), open: HandleId(1), offset: 0 };
@@ -73,4 +73,14 @@ fn a_log_has_the_bytes_that_other_versions_read() {
     ];
     assert_eq!(inherited, expected);
     assert_eq!(log.piece(first, 0).as_ref(), b"first");
+}
+
+#[test]
+fn a_log_of_another_version_is_refused_and_stays() {
+    for (offset, number, what) in [(8, 0, "layout"), (8, 2, "layout"), (HEADER, 3, "a record of state")] {
+        let refused = refused_with(golden!("nfs-log.bin"), (offset, number), HEADER + STRIDE, Log::adopt);
+        let reason =
+            format!("has {what} {number}, which another version of podfs wrote; serve the volume with that version");
+        assert!(refused.contains(&reason), "{refused}");
+    }
 }
