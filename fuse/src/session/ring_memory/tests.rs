@@ -137,3 +137,14 @@ fn the_memory_has_the_bytes_that_other_versions_read() {
     memory.answer(entry, -libc::ENOENT, [b"a", b"b"]).expect("short");
     assert_eq!((memory.entry_state(entry), memory.finish(entry)), (EntryState::Answer, 2));
 }
+
+#[test]
+fn memory_with_an_unknown_layout_is_refused_and_stays() {
+    let length = golden::content(RingMemory::create(1).expect("memory")).len();
+    for layout in [0, 2] {
+        for adopt in [RingMemory::adopt, map] {
+            let refused = golden::refused_with(golden!("rings.bin"), (8, layout), length, adopt);
+            assert!(refused.contains(&format!("has layout {layout}, and this podfs reads layout 1")), "{refused}");
+        }
+    }
+}
