@@ -146,4 +146,7 @@ fn an_image_has_the_bytes_that_other_versions_read() {
     let adopted = Image::adopt(golden::memory_file(recorded, bytes.len())).expect("today's program reads it");
     assert_eq!((content(&adopted, "a"), content(&adopted, "sub/b")), (Some(&b"1"[..]), Some(&b"\0\xff"[..])));
     assert_eq!(adopted.lookups().iter().map(|count| count.load(Relaxed)).collect::<Vec<_>>(), [6, 7, 8, 9]);
+    // The last byte of the first word is the version.
+    let sentence = golden::refused_with(recorded, (4, u32::from_le_bytes(*b"s\0\0\x02")), bytes.len(), Image::adopt);
+    assert!(sentence.contains("image has version 2, which another version of podfs made"), "{sentence}");
 }
