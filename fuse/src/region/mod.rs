@@ -123,6 +123,17 @@ pub enum RegionError {
     },
 }
 
+impl From<RegionError> for io::Error {
+    /// The kind of the error says whether another version of podfs can read the region.
+    fn from(error: RegionError) -> io::Error {
+        let kind = match error {
+            RegionError::Newer(_) => io::ErrorKind::Unsupported,
+            _ => io::ErrorKind::Other,
+        };
+        io::Error::new(kind, error)
+    }
+}
+
 /// The state of a volume that a successor needs.
 pub struct Region {
     kind: VolumeKind,
