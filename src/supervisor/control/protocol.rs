@@ -14,6 +14,7 @@ use crate::metrics::PodReading;
 use crate::mounts::{AgentFacts, ContainerMount};
 use crate::source::{Push, PushCounts};
 use crate::supervisor::status::PodStatus;
+use crate::supervisor::status::store::VERSION;
 
 /// The version of this protocol. The supervisor refuses a question of another version, with an answer that says so.
 pub(super) const PROTOCOL: u32 = 1;
@@ -165,6 +166,13 @@ pub(super) struct Envelope<T> {
     /// Whether the client sends more pushes on this connection. Any other question is the only one on its connection.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub(super) stays: bool,
+}
+
+/// The answer to a question of another version.
+pub(super) fn not_understood() -> ControlAnswer {
+    ControlAnswer::Refused(format!(
+        "podfs {VERSION} serves the pod and does not understand the question; use the same version to ask"
+    ))
 }
 
 /// Sends a question or an answer.
