@@ -433,6 +433,10 @@ pub(crate) enum GreetingError {
     },
 }
 
+/// The words of [`GreetingError::Protocol`] by which a supervisor recognises the reason of a server that refuses it. Servers of other
+/// versions say the same.
+pub(crate) const OTHER_PROTOCOL: &str = "speaks another protocol than podfs";
+
 /// Checks whether two processes can work together.
 ///
 /// # Errors

@@ -110,6 +110,8 @@ pub struct Cleanup<'a> {
     report: &'a mut dyn FnMut(&CleanupStep),
     /// Mounts of pods that the cleanup leaves alone.
     kept: Vec<PathBuf>,
+    /// The directories of pods below which the cleanup leaves all mounts alone.
+    kept_pods: Vec<PathBuf>,
     /// The root directory of the pods to clean up.
     root: PathBuf,
     /// Mounts that the cleanup has reported.
@@ -126,6 +128,7 @@ impl<'a> Cleanup<'a> {
             dry_run,
             report,
             kept: Vec::new(),
+            kept_pods: Vec::new(),
             root: PathBuf::new(),
             reported: Vec::new(),
             deleted: Vec::new(),
@@ -148,6 +151,10 @@ impl<'a> Cleanup<'a> {
         };
         entries.sort();
         for directory in entries {
+            if let Err(error) = PodLockRecord::check_version(&directory) {
+                self.leave_pod(&directory, &error.to_string());
+                continue;
+            }
             match PodLockRecord::read(&directory) {
                 Some(record) => drop(self.pod(&directory, &Bounds::new(&directory, root_directory)?, record)),
                 None if has_uid(&directory) && path_exists(&directory.join(LOCK)) => {
@@ -210,6 +217,13 @@ impl<'a> Cleanup<'a> {
         self.scope = CleanupScope::Content(pod.clone());
         self.root = root;
         self.only_pod(&directory, root_directory, &pod, uid)
+    }
+
+    /// Leaves a pod whose record this version of podfs cannot use, with all mounts below the pod's directory.
+    fn leave_pod(&mut self, directory: &Path, reason: &str) {
+        let root = std::fs::canonicalize(&self.root).unwrap_or_else(|_| self.root.clone());
+        self.kept_pods.extend(directory.file_name().map(|uid| root.join("pods").join(uid)));
+        self.report_left(directory, &format!("podfs cannot use the record of the pod: {reason}"));
     }
 
     /// Cleans up the only pod of the scope.
@@ -410,7 +424,8 @@ impl<'a> Cleanup<'a> {
     /// killed. Returns whether none stays below `root`.
     fn unknown_mounts(&mut self, root: &Path) -> io::Result<bool> {
         let table = mounts()?;
-        let known = |path: &PathBuf| self.kept.contains(path) || self.reported.contains(path);
+        let is_kept = |path: &Path| self.kept_pods.iter().any(|pod| path.starts_with(pod));
+        let known = |path: &PathBuf| self.kept.contains(path) || self.reported.contains(path) || is_kept(path);
         let unknown: Vec<_> =
             table.iter().filter(|mounted| mounted.fs_type == FS_TYPE && !known(&mounted.at)).collect();
         let mut all = true;

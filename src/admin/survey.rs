@@ -38,7 +38,7 @@ pub fn pods(run_directory: &Path) -> io::Result<Vec<PathBuf>> {
         entries => entries?,
     };
     let mut pods: Vec<_> = entries.filter_map(|entry| Some(entry.ok()?.path())).collect();
-    pods.retain(|directory| PodLockRecord::read(directory).is_some());
+    pods.retain(|directory| record_of(directory).is_some());
     pods.sort();
     Ok(pods)
 }
@@ -140,7 +140,7 @@ fn ask<T>(
     question: &ControlQuestion,
     take: impl FnOnce(ControlAnswer) -> Result<T, AnswerError>,
 ) -> Option<Result<T, Box<PodStatus>>> {
-    let record = PodLockRecord::read(directory)?;
+    let record = record_of(directory)?;
     let status = match control::ask(directory, question, None) {
         Ok(answer) => match take(answer) {
             Ok(taken) => return Some(Ok(taken)),
@@ -163,8 +163,14 @@ fn ask<T>(
         }
     };
     // The pod may have ended meanwhile.
-    PodLockRecord::read(directory)?;
+    record_of(directory)?;
     Some(Err(Box::new(named(status, record))))
+}
+
+/// The record of a pod; an empty one if only another version of podfs can read it.
+fn record_of(directory: &Path) -> Option<PodLockRecord> {
+    let is_of_other_version = || PodLockRecord::check_version(directory).is_err();
+    PodLockRecord::read(directory).or_else(|| is_of_other_version().then(PodLockRecord::default))
 }
 
 /// The status with the recorded name of the pod, for a supervisor that does not answer.
@@ -191,8 +197,11 @@ fn not_listening(directory: &Path, record: &PodLockRecord) -> PodStatus {
             PodStatus { server, ..PodStatus::without_answer(uid(directory), PodState::NoSupervisor, reason) }
         }
         Err(_) => {
-            let reason = "no process serves the pod; podfs run of the pod takes over its mounts and files, podfs cleanup removes them";
-            PodStatus::without_answer(uid(directory), PodState::Dead, reason)
+            let reason = match PodLockRecord::check_version(directory) {
+                Ok(()) => "podfs run of the pod takes over its mounts and files, podfs cleanup removes them".to_owned(),
+                Err(error) => format!("podfs cannot use the record of the pod: {error}"),
+            };
+            PodStatus::without_answer(uid(directory), PodState::Dead, format!("no process serves the pod; {reason}"))
         }
     }
 }

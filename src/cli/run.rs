@@ -104,6 +104,7 @@ impl Run {
 
     fn serve(self) -> Result<(), Failure> {
         self.log.start(self.log_format);
+        exec_state::check().map_err(Failure::general)?;
         let ready_fd = self.ready_fd.map(take_descriptor).transpose()?;
         let server_program = check_machine()?;
         // The podfs before the upgrade has accepted the pod.

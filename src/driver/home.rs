@@ -13,6 +13,7 @@ use serde::{Deserialize, Serialize};
 use tracing::warn;
 
 use crate::host::global_mount::{remove_whole, unfinished, write_synced};
+use crate::types::{UnusableRecord, parse_record};
 use crate::volume::Csi;
 use crate::volume::csi::sha256;
 
@@ -80,7 +81,7 @@ pub struct DriverRecord {
 pub struct DriverRecordError {
     path: PathBuf,
     #[source]
-    cause: io::Error,
+    cause: UnusableRecord,
 }
 
 impl DriverHome {
@@ -155,19 +156,25 @@ impl DriverHome {
     /// When the record is damaged, or cannot be read.
     pub fn read(&self) -> Result<Option<DriverRecord>, DriverRecordError> {
         let read = match fs::read(self.record_file()) {
-            Ok(bytes) => serde_json::from_slice(&bytes).map(Some).map_err(io::Error::from),
-            Err(error) => absent_is_fine(Err(error)).map(|()| None),
+            Ok(bytes) => parse_record(&bytes).map(Some),
+            Err(error) => absent_is_fine(Err(error)).map(|()| None).map_err(UnusableRecord::from),
         };
         read.map_err(|cause| DriverRecordError { path: self.record_file(), cause })
     }
 
     /// The record of an earlier podfs for a new call to the driver. podfs writes a new record in place of a damaged one.
-    pub(super) fn read_or_begin(&self) -> DriverRecord {
-        let read = self.read().unwrap_or_else(|error| {
-            warn!("{error}; podfs calls the driver as for a new volume");
-            None
-        });
-        read.unwrap_or_default()
+    ///
+    /// # Errors
+    /// When only another version of podfs can use the record.
+    pub(super) fn read_or_begin(&self) -> Result<DriverRecord, DriverRecordError> {
+        match self.read() {
+            Err(error) if error.cause.is_of_other_version() => Err(error),
+            Err(error) => {
+                warn!("{error}; podfs calls the driver as for a new volume");
+                Ok(DriverRecord::default())
+            }
+            Ok(read) => Ok(read.unwrap_or_default()),
+        }
     }
 
     /// Writes the record before a call to the driver.
@@ -254,6 +261,7 @@ pub(super) fn absent_is_fine(outcome: io::Result<()>) -> io::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::types::golden::{golden, values};
 
     #[test]
     fn the_home_of_a_volume_is_found_by_the_path_that_shows_it() {
@@ -298,7 +306,7 @@ mod tests {
             "{error}"
         );
         assert!(home.record_file().exists());
-        home.write(&home.read_or_begin()).expect("written anew");
+        home.write(&home.read_or_begin().expect("it is damaged")).expect("written anew");
         assert_eq!(home.read().expect("a record"), Some(DriverRecord::default()));
     }
 
@@ -319,5 +327,35 @@ mod tests {
         home.remove().expect("removed");
         home.remove().expect("removed already");
         assert!(!pod.join("plugins/kubernetes.io~csi").exists());
+    }
+
+    #[test]
+    fn a_record_has_the_bytes_that_other_versions_read() {
+        let records = values::<DriverRecord>(golden!("driver-records.jsonl"));
+        assert_eq!((records[0].capacity, records[0].published_read_only), (Some(1024), Some(true)));
+        assert_eq!(records[1], DriverRecord::default());
+    }
+
+    #[test]
+    fn a_record_of_another_version_is_refused_and_stays() {
+        let base = tempfile::tempdir().expect("a directory");
+        let home = DriverHome::of(base.path(), "kubernetes.io~csi", "a");
+        home.make_target().expect("made");
+        let later =
+            golden!("driver-records.jsonl").lines().next().expect("a line").replacen('{', r#"{"version":2,"#, 1);
+        fs::write(home.record_file(), &later).expect("written");
+        let refusals = [
+            home.read().expect_err("unknown").to_string(),
+            home.read_or_begin().expect_err("unknown").to_string(),
+            crate::driver::undo(&home).expect_err("unknown").to_string(),
+        ];
+        for refused in refusals {
+            assert!(
+                refused.contains("it has version 2, and this podfs reads version 1; use the podfs that"),
+                "{refused}"
+            );
+        }
+        assert_eq!(fs::read_to_string(home.record_file()).expect("it stays"), later);
+        assert!(home.target().exists());
     }
 }

@@ -21,7 +21,9 @@ use tracing::warn;
 
 use super::home::{absent_is_fine, is_mount, remove_record};
 use super::{DriverError, DriverHome, LeaveError};
+use crate::host::HostError;
 use crate::host::global_mount::{GlobalMount, GlobalMountUser, LockedGlobalMount, boot_id, write_whole};
+use crate::types::is_blank;
 
 const MOUNT: &str = "globalmount";
 const STAGED: &str = "staged";
@@ -65,7 +67,7 @@ impl NodeMount {
 
     /// Whether the driver may have mounted the volume since the node has started. The caller holds the lock of the mount.
     pub fn may_be_mounted(&self) -> bool {
-        self.state() != NodeMountState::Unmounted
+        !matches!(self.state(), Ok(NodeMountState::Unmounted))
     }
 
     /// Makes a pod's home a user, and calls `stage` unless the driver has mounted the volume already.
@@ -81,8 +83,9 @@ impl NodeMount {
         let mount = self.global();
         let held = mount.hold()?;
         let (uid, claim) = (home.user_name(), home.record_file());
+        let state = self.state()?;
         held.add(GlobalMountUser { uid: &uid, claim: &claim })?;
-        if self.state() == NodeMountState::Mounted {
+        if state == NodeMountState::Mounted {
             return Ok(());
         }
         self.set_state(NodeMountState::Uncertain).map_err(failed)?;
@@ -117,7 +120,8 @@ impl NodeMount {
         let mount = self.global();
         let held = mount.hold()?;
         let others = held.other_users(&home.user_name())?;
-        if others.is_empty() && (is_attached || self.state() != NodeMountState::Unmounted) {
+        let state = self.state()?;
+        if others.is_empty() && (is_attached || state != NodeMountState::Unmounted) {
             self.begin_unstage().map_err(failed)?;
             unstage(&self.path())?;
             self.set_state(NodeMountState::Unmounted).map_err(failed)?;
@@ -132,7 +136,7 @@ impl NodeMount {
     /// Removes a home from the users, and the directory of the mount if there is no user and no mount.
     fn remove_user(&self, home: &DriverHome, held: &LockedGlobalMount<'_>) -> io::Result<()> {
         held.forget(&home.user_name());
-        if !self.global().has_no_user() || self.state() != NodeMountState::Unmounted {
+        if !self.global().has_no_user() || self.may_be_mounted() {
             return Ok(());
         }
         absent_is_fine(fs::remove_dir(self.path()))?;
@@ -142,20 +146,37 @@ impl NodeMount {
         Ok(())
     }
 
-    fn state(&self) -> NodeMountState {
-        let text = fs::read_to_string(self.0.join(STAGED)).unwrap_or_default();
+    /// The recorded state. Without a file, or if the file was not written to the disk when the machine stopped, nothing is mounted.
+    ///
+    /// # Errors
+    /// When this version of podfs does not know the recorded state.
+    fn state(&self) -> Result<NodeMountState, HostError> {
+        let path = self.0.join(STAGED);
+        let bytes = match fs::read(&path) {
+            Err(cause) if cause.kind() == io::ErrorKind::NotFound => return Ok(NodeMountState::Unmounted),
+            read => read.map_err(|cause| HostError::system("read", &path, cause))?,
+        };
+        if is_blank(&bytes) {
+            return Ok(NodeMountState::Unmounted);
+        }
+        let text = String::from_utf8_lossy(&bytes);
         match text.split_once(' ') {
-            Some((word, boot)) if Some(boot) == boot_id().ok().as_deref() => match word {
-                "done" => NodeMountState::Mounted,
-                _ => NodeMountState::Uncertain,
-            },
-            _ => NodeMountState::Unmounted,
+            Some(("done" | "begun" | "undo", boot)) if Some(boot) != boot_id().ok().as_deref() => {
+                Ok(NodeMountState::Unmounted)
+            }
+            Some(("done", _)) => Ok(NodeMountState::Mounted),
+            Some(("begun" | "undo", _)) => Ok(NodeMountState::Uncertain),
+            _ => Err(HostError::Refused(format!(
+                "podfs does not know whether the driver has mounted the volume, because {} says {text:?}, which another version of \
+                 podfs wrote; use that version, or unmount the volume with the driver's tools and remove the file",
+                path.display()
+            ))),
         }
     }
 
     /// Writes that the driver may have unmounted: over the word `done`, which needs no space on most full disks.
     fn begin_unstage(&self) -> io::Result<()> {
-        if self.state() == NodeMountState::Mounted {
+        if matches!(self.state(), Ok(NodeMountState::Mounted)) {
             OpenOptions::new().write(true).open(self.0.join(STAGED))?.write_all_at(b"undo", 0)?;
         }
         Ok(())
@@ -181,6 +202,7 @@ mod tests {
     use super::*;
     use crate::driver::DriverRecord;
     use crate::driver::home::make_directory;
+    use crate::types::golden::{CHANGED, golden};
 
     struct TestNode(tempfile::TempDir);
 
@@ -291,7 +313,7 @@ mod tests {
         while (&file).write_all(&[1; 512]).is_ok() {}
         let mut seen = None;
         let unstage = |_: &Path| {
-            seen = Some(mount.state());
+            seen = Some(mount.state().expect("known"));
             Ok(())
         };
         mount.leave(&a, false, unstage).expect("left");
@@ -320,5 +342,48 @@ mod tests {
         };
         mount.leave(&a, true, unstage).expect("left");
         assert_eq!((calls, mount.directory().exists()), (1, false));
+    }
+
+    #[test]
+    fn the_state_has_the_words_that_other_versions_read() {
+        let base = node();
+        let mount = base.mount();
+        make_directory(mount.directory()).expect("made");
+        let boot = boot_id().expect("a boot");
+        let states = [NodeMountState::Uncertain, NodeMountState::Mounted, NodeMountState::Uncertain];
+        for (recorded, state) in golden!("node-mount-staged.txt").lines().zip(states) {
+            let recorded = recorded.replace("b1", &boot);
+            match recorded.starts_with("undo") {
+                true => mount.begin_unstage().expect("written"),
+                false => mount.set_state(state).expect("written"),
+            }
+            let staged = mount.directory().join(STAGED);
+            assert_eq!(fs::read_to_string(&staged).expect("a state"), recorded, "{CHANGED}");
+            assert_eq!(mount.state().expect(CHANGED), state, "{CHANGED}");
+        }
+    }
+
+    #[test]
+    fn a_state_that_only_another_version_knows_is_refused_and_stays() {
+        let base = node();
+        let (home, mount) = (base.home("a"), base.mount());
+        mount
+            .enter(&home, |path| make_directory(path).map_err(|error| DriverError::of_node("make", path, error)))
+            .expect("mounted");
+        let staged = mount.directory().join(STAGED);
+        let boot = boot_id().expect("a boot");
+        for unknown in [format!("paused {boot}"), "{\"version\":2}".to_owned(), "done".to_owned()] {
+            fs::write(&staged, &unknown).expect("written");
+            let entered = mount.enter(&home, |_| panic!("the driver is not called")).expect_err("unknown").to_string();
+            let left =
+                mount.leave(&home, false, |_| panic!("the driver is not called")).expect_err("unknown").to_string();
+            for refused in [entered, left] {
+                assert!(refused.contains(&format!("{} says {unknown:?}", staged.display())), "{refused}");
+            }
+            assert_eq!(fs::read_to_string(&staged).expect("it stays"), unknown);
+            assert!(mount.may_be_mounted());
+        }
+        fs::write(&staged, "\0\0").expect("written");
+        assert!(!mount.may_be_mounted(), "it was not written to the disk when the machine stopped");
     }
 }

@@ -19,7 +19,7 @@ use std::os::unix::fs::{DirBuilderExt, symlink};
 use std::path::{Path, PathBuf};
 
 use super::device::BlockDevice;
-use super::disks::Disk;
+use super::disks::{Disk, read_record};
 use super::global_mount::{GlobalMount, GlobalMountUser, LockedGlobalMount, remove_whole, write_whole};
 use super::{HostError, HostSource};
 
@@ -67,7 +67,7 @@ impl BlockVolume {
             let failed = |cause: io::Error| HostError::system("write", held.mount_point(), cause);
             let disk = Disk::of(device).map_err(failed)?;
             let record = held.mount_point().join(DEVICE);
-            if let Some(before) = read(&record).filter(|before| before.differs_from(&disk)) {
+            if let Some(before) = read_record::<Disk>(&record)?.filter(|before| before.differs_from(&disk)) {
                 let ((major, minor), path) = (before.number(), device.path().display());
                 return Err(HostError::Refused(format!(
                     "{path} is another disk than the one ({major}:{minor}) that pods of this node have as this volume; \
@@ -151,11 +151,6 @@ pub fn open(path: &Path) -> Result<BlockDevice, HostError> {
     BlockDevice::open(&source)
 }
 
-/// The record of a disk in a file.
-fn read(path: &Path) -> Option<Disk> {
-    serde_json::from_slice(&fs::read(path).ok()?).ok()
-}
-
 /// Makes a symbolic link to a device. Replaces a link or file at its path.
 fn make_link(device: &Path, link: &Path) -> io::Result<()> {
     if fs::read_link(link).is_ok_and(|target| target == device) {
@@ -176,6 +171,30 @@ fn remove_empty(directory: Option<&Path>, top: &Path) {
     for directory in above {
         if absent(fs::remove_dir(directory)).is_err() {
             return;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::types::golden::{golden, values};
+
+    #[test]
+    fn the_record_of_a_disk_has_the_bytes_that_other_versions_read() {
+        let [disk] = &values::<Disk>(golden!("block-device.json"))[..] else { panic!("one line") };
+        assert_eq!(disk.number(), (8, 1));
+    }
+
+    #[test]
+    fn a_disk_that_only_another_version_can_read_is_refused_and_stays() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let record = directory.path().join(DEVICE);
+        for unknown in [r#"{"version":2,"boot":"b1","number":[8,1],"sequence":5}"#, r#"{"serial":"s1"}"#] {
+            fs::write(&record, unknown).expect("written");
+            let refused = read_record::<Disk>(&record).expect_err(unknown).to_string();
+            assert!(refused.contains(&record.display().to_string()), "{refused}");
+            assert_eq!(fs::read_to_string(&record).expect("it stays"), unknown);
         }
     }
 }

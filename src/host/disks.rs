@@ -3,15 +3,17 @@
 
 use std::collections::BTreeMap;
 use std::fs;
-use std::io;
-use std::path::PathBuf;
+use std::io::{self, ErrorKind};
+use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 
+use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 use super::HostError;
 use super::device::BlockDevice;
 use super::global_mount::{boot_id, write_whole};
+use crate::types::{is_blank, parse_record};
 
 /// The identity of a disk until the next boot.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -57,11 +59,11 @@ impl PodDisks {
     /// Records the disk of a volume.
     ///
     /// # Errors
-    /// When the volume had another disk before, or the file cannot be written.
+    /// When the volume had another disk before, only another version of podfs can read the file, or it cannot be written.
     pub fn pin(&self, volume: &str, device: &BlockDevice) -> Result<(), HostError> {
         let failed = |cause: io::Error| HostError::system("write", &self.0, cause);
         let _turn = ONE_AT_A_TIME.lock().expect("no thread panics with it");
-        let mut disks = self.read();
+        let mut disks = self.read()?;
         let disk = Disk::of(device).map_err(failed)?;
         match disks.get(volume) {
             Some(before) if *before == disk => Ok(()),
@@ -82,15 +84,15 @@ impl PodDisks {
     /// Removes the record of a volume that the pod no longer has.
     ///
     /// # Errors
-    /// When the file cannot be written.
+    /// When only another version of podfs can read the file, or it cannot be written.
     pub fn forget(&self, volume: &str) -> Result<(), HostError> {
         let _turn = ONE_AT_A_TIME.lock().expect("no thread panics with it");
-        let mut disks = self.read();
+        let mut disks = self.read()?;
         if disks.remove(volume).is_some() { self.write(&disks) } else { Ok(()) }
     }
 
-    fn read(&self) -> BTreeMap<String, Disk> {
-        fs::read(&self.0).ok().and_then(|bytes| serde_json::from_slice(&bytes).ok()).unwrap_or_default()
+    fn read(&self) -> Result<BTreeMap<String, Disk>, HostError> {
+        Ok(read_record(&self.0)?.unwrap_or_default())
     }
 
     fn write(&self, disks: &BTreeMap<String, Disk>) -> Result<(), HostError> {
@@ -100,16 +102,50 @@ impl PodDisks {
     }
 }
 
+/// The record of disks in a file. `None` if there is no file, or it lost its content in a crash of the machine: the numbers of the
+/// disks were those of an earlier boot.
+///
+/// # Errors
+/// When this version of podfs cannot read the record. A disk in it must not count as forgotten.
+pub(super) fn read_record<T: DeserializeOwned>(path: &Path) -> Result<Option<T>, HostError> {
+    let bytes = match fs::read(path) {
+        Ok(bytes) if is_blank(&bytes) => return Ok(None),
+        Ok(bytes) => bytes,
+        Err(cause) if cause.kind() == ErrorKind::NotFound => return Ok(None),
+        Err(cause) => return Err(HostError::system("read", path, cause)),
+    };
+    parse_record(&bytes).map(Some).map_err(|error| {
+        HostError::Refused(format!(
+            "podfs cannot use the record of disks {}: {error}; if no container has a disk of this volume, remove the file",
+            path.display()
+        ))
+    })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::types::golden::{golden, values};
 
     #[test]
     fn the_disks_of_a_pod_have_the_bytes_that_other_versions_read() {
-        let changed = "the next podfs run, which may have another version, reads the file: a change needs a test that it reads both";
-        let recorded =
-            r#"{"a":{"boot":"b1","number":[8,1],"sequence":5},"b":{"boot":"b1","number":[8,2],"sequence":null}}"#;
-        let disks: BTreeMap<String, Disk> = serde_json::from_str(recorded).expect(changed);
-        assert_eq!(serde_json::to_string(&disks).expect("JSON"), recorded, "{changed}");
+        let [disks] = &values::<BTreeMap<String, Disk>>(golden!("disks.json"))[..] else { panic!("one line") };
+        assert_eq!(disks["a"], Disk { boot: "b1".to_owned(), number: (8, 1), sequence: Some(5) });
+    }
+
+    #[test]
+    fn disks_that_only_another_version_can_read_are_refused_and_stay() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let file = directory.path().join("disks.json");
+        for unknown in [r#"{"version":2,"disks":{}}"#, r#"{"a":{"disk":"s1"}}"#, "{"] {
+            fs::write(&file, unknown).expect("written");
+            let refused = PodDisks::of(file.clone()).forget("a").expect_err(unknown).to_string();
+            assert!(refused.contains(&format!("the record of disks {}: ", file.display())), "{refused}");
+            assert_eq!(fs::read_to_string(&file).expect("it stays"), unknown);
+        }
+        for blank in ["", "\0\0"] {
+            fs::write(&file, blank).expect("written");
+            PodDisks::of(file.clone()).forget("a").expect("they were those of an earlier boot");
+        }
     }
 }

@@ -29,6 +29,7 @@ use crate::node::files::replace;
 use crate::node::pod::PodOrigin;
 use crate::supervisor::program::failure::FAILURE;
 use crate::supervisor::run_dir::trust;
+use crate::types::{RECORD_VERSION, UnusableRecord, parse_record};
 use crate::volume::forget_other_volumes;
 
 /// The directory of checkpoints, in the run directory.
@@ -39,8 +40,6 @@ const MANIFEST: &str = "pod.json";
 const CHECKPOINT: &str = "checkpoint.json";
 /// The most bytes of a supervisor's words about its failure.
 const LONGEST_FAILURE: u64 = 4096;
-/// The version of the format. A daemon does not use a checkpoint of another version.
-const VERSION: u32 = 1;
 
 /// A checkpoint that a daemon cannot use.
 #[derive(Debug, thiserror::Error)]
@@ -48,17 +47,13 @@ const VERSION: u32 = 1;
 struct UnreadableCheckpoint {
     path: PathBuf,
     #[source]
-    problem: CheckpointProblem,
+    problem: UnusableRecord,
 }
 
-#[derive(Debug, thiserror::Error)]
-enum CheckpointProblem {
-    #[error(transparent)]
-    Read(#[from] io::Error),
-    #[error(transparent)]
-    Parse(#[from] serde_json::Error),
-    #[error("it has version {0}, and this podfs reads version {VERSION}")]
-    Version(u32),
+/// Whether an error of [`Checkpoints::read`] says that only another version of podfs can use the checkpoint.
+pub fn is_of_other_version(error: &io::Error) -> bool {
+    let unreadable = error.get_ref().and_then(|error| error.downcast_ref::<UnreadableCheckpoint>());
+    unreadable.is_some_and(|error| error.problem.is_of_other_version())
 }
 
 /// The state of a pod for a daemon that does not have the pod's source yet.
@@ -83,7 +78,7 @@ pub struct Checkpoint {
 impl Checkpoint {
     /// The checkpoint of a pod whose supervisor serves these volumes.
     pub fn new(origin: PodOrigin, manifest: Arc<Value>, volumes: BTreeSet<String>, released: bool) -> Checkpoint {
-        Checkpoint { version: VERSION, origin, released, volumes, without_volumes: false, manifest }
+        Checkpoint { version: RECORD_VERSION, origin, released, volumes, without_volumes: false, manifest }
     }
 
     /// Takes the description of a pod that needs volumes. A released pod does so if it has come back.
@@ -146,9 +141,15 @@ impl Checkpoints {
     /// Writes the checkpoint of a pod.
     ///
     /// # Errors
-    /// When the files cannot be written, or users other than root can change the directory.
+    /// When the files cannot be written, users other than root can change the directory, or another version of podfs
+    /// wrote the checkpoint that is there.
     pub fn write(&self, uid: &PodUid, checkpoint: &Checkpoint) -> io::Result<()> {
         let directory = self.pod(uid);
+        if let Err(error) = self.read(uid)
+            && is_of_other_version(&error)
+        {
+            return Err(error);
+        }
         DirBuilder::new().recursive(true).mode(0o700).create(&directory)?;
         trust::check(&directory)?;
         replace(&directory, MANIFEST, &serde_json::to_vec(&checkpoint.served_manifest())?)?;
@@ -161,18 +162,13 @@ impl Checkpoints {
     /// When the file cannot be read, or is not a checkpoint of this version.
     pub fn read(&self, uid: &PodUid) -> io::Result<Option<Checkpoint>> {
         let path = self.pod(uid).join(CHECKPOINT);
-        let failed =
-            |problem: CheckpointProblem| io::Error::other(UnreadableCheckpoint { path: path.clone(), problem });
+        let failed = |problem: UnusableRecord| io::Error::other(UnreadableCheckpoint { path: path.clone(), problem });
         let mut bytes = Vec::new();
         match trust::open(OpenOptions::new().read(true), &path) {
             Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
             opened => opened.and_then(|mut file| file.read_to_end(&mut bytes)).map_err(|error| failed(error.into()))?,
         };
-        let read: Checkpoint = serde_json::from_slice(&bytes).map_err(|error| failed(error.into()))?;
-        match read.version {
-            VERSION => Ok(Some(read)),
-            other => Err(failed(CheckpointProblem::Version(other))),
-        }
+        parse_record(&bytes).map(Some).map_err(failed)
     }
 
     /// Whether the files of a pod exist.
@@ -240,6 +236,7 @@ mod tests {
     use std::os::unix::fs::MetadataExt;
 
     use super::*;
+    use crate::types::golden::{golden, values};
 
     fn uid() -> PodUid {
         PodUid::parse("u1").expect("a uid")
@@ -312,14 +309,47 @@ mod tests {
 
     #[test]
     fn a_checkpoint_has_the_bytes_that_other_versions_read() {
-        let changed = "the next podfs node, which may have another version, reads the file: give a changed format a new VERSION, and \
-                       add a test that it reads both";
-        for origin in [r#"{"file":"/m/web.yaml"}"#, r#""api""#, r#""kubelet""#, r#""runtime""#] {
-            let recorded = format!(
-                r#"{{"version":1,"origin":{origin},"released":true,"volumes":["a","b"],"withoutVolumes":true,"manifest":{{"kind":"Pod"}}}}"#
-            );
-            let checkpoint: Checkpoint = serde_json::from_str(&recorded).expect(changed);
-            assert_eq!(serde_json::to_string(&checkpoint).expect("JSON"), recorded, "{changed}");
+        let checkpoints = values::<Checkpoint>(golden!("checkpoints.jsonl"));
+        let origins: Vec<_> = checkpoints.iter().map(|checkpoint| &checkpoint.origin).collect();
+        let file = PodOrigin::File("/m/web.yaml".into());
+        assert_eq!(origins, [&file, &PodOrigin::Api, &PodOrigin::Kubelet, &PodOrigin::Runtime]);
+        assert!(checkpoints.iter().all(|checkpoint| checkpoint.released && checkpoint.without_volumes));
+    }
+
+    #[test]
+    fn a_checkpoint_of_another_version_is_refused_and_stays() {
+        let run = tempfile::tempdir().expect("a directory");
+        let checkpoints = Checkpoints::of(run.path());
+        checkpoints.write(&uid(), &checkpoint(&["a"])).expect("written");
+        let directory = run.path().join(PODS).join("u1");
+        let manifest = fs::read(directory.join(MANIFEST)).expect("a file");
+        let recorded = golden!("checkpoints.jsonl").lines().next().expect("a line");
+        let of_unknown_origin = golden!("checkpoints.jsonl").lines().nth(1).expect("a line").replace("api", "docker");
+        for (unknown, reason) in [
+            (
+                recorded.replacen('1', "2", 1).as_str(),
+                "it has version 2, and this podfs reads version 1; use the podfs that wrote it",
+            ),
+            (
+                r#"{"version":2,"origin":"docker"}"#,
+                "it has version 2, and this podfs reads version 1; use the podfs that wrote it",
+            ),
+            (of_unknown_origin.as_str(), "unknown variant `docker`"),
+        ] {
+            fs::write(directory.join(CHECKPOINT), unknown).expect("written");
+            let refusals = [
+                checkpoints.read(&uid()).map(drop).expect_err("unknown"),
+                checkpoints.write(&uid(), &checkpoint(&["a", "b"])).expect_err("unknown"),
+            ];
+            for refused in refusals {
+                assert!(is_of_other_version(&refused), "{refused}");
+                assert!(refused.to_string().contains(&format!("checkpoint.json: {reason}")), "{refused}");
+            }
+            assert_eq!(fs::read_to_string(directory.join(CHECKPOINT)).expect("it stays"), unknown);
+            assert_eq!(fs::read(directory.join(MANIFEST)).expect("it stays"), manifest);
         }
+        fs::write(directory.join(CHECKPOINT), "{").expect("written");
+        assert!(!is_of_other_version(&checkpoints.read(&uid()).expect_err("it is damaged")));
+        checkpoints.write(&uid(), &checkpoint(&["a"])).expect("written");
     }
 }

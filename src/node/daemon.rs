@@ -4,7 +4,7 @@
 //! daemons left, opens the sources, makes the manager, and opens the socket for agents last. So an agent that connects already
 //! sees the pods of an earlier daemon.
 
-use std::collections::BTreeSet;
+use std::collections::BTreeMap;
 use std::net::TcpListener;
 use std::path::PathBuf;
 
@@ -17,7 +17,7 @@ use super::feed::{Chosen, Feed, FeedSettings, PodSource};
 use super::in_use;
 use super::local_volumes::{self, ClassDirectory, LocalVolumeMetrics, ProvisionerSettings};
 use super::manager::recovery::{RecoveredPod, recover};
-use super::manager::{Manager, ManagerSettings};
+use super::manager::{LostPod, Manager, ManagerSettings};
 use super::metrics::{self, Recorder};
 use super::nri::{self, NriPlugin, NriSettings};
 use super::orphans::Orphans;
@@ -74,11 +74,12 @@ pub async fn run(options: NodeOptions) -> Result<(), NodeError> {
     let recorder = Recorder::default();
     let (supervisors, reports) = Supervisors::new(settings);
     left_pods.iter().for_each(|pod| supervisors.adopt(pod));
-    let (mut recovered, mut lost) = (Vec::new(), BTreeSet::new());
+    let (mut recovered, mut lost) = (Vec::new(), BTreeMap::new());
     for pod in left_pods {
         match recover(pod, &recorder) {
             RecoveredPod::Pod(pod) => recovered.push(pod),
-            RecoveredPod::Lost(uid) => drop(lost.insert(uid)),
+            RecoveredPod::Lost(uid) => drop(lost.insert(uid, LostPod::default())),
+            RecoveredPod::Unknown(uid) => drop(lost.insert(uid, LostPod::of_other_version())),
             RecoveredPod::Nothing => {}
         }
     }

@@ -18,13 +18,12 @@ use crate::manifest::pod::{PodIdentity, PodUid};
 use crate::node::files::replace;
 use crate::node::spans;
 use crate::supervisor::run_dir::trust;
+use crate::types::{RECORD_VERSION, UnusableRecord, parse_record};
 
 /// The name of podfs's CSI driver.
 pub const DRIVER: &str = "podfs.io";
 /// The directory of the records, in the run directory.
 const DIRECTORY: &str = "node/csi";
-/// The version of the format.
-const VERSION: u32 = 1;
 
 /// A volume that a kubelet wants at a target.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -81,7 +80,7 @@ impl Publication {
         volume: Value,
     ) -> Publication {
         Publication {
-            version: VERSION,
+            version: RECORD_VERSION,
             volume_id,
             target,
             pod,
@@ -174,7 +173,7 @@ impl Publications {
     /// All publications by their targets, and a sentence for each file that cannot be read.
     ///
     /// # Errors
-    /// When the directory cannot be read, or users other than root can change it.
+    /// When the directory cannot be read, users other than root can change it, or only another version of podfs can use a record.
     pub fn read_all(&self) -> io::Result<(BTreeMap<PathBuf, Publication>, Vec<String>)> {
         let (mut all, mut trouble) = (BTreeMap::new(), Vec::new());
         trust::check(&self.directory)?;
@@ -188,6 +187,10 @@ impl Publications {
             }
             match read(&path) {
                 Ok(publication) => drop(all.insert(publication.target.clone(), publication)),
+                // Without the record, podfs would unmount the volume, which containers use.
+                Err(PublicationError::Record(cause)) if cause.is_of_other_version() => {
+                    return Err(io::Error::other(OtherPublication { path, cause }));
+                }
                 Err(reason) => trouble.push(format!("{}: {reason}", path.display())),
             }
         }
@@ -211,49 +214,63 @@ fn is_temporary(path: &Path) -> bool {
 
 /// Why the record of a publication cannot be used.
 #[derive(Debug, thiserror::Error)]
-enum RecordError {
+enum PublicationError {
     #[error(transparent)]
-    Read(#[from] io::Error),
-    #[error(transparent)]
-    Parse(#[from] serde_json::Error),
+    Record(#[from] UnusableRecord),
     #[error("its name is not the uid of a pod")]
     NoPod,
-    #[error("it has version {0}, and this podfs reads version {VERSION}")]
-    Version(u32),
 }
 
-fn read(path: &Path) -> Result<Publication, RecordError> {
+/// A record that only another version of podfs can use.
+#[derive(Debug, thiserror::Error)]
+#[error(
+    "podfs cannot use the record of a CSI volume, {}: {cause}, or remove the file once the kubelet has unmounted the volume",
+    path.display()
+)]
+struct OtherPublication {
+    path: PathBuf,
+    #[source]
+    cause: UnusableRecord,
+}
+
+fn read(path: &Path) -> Result<Publication, PublicationError> {
     let mut bytes = Vec::new();
     let opened = trust::open(OpenOptions::new().read(true), path);
-    opened.and_then(|mut file| file.read_to_end(&mut bytes))?;
-    let read: Publication = serde_json::from_slice(&bytes)?;
-    match (read.version, PodUid::parse(&read.pod.uid)) {
-        (VERSION, Ok(_)) => Ok(read),
-        (VERSION, Err(_)) => Err(RecordError::NoPod),
-        (other, _) => Err(RecordError::Version(other)),
-    }
+    opened.and_then(|mut file| file.read_to_end(&mut bytes)).map_err(UnusableRecord::from)?;
+    let read: Publication = parse_record(&bytes)?;
+    PodUid::parse(&read.pod.uid).map_err(|_| PublicationError::NoPod)?;
+    Ok(read)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::types::golden::{golden, values};
 
     #[test]
     fn a_publication_has_the_bytes_that_other_versions_read() {
-        let changed = "the next podfs node, which may have another version, reads the file: give a changed format a new VERSION, and \
-                       add a test that it reads both";
-        let recorded = concat!(
-            r#"{"version":1,"volumeId":"v","target":"/k/t","pod":{"uid":"u1","namespace":"default","name":"web","#,
-            r#""serviceAccount":"app"},"name":"csi-1","volume":{"emptyDir":{}},"within":"/srv","needsPod":true,"readOnly":true,"#,
-            r#""group":7,"mountOptions":["ro"]}"#
-        );
-        let least = concat!(
-            r#"{"version":1,"volumeId":"v","target":"/k/t","pod":{"uid":"u1","namespace":"default","name":"web"},"name":"csi-1","#,
-            r#""volume":{"emptyDir":{}},"needsPod":false,"readOnly":false}"#
-        );
-        for recorded in [recorded, least] {
-            let publication: Publication = serde_json::from_str(recorded).expect(changed);
-            assert_eq!(serde_json::to_string(&publication).expect("JSON"), recorded, "{changed}");
+        let publications = values::<Publication>(golden!("publications.jsonl"));
+        assert_eq!((publications[0].group, publications[0].within.as_deref()), (Some(7), Some(Path::new("/srv"))));
+        assert!(publications[1].is_same_volume(&Publication { mount_options: Vec::new(), ..publications[0].clone() }));
+    }
+
+    #[test]
+    fn a_publication_of_another_version_is_refused_and_stays() {
+        let run = tempfile::tempdir().expect("a directory");
+        let publications = Publications::of(run.path());
+        let [known, other] = &values::<Publication>(golden!("publications.jsonl"))[..] else { panic!("two lines") };
+        publications.write(known).expect("written");
+        let path = publications.path(Path::new("/other"));
+        let of_later = serde_json::to_string(other).expect("JSON").replace(r#""version":1"#, r#""version":2"#);
+        for unknown in [of_later.as_str(), r#"{"version":2,"volumes":[]}"#] {
+            fs::write(&path, unknown).expect("written");
+            let refused = publications.read_all().expect_err("unknown").to_string();
+            let reason = "it has version 2, and this podfs reads version 1; use the podfs that wrote it, or remove the file once";
+            assert!(refused.contains(&format!("{}: {reason}", path.display())), "{refused}");
+            assert_eq!(fs::read_to_string(&path).expect("it stays"), unknown);
         }
+        fs::write(&path, "").expect("written");
+        let (all, trouble) = publications.read_all().expect("the other one is read");
+        assert_eq!((all.len(), trouble.len()), (1, 1));
     }
 }

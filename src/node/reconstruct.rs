@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 
 use podfs_fuse::mount::table::mounts;
 
-use super::checkpoint::{Checkpoint, Checkpoints};
+use super::checkpoint::{Checkpoint, Checkpoints, is_of_other_version};
 use crate::manifest::pod::PodUid;
 use crate::supervisor::program;
 use crate::supervisor::run_dir::claim;
@@ -29,6 +29,8 @@ pub struct ReconstructedPod {
     pub checkpoint: Option<Checkpoint>,
     /// Why its checkpoint cannot be read, if it has one.
     pub trouble: Option<String>,
+    /// Whether the checkpoint cannot be read because only another version of podfs can use it.
+    pub is_of_other_version: bool,
     /// Whether it has a supervisor.
     pub supervisor: FoundSupervisor,
     /// Whether a daemon has started that supervisor.
@@ -87,14 +89,14 @@ pub fn reconstruct(run_directory: &Path, root_directory: &Path) -> io::Result<Ve
     pods.extend(checkpoints.pods()?);
     pods.extend(uids(run_directory)?.into_iter().filter(|uid| run_directory.join(uid.as_str()).join(LOCK).exists()));
     let reconstructed = pods.into_iter().map(|uid| {
-        let (checkpoint, trouble) = match checkpoints.read(&uid) {
-            Ok(checkpoint) => (checkpoint, None),
-            Err(error) => (None, Some(error.to_string())),
+        let (checkpoint, trouble, is_of_other_version) = match checkpoints.read(&uid) {
+            Ok(checkpoint) => (checkpoint, None, false),
+            Err(error) => (None, Some(error.to_string()), is_of_other_version(&error)),
         };
         let supervisor = supervisor(&run_directory.join(uid.as_str()));
         let is_of_daemon = supervisor.is_started_with(&checkpoints.manifest_path(&uid));
         let volumes = volumes.remove(&uid).unwrap_or_default();
-        ReconstructedPod { uid, checkpoint, trouble, supervisor, is_of_daemon, volumes }
+        ReconstructedPod { uid, checkpoint, trouble, is_of_other_version, supervisor, is_of_daemon, volumes }
     });
     Ok(reconstructed.collect())
 }
@@ -205,6 +207,7 @@ mod tests {
             uid,
             checkpoint: None,
             trouble: None,
+            is_of_other_version: false,
             supervisor: FoundSupervisor::Dead,
             is_of_daemon: false,
             volumes: Vec::new(),

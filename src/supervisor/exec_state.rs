@@ -16,6 +16,7 @@ use nix::sys::signal::{SigHandler, Signal, signal};
 use serde::{Deserialize, Serialize};
 
 use super::signal_record;
+use crate::types::{UnusableRecord, parse_record};
 
 /// The environment variable that holds the state.
 const VARIABLE: &str = "PODFS_UPGRADE";
@@ -42,10 +43,31 @@ pub(super) struct ExecState {
 }
 
 impl ExecState {
-    /// The state from the program that has executed this one in an upgrade, if one has.
+    /// The state from the program that has executed this one in an upgrade, if one has. A state of another version ([`check`]) is
+    /// good for a rollback, if it has the same fields.
     pub(super) fn of_before() -> Option<ExecState> {
         serde_json::from_str(&env::var(VARIABLE).ok()?).ok()
     }
+}
+
+/// Why the state of the program that has executed this one cannot be used.
+#[derive(Debug, thiserror::Error)]
+#[error(
+    "podfs cannot take over from the podfs that has executed it, because of the state in {VARIABLE}: {0}; the pod is still served: start podfs anew"
+)]
+pub(crate) struct ExecStateError(#[source] UnusableRecord);
+
+/// Checks the state from the program that has executed this one, if one has. After an error, this program must roll the upgrade
+/// back, or end before it changes anything: its server serves the pod until the next start.
+///
+/// # Errors
+/// When only another version of podfs can use the state.
+pub(crate) fn check() -> Result<(), ExecStateError> {
+    env::var(VARIABLE).map_or(Ok(()), |state| parse(&state).map(drop).map_err(ExecStateError))
+}
+
+fn parse(state: &str) -> Result<ExecState, UnusableRecord> {
+    parse_record(state.as_bytes())
 }
 
 /// Whether another version of podfs has executed this program in an upgrade or a rollback, and left its state for it.
@@ -147,6 +169,7 @@ mod tests {
     use std::os::unix::ffi::OsStringExt;
 
     use super::*;
+    use crate::types::golden::{golden, values};
 
     #[test]
     fn the_next_program_gets_the_arguments_without_ready_fd_and_config() {
@@ -158,5 +181,21 @@ mod tests {
         assert_eq!(given(&["podfs", "run", "--ready-fd", "9", "--pod", "a", "--run-dir", "b"]), expected);
         assert_eq!(given(&["podfs", "run", "--pod", "a", "--run-dir", "b", "--ready-fd=9"]), expected);
         assert_eq!(given(&["podfs", "--config", "c", "run", "--pod", "a", "--run-dir", "b", "--config=c"]), expected);
+    }
+
+    #[test]
+    fn the_state_has_the_bytes_that_other_versions_read() {
+        let states = values::<ExecState>(golden!("exec-state.jsonl"));
+        assert_eq!((states[0].connection, states[0].before, states[0].signals), (9, Some(10), Some(12)));
+        assert_eq!((states[1].server, states[1].rolled_back.as_deref()), (Some(11), Some("it does not start")));
+    }
+
+    #[test]
+    fn a_state_of_another_version_is_refused() {
+        for unknown in [r#"{"version":2,"connection":9,"before":10}"#, r#"{"connection":"a socket"}"#, "{"] {
+            let refused = ExecStateError(parse(unknown).expect_err(unknown)).to_string();
+            assert!(refused.contains("the state in PODFS_UPGRADE: "), "{refused}");
+            assert!(refused.ends_with("the pod is still served: start podfs anew"), "{refused}");
+        }
     }
 }

@@ -14,6 +14,7 @@ use std::sync::OnceLock;
 
 use nix::sys::signal::{SigSet, Signal};
 use rustix::pipe::{PipeFlags, pipe_with};
+use tracing::warn;
 
 /// The signals that are orders to a supervisor (`SupervisorOrder`).
 const SIGNALS: [Signal; 4] = [Signal::SIGTERM, Signal::SIGINT, Signal::SIGHUP, Signal::SIGUSR1];
@@ -92,9 +93,42 @@ pub(super) fn unblock() {
     let _it_cannot_fail = SIGNALS.into_iter().collect::<SigSet>().thread_unblock();
 }
 
-/// The first signal in a record, if there is one.
+/// The first signal in a record, if there is one. Skips bytes that are no order to this version of podfs.
 fn first(mut record: &File) -> Option<Signal> {
     let mut byte = [0];
-    record.read_exact(&mut byte).ok()?;
-    Signal::try_from(i32::from(byte[0])).ok()
+    loop {
+        record.read_exact(&mut byte).ok()?;
+        match SIGNALS.into_iter().find(|signal| *signal as u8 == byte[0]) {
+            Some(signal) => return Some(signal),
+            None => {
+                warn!("the podfs before has left an order that this podfs does not know ({}), and ignores", byte[0])
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_record_has_the_bytes_that_other_versions_read() {
+        // A byte for each signal.
+        let recorded = include_bytes!("../../tests/golden/signals.bin");
+        assert_eq!(SIGNALS.map(|signal| signal as u8), *recorded);
+        for (byte, expected) in recorded.iter().zip(SIGNALS) {
+            let (reader, mut writer) = std::io::pipe().expect("a pipe");
+            writer.write_all(&[*byte]).expect("written");
+            assert_eq!(first(&File::from(OwnedFd::from(reader))), Some(expected));
+        }
+    }
+
+    #[test]
+    fn an_unknown_byte_hides_no_order_behind_it() {
+        let (reader, mut writer) = std::io::pipe().expect("a pipe");
+        writer.write_all(&[0, 99, Signal::SIGTERM as u8]).expect("written");
+        drop(writer);
+        let record = File::from(OwnedFd::from(reader));
+        assert_eq!((first(&record), first(&record)), (Some(Signal::SIGTERM), None));
+    }
 }

@@ -8,15 +8,20 @@
 //! | `names` | Kubernetes' rules for names |
 //! | `quantity` | amounts of resources: `250m`, `1.5Gi` |
 //! | `allocatable` | the allocatable resources of a node |
+//! | `golden` | golden files, in tests |
+//! | `record_version` | records of other versions of podfs, which are refused |
 //! | `invalid_field` | the error about a field of a manifest, and checks that several fields share |
 
 mod allocatable;
 mod field_path;
+#[cfg(test)]
+pub(crate) mod golden;
 mod invalid_field;
 mod names;
 mod payload_path;
 mod pod_name;
 mod quantity;
+mod record_version;
 
 pub use allocatable::Allocatable;
 pub use field_path::{InvalidFieldPath, PodField};
@@ -26,3 +31,4 @@ pub(crate) use names::{DNS_LABEL_RULE, DNS_NAME_RULE, check_qualified, is_dns_la
 pub use payload_path::{InvalidPath, PayloadPath};
 pub use pod_name::{InvalidPodName, PodName};
 pub use quantity::{InvalidQuantity, Quantity};
+pub use record_version::{RECORD_VERSION, UnusableRecord, check_version, is_blank, parse_record};

@@ -190,6 +190,12 @@ fn an_agent_may_keep_its_connection_for_more_pushes() {
     wait_content(&pushed.setting(), "after a refusal");
     send(&mut agents[0], &json!({"version": 1, "message": "status"}));
     assert_eq!(next(&mut agents[0]), None);
+    // So does a push of another version, after the answer that the pod's podfs does not understand it.
+    send(&mut agents[1], &json!({"version": 2, "message": {"push": {"replace": true}}, "stays": true}));
+    let refused = next(&mut agents[1]).expect("an answer").to_string();
+    assert!(refused.contains("does not understand the question; use the same version to ask"), "{refused}");
+    assert_eq!(next(&mut agents[1]), None);
+    assert_eq!(fs::read_to_string(pushed.setting()).expect("a file"), "after a refusal");
     // So a fifth connection may stay open again.
     let mut agent = connect(&pushed.fixture);
     eventually("another agent may stay", || {

@@ -14,6 +14,7 @@ mod isolation;
 mod live;
 mod next_server;
 mod operations;
+mod other_version;
 mod publishing;
 mod soak;
 mod upgrade;

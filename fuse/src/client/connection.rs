@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard};
 use std::time::Duration;
 
-use crate::protocol::{Greeting, ServerReply, ServerRequest, check, receive, send};
+use crate::protocol::{Greeting, GreetingError, OTHER_PROTOCOL, ServerReply, ServerRequest, check, receive, send};
 
 /// Longest wait for an answer of a server that does not serve yet.
 const TIMEOUT: Duration = Duration::from_secs(10);
@@ -39,17 +39,24 @@ impl ServerConnection {
     /// Greets the server at the other end of `control`. Until [`Self::trust`], each answer may take [`TIMEOUT`].
     ///
     /// # Errors
-    /// When it does not answer, or its protocol is incompatible.
+    /// When it does not answer, or its protocol is incompatible ([`io::ErrorKind::Unsupported`]).
     pub(super) fn open(control: UnixStream, greeting: &Greeting) -> io::Result<ServerConnection> {
         let shutdown_handle = control.try_clone()?;
         control.set_read_timeout(Some(TIMEOUT))?;
         control.set_write_timeout(Some(TIMEOUT))?;
-        let (reply, mut descriptors) = exchange(&control, &ServerRequest::Hello(greeting.clone()), &[])?;
+        let greeted = exchange(&control, &ServerRequest::Hello(greeting.clone()), &[]);
+        let (reply, mut descriptors) = greeted.map_err(|error| match error.to_string() {
+            reason if reason.contains(OTHER_PROTOCOL) => io::Error::new(io::ErrorKind::Unsupported, reason),
+            _ => error,
+        })?;
         let ServerReply::Hello { greeting: theirs, keeper: pid, keeper_starts_successor: starts_successor } = reply
         else {
             return Err(unexpected(&reply));
         };
-        check(greeting, &theirs).map_err(io::Error::other)?;
+        check(greeting, &theirs).map_err(|error| match error {
+            GreetingError::Protocol { .. } => io::Error::new(io::ErrorKind::Unsupported, error),
+            GreetingError::Pod { .. } => io::Error::other(error),
+        })?;
         Ok(ServerConnection {
             control: Mutex::new(control),
             shutdown_handle,

@@ -233,7 +233,8 @@ impl ServerClient {
     /// Takes over the volumes of a server whose supervisor has ended, each with that supervisor's record.
     ///
     /// # Errors
-    /// When the server does not answer, its protocol is incompatible, or it serves another pod.
+    /// When the server does not answer, or it serves another pod. [`io::ErrorKind::Unsupported`] when only another version of podfs can
+    /// take over: the server and its volumes are as before.
     pub fn adopt(control: UnixStream, greeting: Greeting) -> io::Result<(Arc<Self>, Vec<AdoptedVolume>)> {
         let connection = ServerConnection::open(control, &greeting)?;
         let (reply, _) = connection.ask(&ServerRequest::Volumes, &[])?;

@@ -234,7 +234,13 @@ pub fn no_memory(_: io::Error) -> Errno {
 
 #[cfg(test)]
 mod tests {
+    use std::os::fd::AsFd;
+    use std::sync::Arc;
+
     use super::*;
+    use crate::region::VolumeKind;
+    use crate::region::cells::CellRef;
+    use crate::region::golden::{self, golden};
     use crate::region::shared::assert_layout;
 
     #[test]
@@ -250,5 +256,75 @@ mod tests {
         assert_layout::<HeldCell>("tag 0, form 4, node 8, owner 16, start 24, end 32; 40 bytes");
         let tags = [NodeCell::TAG, OpenCell::TAG, LockCell::TAG, MountCell::TAG, HeldCell::TAG];
         assert_eq!(tags, [1, 2, 3, 4, 5], "other versions know the cells by these tags");
+    }
+
+    /// Stores these values in these words.
+    fn fill<const N: usize>(words: [&AtomicU64; N], values: [u64; N]) {
+        words.into_iter().zip(values).for_each(|(word, value)| word.store(value, Relaxed));
+    }
+
+    /// A region with a cell of each kind, in which each field has a value.
+    fn region() -> Arc<Region> {
+        let region = golden::region(VolumeKind::Passthrough);
+        let new = |made: io::Result<CellId>| made.expect("memory");
+        let handle = |words: &[AtomicU64; HANDLE_WORDS]| {
+            words.iter().zip(0x11..).for_each(|(word, value)| word.store(value, Relaxed));
+        };
+        new(CellRef::new(&region, |cell: &NodeCell| {
+            cell.form.store(libc::S_IFREG | MAPPABLE | 72, Relaxed);
+            fill([&cell.id, &cell.mount, &cell.lookups, &cell.charged], [2, 3, 4, 5]);
+            cell.held.store(FIRST_DESCRIPTOR.cast_unsigned(), Relaxed);
+            cell.nameless.store(1, Relaxed);
+            cell.backing.store(6 | CLOSING, Relaxed);
+            cell.handle_kind.store(7, Relaxed);
+            handle(&cell.handle);
+        })
+        .map(|cell| cell.id()));
+        new(CellRef::new(&region, |cell: &OpenCell| {
+            let flags = APPENDS | WITH_ATTRIBUTES | DIRECTORY | with_flags(OFlags::RDWR | OFlags::APPEND);
+            cell.flags.store(flags, Relaxed);
+            fill([&cell.handle, &cell.node, &cell.unique], [8, 2, 9]);
+            cell.descriptor.store(65, Relaxed);
+        })
+        .map(|cell| cell.id()));
+        new(CellRef::new(&region, |cell: &LockCell| {
+            cell.pid.store(10, Relaxed);
+            fill([&cell.node, &cell.owner, &cell.handle], [2, 11, 8]);
+            cell.descriptor.store(66, Relaxed);
+        })
+        .map(|cell| cell.id()));
+        new(CellRef::new(&region, |cell: &MountCell| {
+            cell.anchor.store(67, Relaxed);
+            fill([&cell.id, &cell.index, &cell.parent], [12, 3, 13]);
+            cell.length.store(72, Relaxed);
+            cell.handle_kind.store(14, Relaxed);
+            handle(&cell.handle);
+        })
+        .map(|cell| cell.id()));
+        new(CellRef::new(&region, |cell: &HeldCell| {
+            cell.form.store(libc::F_WRLCK as u32 | WHOLE, Relaxed);
+            fill([&cell.node, &cell.owner, &cell.start, &cell.end], [2, 11, 15, 16]);
+        })
+        .map(|cell| cell.id()));
+        region
+    }
+
+    #[test]
+    fn a_region_has_the_bytes_that_other_versions_read() {
+        let recorded = golden!("region-passthrough.bin");
+        golden::assert_golden("region-passthrough.bin", recorded, &golden::content(region().as_fd()));
+        let adopted = golden::adopted(recorded, VolumeKind::Passthrough);
+        let tags: Vec<_> = adopted.cells().tagged().map(|(_, tag)| tag).collect();
+        assert_eq!(tags, [NodeCell::TAG, OpenCell::TAG, LockCell::TAG, MountCell::TAG, HeldCell::TAG]);
+        assert_eq!(descriptors(&adopted).expect("read"), [64, 65, 66, 67]);
+        let cells: Vec<_> = adopted.cells().tagged().map(|(id, _)| id).collect();
+        let open = adopted.cells().find::<OpenCell>(cells[1]).expect("an open file");
+        assert!(opened_with(open).contains(OFlags::RDWR | OFlags::APPEND));
+        let node = adopted.cells().find::<NodeCell>(cells[0]).expect("a node");
+        assert_eq!((node.id.load(Relaxed), node.charged.load(Relaxed)), (2, 5));
+        assert_eq!(node.handle.each_ref().map(|word| word.load(Relaxed)), std::array::from_fn(|n| 0x11 + n as u64));
+        let held = adopted.cells().find::<HeldCell>(cells[4]).expect("a lock");
+        assert_eq!((held.owner.load(Relaxed), held.end.load(Relaxed)), (11, 16));
+        golden::assert_unknown_is_refused(recorded);
     }
 }

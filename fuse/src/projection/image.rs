@@ -295,14 +295,26 @@ impl Image {
     /// # Errors
     /// `InvalidData` when it is not a valid image. Later code does not trust the other process.
     pub fn adopt(file: OwnedFd) -> io::Result<Self> {
-        let image = Self::read(Block::adopt(file)?)?;
+        let block = Block::adopt(file)?;
+        // The other process may serve an image that this one refuses.
+        block.disown();
+        let image = Self::read(block)?;
         image.check()?;
+        image.own();
         Ok(image)
     }
 
     fn read(mut block: Block) -> io::Result<Self> {
         let (header, _) = ImageHeader::read_from_prefix(block.bytes()).map_err(|_| not_an_image())?;
         let nodes = usize::try_from(header.nodes).ok().filter(|nodes| *nodes > 0 && u32::try_from(*nodes).is_ok());
+        let [name @ .., version] = header.magic.to_ne_bytes();
+        if name == *b"podfs\0\0" && version > 1 {
+            let sentence = format!(
+                "the generation's image has version {version}, which another version of podfs made; serve the volume with that version, \
+                 or start the volume anew"
+            );
+            return Err(io::Error::new(io::ErrorKind::Unsupported, sentence));
+        }
         let nodes = nodes.filter(|_| matches!(header.magic, MAGIC | ZEROED)).ok_or_else(not_an_image)?;
         block.count(nodes).map_err(|_| not_an_image())?;
         let layout = || {

@@ -4,6 +4,7 @@ use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
 
 use super::*;
+use crate::region::golden::{assert_golden, golden};
 
 #[test]
 fn a_message_arrives_with_its_descriptor() {
@@ -86,8 +87,9 @@ fn a_closed_socket_is_the_end_and_garbage_is_an_error() {
 /// Fails if messages have other bytes than in `recorded`, one message a line, or if one of the messages that `definition` begins is
 /// not recorded.
 fn assert_recorded<T: Serialize + DeserializeOwned>(recorded: &str, definition: &str) {
-    let changed = "processes of other versions read this message: give changed messages a new VERSION, and add a test that the older \
-                   server is adopted. A new field that has a default needs no new VERSION; add it to the line";
+    let changed = "processes of other versions read this message: give changed messages a new VERSION and golden files of their own, \
+                   and add a test that the older server is adopted. A new field that has a default needs no new VERSION; add a line \
+                   with it";
     for line in recorded.lines() {
         let message: T = serde_json::from_str(line).unwrap_or_else(|error| panic!("{line}: {error}; {changed}"));
         assert_eq!(serde_json::to_string(&message).expect("JSON"), line, "{changed}");
@@ -106,7 +108,43 @@ fn assert_recorded<T: Serialize + DeserializeOwned>(recorded: &str, definition: 
 
 #[test]
 fn messages_have_the_bytes_that_other_versions_read() {
-    assert_recorded::<ServerRequest>(include_str!("requests.jsonl"), "pub enum ServerRequest {");
-    assert_recorded::<ServerReply>(include_str!("replies.jsonl"), "pub enum ServerReply {");
-    assert_eq!(frame(&ServerReply::Done).expect("a frame"), b"\x06\0\0\0\"Done\"", "the length, then JSON");
+    assert_recorded::<ServerRequest>(text(golden!("server-requests.jsonl")), "pub enum ServerRequest {");
+    assert_recorded::<ServerReply>(text(golden!("server-replies.jsonl")), "pub enum ServerReply {");
+    // The length, then JSON.
+    assert_golden("server-frame.bin", golden!("server-frame.bin"), &frame(&ServerReply::Done).expect("a frame"));
+    let (mut a, b) = UnixStream::pair().expect("a socket pair");
+    a.write_all(golden!("server-frame.bin")).expect("written");
+    let (reply, _) = receive::<ServerReply>(&b).expect("received").expect("a message");
+    assert!(matches!(reply, ServerReply::Done));
+}
+
+fn text(bytes: &'static [u8]) -> &'static str {
+    str::from_utf8(bytes).expect("text")
+}
+
+#[test]
+fn a_greeting_with_an_unknown_protocol_is_refused_by_the_names_of_both_programs() {
+    let greeting = text(golden!("server-requests.jsonl")).lines().next().expect("the greeting");
+    let ServerRequest::Hello(known) = serde_json::from_str(greeting).expect("a message") else {
+        panic!("the first message is a greeting: {greeting}")
+    };
+    check(&Greeting::new("0.9", &known.pod), &known).expect("the protocol of today");
+    for protocol in [0, 1, VERSION + 1, u32::MAX] {
+        let later = Greeting { protocol, ..known.clone() };
+        let refused = check(&Greeting::new("0.9", &known.pod), &later).expect_err("unknown").to_string();
+        assert_eq!(
+            refused,
+            text(golden!("server-refusal.txt")).trim_end(),
+            "supervisors of other versions look for these words"
+        );
+        assert!(refused.contains(OTHER_PROTOCOL));
+    }
+}
+
+#[test]
+fn an_unknown_message_is_an_error() {
+    for unknown in [r#"{"Dance":{"volume":1}}"#, r#""Dance""#, r#"{"Serve":{"volume":1}}"#] {
+        serde_json::from_str::<ServerRequest>(unknown).expect_err(unknown);
+        serde_json::from_str::<ServerReply>(unknown).expect_err(unknown);
+    }
 }

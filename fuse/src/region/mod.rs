@@ -53,6 +53,9 @@ pub(crate) mod shared;
 pub(crate) mod silence;
 pub(crate) mod waits;
 
+#[cfg(test)]
+pub(crate) mod golden;
+
 use std::fmt;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -118,6 +121,17 @@ pub enum RegionError {
         /// The number.
         value: u32,
     },
+}
+
+impl From<RegionError> for io::Error {
+    /// The kind of the error says whether another version of podfs can read the region.
+    fn from(error: RegionError) -> io::Error {
+        let kind = match error {
+            RegionError::Newer(_) => io::ErrorKind::Unsupported,
+            _ => io::ErrorKind::Other,
+        };
+        io::Error::new(kind, error)
+    }
 }
 
 /// The state of a volume that a successor needs.

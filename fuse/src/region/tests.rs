@@ -11,6 +11,7 @@ use rustix::io::{pread, pwrite};
 
 use super::cell_id::CellId;
 use super::cells::{CellContent, CellRef, OwnedCell};
+use super::golden::{adopted as adopted_golden, assert_golden, assert_unknown_is_refused, content, golden, region};
 use super::shared::{assert_layout, shared};
 use super::*;
 
@@ -291,4 +292,17 @@ fn the_header_of_a_region_has_the_layout_that_other_versions_read() {
     assert_layout::<counts::Durations>("groups 0, nanoseconds 104; 112 bytes");
     assert_eq!((MAGIC, LAYOUT, LAYOUT_OF_RINGS), (u64::from_le_bytes(*b"podfsvol"), 1, 2));
     assert_eq!((header::SIZE, CELL), (12_288, 128), "the cells of other versions are elsewhere");
+}
+
+#[test]
+fn a_region_has_the_bytes_that_other_versions_read() {
+    let kinds: [(VolumeKind, &str, &[u8]); 2] = [
+        (VolumeKind::Projection, "region-projection.bin", golden!("region-projection.bin")),
+        (VolumeKind::Live, "region-live.bin", golden!("region-live.bin")),
+    ];
+    for (kind, name, golden) in kinds {
+        assert_golden(name, golden, &content(region(kind).as_fd()));
+        adopted_golden(golden, kind);
+        assert_unknown_is_refused(golden);
+    }
 }

@@ -112,7 +112,7 @@ impl CsiMount<'_> {
         let (client, can) = self.connect()?;
         let write = |record: &DriverRecord| write(home, record);
         let node_mount = self.node_mount(can);
-        let earlier = home.read_or_begin();
+        let earlier = home.read_or_begin()?;
         let mut record = DriverRecord {
             node_mount: node_mount.as_ref().map(|mount| mount.directory().to_owned()),
             published: earlier.published,

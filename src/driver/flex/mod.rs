@@ -67,7 +67,7 @@ impl FlexMount<'_> {
         let program = self.program()?;
         let capabilities = self.init(&program)?;
         let node_name = self.node_name();
-        let earlier = home.read_or_begin();
+        let earlier = home.read_or_begin()?;
         let named = if capabilities.attach { self.volume_name(&program)? } else { None };
         // The node's mount may be one that an older podfs has made, at another path.
         let node_mount = || earlier.node_mount.clone().map_or_else(|| self.node_mount(named.as_deref()), NodeMount::at);

@@ -33,6 +33,7 @@ use super::content::{self, DeviceContent};
 use super::program::run;
 use crate::host::HostError;
 use crate::host::global_mount::{LockedGlobalMount, boot_id, remove_whole, write_synced};
+use crate::types::parse_record;
 
 /// A file of the kernel with a new UUID at each read.
 const RANDOM_UUID: &str = "/proc/sys/kernel/random/uuid";
@@ -72,8 +73,14 @@ impl FormatMarker {
         match fs::read(path) {
             Err(cause) if cause.kind() == ErrorKind::NotFound => Ok(None),
             read => {
-                let marker = read.and_then(|bytes| Ok(serde_json::from_slice(&bytes)?));
-                marker.map(Some).map_err(|cause| HostError::system("read", path, cause))
+                let bytes = read.map_err(|cause| HostError::system("read", path, cause))?;
+                parse_record(&bytes).map(Some).map_err(|error| {
+                    HostError::Refused(format!(
+                        "podfs cannot use the record of a disk that it began to format, {}: {error}; if the data on the disk is not \
+                         needed, erase the disk with blkdiscard or dd, and remove the file",
+                        path.display()
+                    ))
+                })
             }
         }
     }
@@ -229,4 +236,32 @@ fn is_whole(device: &BlockDevice, kind: &str, held: &LockedGlobalMount<'_>) -> R
     arguments.push(device.path().as_os_str());
     let outcome = run(program, &arguments, Some(held)).map_err(|obstacle| obstacle.needed(program, package))?;
     Ok(outcome.code == Some(0))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::types::golden::{golden, values};
+
+    #[test]
+    fn a_marker_has_the_bytes_that_other_versions_read() {
+        let markers = values::<FormatMarker>(golden!("formatting.jsonl"));
+        let kinds: Vec<_> = markers.iter().map(|marker| marker.kind.as_str()).collect();
+        assert_eq!(kinds, ["ext4", "xfs", "ext3"]);
+        assert!(markers[0].disk != markers[1].disk && markers[2].disk.is_none());
+    }
+
+    #[test]
+    fn a_marker_that_only_another_version_can_read_is_refused_and_stays() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let path = directory.path().join("marker");
+        let recorded = golden!("formatting.jsonl").lines().next().expect("a line");
+        let later = recorded.replacen('{', r#"{"version":2,"#, 1);
+        for unknown in [later, recorded.replace("serial", "wwn")] {
+            fs::write(&path, &unknown).expect("written");
+            let refused = FormatMarker::read(&path).expect_err("unknown").to_string();
+            assert!(refused.contains(&format!("began to format, {}: ", path.display())), "{refused}");
+            assert_eq!(fs::read_to_string(&path).expect("it stays"), unknown);
+        }
+    }
 }

@@ -6,6 +6,9 @@
 //! a full disk leaves no part of it. If the content is on a disk, podfs also waits until `content` and `ready` are on the disk, before
 //! a container can write to `content`. So podfs finds the content after a power loss. A third file, `agent`, marks content that stays
 //! when a supervisor ends, and that `podfs node` deletes when the pod is gone.
+//!
+//! If `ready` has a word that only another version of podfs knows, or lost its word in a crash, the content may be complete. podfs
+//! then refuses the volume until an operator has repaired `ready`, and deletes the content only at the end of the pod.
 
 mod plan;
 
@@ -16,12 +19,13 @@ use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{AtFlags, Gid, Mode, OFlags, ResolveFlags, Uid, chmod, chownat, mkdirat, openat2};
+use rustix::fs::{AtFlags, Dir, Gid, Mode, OFlags, ResolveFlags, Uid, chmod, chownat, mkdirat, openat2};
 use rustix::io::Errno;
 use tracing::warn;
 
 use super::delete::{UndeletedEntries, delete};
 use super::{HostError, HostSource, memory};
+use crate::types::is_blank;
 
 pub use plan::{EmptyDirBacking, EmptyDirPlan, PlanError};
 
@@ -47,16 +51,22 @@ impl EmptyDirContent {
     /// When the content cannot be made, or incomplete content cannot be deleted.
     pub fn set_up(home: &Path, plan: &EmptyDirPlan) -> Result<EmptyDirContent, HostError> {
         let directory = File::open(home).map_err(|cause| HostError::system("open", home, cause))?;
-        match fs::read_to_string(home.join(READY)) {
-            Ok(backing) if backing == plan.backing.to_string() => match find(home, &directory, plan.backing)? {
-                Some(source) => return Ok(EmptyDirContent { home: Some(home.to_owned()), source, is_new: false }),
-                None => warn!("the content of {} is gone; podfs makes it anew", home.display()),
-            },
-            // An earlier podfs could not write it, because the disk was full.
-            Ok(backing) if backing.is_empty() => {}
-            Ok(backing) => warn!("the content of {} was on {backing}; podfs makes it anew", home.display()),
-            Err(error) if error.kind() == ErrorKind::NotFound => {}
-            Err(cause) => return Err(HostError::system("read", &home.join(READY), cause)),
+        match ReadyMark::read(home).map_err(|cause| HostError::system("read", &home.join(READY), cause))? {
+            ReadyMark::Storage(backing) if backing == plan.backing.to_string() => {
+                match find(home, &directory, plan.backing)? {
+                    Some(source) => return Ok(EmptyDirContent { home: Some(home.to_owned()), source, is_new: false }),
+                    None => warn!("the content of {} is gone; podfs makes it anew", home.display()),
+                }
+            }
+            ReadyMark::Storage(backing) => {
+                warn!("the content of {} was on {backing}; podfs makes it anew", home.display());
+            }
+            ReadyMark::Missing => {}
+            ReadyMark::Blank if is_without_files(&directory) => {}
+            ReadyMark::Blank => return Err(unknown(home, "is empty, as after a crash of the node")),
+            ReadyMark::Unknown(word) => {
+                return Err(unknown(home, &format!("says {word:?}, which another version of podfs wrote")));
+            }
         }
         let undeleted = clear(home, &directory)?;
         if !undeleted.is_empty() {
@@ -158,10 +168,49 @@ pub fn remove_incomplete(home: &Path) -> Result<UndeletedEntries, HostError> {
 
 /// Whether `home` has complete content, or may have it.
 pub fn has_content(home: &Path) -> bool {
-    match fs::symlink_metadata(home.join(READY)) {
-        Ok(ready) => ready.len() > 0,
-        Err(error) => error.kind() != ErrorKind::NotFound,
+    match ReadyMark::read(home) {
+        Ok(ReadyMark::Missing) => false,
+        Ok(ReadyMark::Blank) => !File::open(home).is_ok_and(|directory| is_without_files(&directory)),
+        Ok(ReadyMark::Storage(_) | ReadyMark::Unknown(_)) | Err(_) => true,
     }
+}
+
+/// The content of the file `ready`.
+enum ReadyMark {
+    /// There is no file: the content is incomplete.
+    Missing,
+    /// The file has no word.
+    Blank,
+    /// The word for a storage that podfs knows.
+    Storage(String),
+    /// A word that this version of podfs does not know.
+    Unknown(String),
+}
+
+impl ReadyMark {
+    fn read(home: &Path) -> io::Result<ReadyMark> {
+        let bytes = match fs::read(home.join(READY)) {
+            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(ReadyMark::Missing),
+            read => read?,
+        };
+        if is_blank(&bytes) {
+            return Ok(ReadyMark::Blank);
+        }
+        // An operator's editor ends the line.
+        let word = String::from_utf8_lossy(&bytes).trim_end().to_owned();
+        Ok(if EmptyDirBacking::is_known(&word) { ReadyMark::Storage(word) } else { ReadyMark::Unknown(word) })
+    }
+}
+
+/// The error about content that podfs must neither use nor delete, because of what `ready` says.
+fn unknown(home: &Path, reason: &str) -> HostError {
+    let ready = home.join(READY);
+    HostError::Refused(format!(
+        "podfs does not touch the content of {}, because {} {reason}; use the podfs that wrote it, or write the storage of the content \
+         into that file, \"disk\" or \"memory\", or remove the file if the content may be deleted",
+        home.display(),
+        ready.display()
+    ))
 }
 
 /// Whether an agent has to delete the content in `home` after the end of the pod.
@@ -170,13 +219,18 @@ pub fn is_left_to_agent(home: &Path) -> bool {
 }
 
 /// Deletes the content in `home`, complete or not. Unmounts a tmpfs or hugetlbfs that is mounted on `content`, unless the content is
-/// on a disk. Does not touch any other mount, nor the content below it (ED-08).
+/// on a disk, or on a storage that only another version of podfs knows. Does not touch any other mount, nor the content below it
+/// (ED-08).
 fn clear(home: &Path, directory: &File) -> Result<UndeletedEntries, HostError> {
     let failed = |cause: io::Error| HostError::system("delete", &content_path(home), cause);
-    let is_on_disk = fs::read_to_string(home.join(READY)).is_ok_and(|ready| ready == EmptyDirBacking::Disk.to_string());
+    let may_unmount = match ReadyMark::read(home) {
+        Ok(ReadyMark::Storage(backing)) => backing != EmptyDirBacking::Disk.to_string(),
+        Ok(ReadyMark::Unknown(_)) => false,
+        Ok(ReadyMark::Missing | ReadyMark::Blank) | Err(_) => true,
+    };
     loop {
         match mounted(directory) {
-            Some(mounted) if memory::is_memory(&mounted) && !is_on_disk => {}
+            Some(mounted) if memory::is_memory(&mounted) && may_unmount => {}
             Some(_) => return delete(directory.as_fd(), CONTENT).map_err(failed),
             None => break,
         }
@@ -217,6 +271,18 @@ fn find(home: &Path, directory: &File, backing: EmptyDirBacking) -> Result<Optio
         return Err(HostError::Refused(format!("another file system is mounted on {}; unmount it", path.display())));
     };
     HostSource::of(found).map(Some).map_err(failed)
+}
+
+/// Whether the content is certainly empty, or missing, and nothing is mounted on it.
+fn is_without_files(directory: &File) -> bool {
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let resolve = ResolveFlags::NO_XDEV | ResolveFlags::NO_SYMLINKS;
+    match openat2(directory, CONTENT, flags, Mode::empty(), resolve).and_then(Dir::new) {
+        Ok(mut entries) => {
+            entries.all(|entry| entry.is_ok_and(|entry| matches!(entry.file_name().to_bytes(), b"." | b"..")))
+        }
+        Err(errno) => errno == Errno::NOENT,
+    }
 }
 
 /// The mount on the content, if there is one.

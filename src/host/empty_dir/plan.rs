@@ -6,7 +6,7 @@ use podfs_fuse::mount::private::ContainerAccess;
 
 use crate::manifest::pod::PodFacts;
 use crate::payload::{OwnedEntry, fs_group_mode};
-use crate::types::Allocatable;
+use crate::types::{Allocatable, Quantity};
 use crate::volume::{EmptyDir, PageSize, Storage};
 
 /// The storage, mode and group for the content of an emptyDir.
@@ -37,6 +37,17 @@ pub enum EmptyDirBacking {
         /// Most bytes of its files.
         limit: Option<u64>,
     },
+}
+
+impl EmptyDirBacking {
+    /// Whether this is the text of a storage that podfs knows.
+    pub(super) fn is_known(text: &str) -> bool {
+        let is_size = |size: &str| {
+            let bytes = Quantity::parse(size).ok().and_then(|size| u64::try_from(size.units()).ok());
+            bytes.is_some_and(|bytes| bytes > 0 && PageSize(bytes).to_string() == size)
+        };
+        matches!(text, "disk" | "memory") || text.strip_prefix("hugepages-").is_some_and(is_size)
+    }
 }
 
 impl fmt::Display for EmptyDirBacking {

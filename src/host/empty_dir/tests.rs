@@ -3,6 +3,7 @@
 use std::os::unix::fs::MetadataExt;
 
 use super::*;
+use crate::types::golden::{CHANGED, golden};
 
 const DISK: EmptyDirPlan = EmptyDirPlan { backing: EmptyDirBacking::Disk, mode: 0o777, gid: 0 };
 const MEMORY: EmptyDirPlan = EmptyDirPlan { backing: EmptyDirBacking::Memory { bytes: 1 << 20 }, mode: 0o1777, gid: 0 };
@@ -187,4 +188,75 @@ fn ed_05_only_incomplete_content_is_removed_as_incomplete() {
     fs::write(home.0.path().join(READY), "").expect("written");
     assert!(remove_incomplete(home.0.path()).expect("read").is_empty());
     assert!(!home.0.path().exists());
+}
+
+/// Words in `ready` that this version of podfs does not know.
+const UNKNOWN: [&str; 5] = ["disk-2", "Memory", "hugepages-", "hugepages-0", "{\"version\":2}"];
+
+#[test]
+fn ed_05_content_whose_storage_is_unknown_is_neither_used_nor_made_anew() {
+    for word in UNKNOWN.into_iter().chain(["", "\0\0\0\0"]) {
+        let home = EmptyDirHome::new();
+        drop(home.set_up(&DISK));
+        let (kept, ready) = (home.content().join("kept"), home.0.path().join(READY));
+        fs::write(&kept, "data").expect("a file");
+        fs::write(&ready, word).expect("written");
+        for plan in [DISK, MEMORY] {
+            let refused = EmptyDirContent::set_up(home.0.path(), &plan).expect_err("unknown").to_string();
+            let reason = match word.trim_matches('\0') {
+                "" => "is empty, as after a crash of the node".to_owned(),
+                word => format!("says {word:?}, which another version of podfs wrote"),
+            };
+            assert!(refused.contains(&format!("{} {reason}", ready.display())), "{refused}");
+            assert!(refused.contains("or write the storage of the content"), "{refused}");
+            assert!(has_content(home.0.path()));
+            assert!(remove_incomplete(home.0.path()).expect("read").is_empty());
+            assert_eq!(fs::read_to_string(&kept).expect("it stays"), "data", "{word:?}");
+            assert_eq!(fs::read_to_string(&ready).expect("it stays"), word);
+            assert_eq!(home.entries(), 2);
+        }
+        // What the sentence says.
+        fs::write(&ready, "disk\n").expect("written");
+        assert!(!home.set_up(&DISK).is_new() && kept.exists());
+        fs::write(&ready, word).expect("written");
+        assert!(remove(home.0.path()).expect("read").is_empty() && !home.0.path().exists(), "the pod has ended");
+    }
+}
+
+#[test]
+fn ed_05_memory_whose_storage_is_unknown_stays_mounted() {
+    for word in UNKNOWN {
+        let home = EmptyDirHome::new();
+        drop(home.set_up(&MEMORY));
+        fs::write(home.content().join("kept"), "data").expect("a file");
+        fs::write(home.0.path().join(READY), word).expect("written");
+        EmptyDirContent::set_up(home.0.path(), &DISK).expect_err("unknown");
+        assert_eq!(remove(home.0.path()).expect("nothing fails").to_string(), "1 entry: content is a mount point");
+        assert_eq!(fs::read_to_string(home.content().join("kept")).expect("it stays"), "data");
+    }
+}
+
+#[test]
+fn ed_05_content_without_files_is_made_anew_if_the_word_about_it_is_lost() {
+    let home = EmptyDirHome::new();
+    drop(home.set_up(&MEMORY));
+    memory::take_off(&home.content()).expect("unmounted, as by a reboot");
+    fs::write(home.0.path().join(READY), "\0\0").expect("written");
+    assert!(!has_content(home.0.path()));
+    assert!(home.set_up(&MEMORY).is_new());
+}
+
+#[test]
+fn ready_has_the_words_that_other_versions_read() {
+    let huge = |page_size| EmptyDirBacking::HugePages { page_size, limit: None };
+    let backings = [DISK.backing, MEMORY.backing, huge(2 << 20), huge(1 << 30)];
+    let words: Vec<_> = golden!("empty-dir-ready.txt").lines().collect();
+    assert_eq!(backings.map(|backing| backing.to_string()), words[..], "{CHANGED}");
+    for plan in [DISK, MEMORY] {
+        let home = EmptyDirHome::new();
+        drop(home.set_up(&plan));
+        let ready = fs::read_to_string(home.0.path().join(READY)).expect("a word");
+        assert!(words.contains(&ready.as_str()), "{ready}: {CHANGED}");
+        assert!(!home.set_up(&plan).is_new());
+    }
 }

@@ -36,6 +36,7 @@ use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 
 use super::HostError;
+use crate::types::{is_blank, parse_record};
 
 /// The directory for the records of all global mounts, relative to the root directory.
 const RECORDS: &str = "plugins/podfs/global-mounts";
@@ -305,7 +306,7 @@ impl LockedGlobalMount<'_> {
     /// process had not renamed yet: it had not mounted anything for its pod.
     ///
     /// # Errors
-    /// When the records cannot be read.
+    /// When the records cannot be read, or only by another version of podfs.
     pub fn other_users(&self, uid: &str) -> Result<Vec<String>, HostError> {
         let users = self.mount.records.join(USERS);
         let failed = |cause: io::Error| HostError::system("read", &users, cause);
@@ -317,10 +318,8 @@ impl LockedGlobalMount<'_> {
             let Some(name) = path.file_name().and_then(|name| name.to_str()).filter(|_| !own.contains(&path)) else {
                 continue;
             };
-            let record: Option<UserRecord> = fs::read(&path).ok().and_then(|bytes| serde_json::from_slice(&bytes).ok());
-            // A file without a valid record was not written to the disk when the machine stopped.
-            let counts = record.is_some_and(|record| record.boot == boot && record.claim.exists());
-            if counts && !is_unfinished(name) {
+            let counts = !is_unfinished(name) && counts(&path, &boot)?;
+            if counts {
                 others.push(name.to_owned());
             } else {
                 fs::remove_file(&path).map_err(failed)?;
@@ -358,6 +357,28 @@ impl LockedGlobalMount<'_> {
         let _ = fs::remove_file(records.join(LOCK));
         remove_upwards(records, self.mount.removed);
     }
+}
+
+/// Whether the user with this file counts in this boot.
+///
+/// # Errors
+/// When this version of podfs cannot read the file: the user may use the mount.
+fn counts(path: &Path, boot: &str) -> Result<bool, HostError> {
+    let bytes = match fs::read(path) {
+        Err(cause) if cause.kind() == ErrorKind::NotFound => return Ok(false),
+        read => read.map_err(|cause| HostError::system("read", path, cause))?,
+    };
+    // A file without content was not written to the disk when the machine stopped.
+    if is_blank(&bytes) {
+        return Ok(false);
+    }
+    let record: UserRecord = parse_record(&bytes).map_err(|error| {
+        HostError::Refused(format!(
+            "podfs cannot use the record {} of a pod that may use the mount: {error}; if the pod has gone, remove the file",
+            path.display()
+        ))
+    })?;
+    Ok(record.boot == boot && record.claim.exists())
 }
 
 /// Whether there is something at this path that is no directory, such as a symbolic link to a disk that is not mounted.

@@ -4,6 +4,7 @@ use std::sync::mpsc::channel;
 use std::thread;
 
 use super::*;
+use crate::types::golden::{golden, values};
 
 /// A root directory, a mount that is a file, and the claims of two pods.
 struct TestNode {
@@ -212,4 +213,32 @@ fn users_that_come_and_go_at_once_lose_nothing() {
     });
     assert_eq!(mounted.load(Ordering::SeqCst), 0);
     node.assert_nothing_recorded();
+}
+
+#[test]
+fn the_record_of_a_user_has_the_bytes_that_other_versions_read() {
+    let [user] = &values::<UserRecord>(golden!("global-mount-user.json"))[..] else { panic!("one line") };
+    assert_eq!((user.boot.as_str(), user.claim.as_path()), ("b1", Path::new("/run/podfs/u1/lock")));
+}
+
+#[test]
+fn a_user_that_only_another_version_can_read_keeps_the_mount() {
+    let node = TestNode::new();
+    node.enter("a").expect("mounted");
+    let record = node.mount().records.join(USERS).join("b");
+    for unknown in [r#"{"version":2,"boot":"b1"}"#, r#"{"pod":"b"}"#, "{"] {
+        fs::write(&record, unknown).expect("written");
+        let refused = node.mount().leave("a", unmount).expect_err("b may use it").to_string();
+        assert!(
+            refused.contains(&format!("the record {} of a pod that may use the mount", record.display())),
+            "{refused}"
+        );
+        node.mount().sweep(unmount).expect_err("b may use it");
+        assert_eq!(fs::read_to_string(&record).expect("it stays"), unknown);
+        assert!(node.is_mounted() && node.mount().has_user("a"));
+    }
+    // It was not written to the disk when the machine stopped.
+    fs::write(&record, "\0\0").expect("written");
+    node.leave("a");
+    assert!(!node.is_mounted());
 }

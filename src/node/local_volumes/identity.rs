@@ -98,6 +98,7 @@ fn id_of(mounted: &MountTableEntry) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::types::golden::{golden, values};
 
     fn identity(id: Option<&str>, boot: &str, device: &str, number: u64) -> DiskIdentity {
         let (id, root) = (id.map(str::to_owned), Some("/".to_owned()));
@@ -116,5 +117,11 @@ mod tests {
             assert!(!memory.is(&other), "{other:?}");
         }
         assert!(!disk.is(&DiskIdentity { root: Some("/b".to_owned()), ..disk.clone() }), "another directory of it");
+    }
+
+    #[test]
+    fn an_identity_has_the_bytes_that_other_versions_read() {
+        let identities = values::<DiskIdentity>(golden!("disk-identity.jsonl"));
+        assert!(identities[0].is(&identities[0]) && !identities[0].is(&identities[1]));
     }
 }

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use super::entries::DirectoryScan;
-use super::record::ErasureRecord;
+use super::record::{DIRECTORY, ErasureRecord, SUFFIX};
 use super::volume::{self, LocalVolume, NodeNames, Phase, Reclaim};
 use crate::manifest::objects::VolumeMode;
 
@@ -144,8 +144,11 @@ pub(super) fn remarks(world: World<'_>) -> BTreeMap<String, String> {
     }
     let unread = records.iter().filter(|(_, record)| record.is_none());
     for (name, _) in unread {
-        let sentence =
-            format!("the record of PersistentVolume {name} cannot be read, so podfs does not offer it again");
+        let sentence = format!(
+            "podfs cannot read the record of the erasure of PersistentVolume {name}, {DIRECTORY}/{name}{SUFFIX} below the root \
+                 directory, so it neither erases the volume nor offers it again; use the podfs that wrote it, or erase the volume \
+                 and then remove the record"
+        );
         remarks.insert(name.clone(), sentence);
     }
     let released = volumes.values().filter(|volume| is_to_be_cleaned(volume));

@@ -16,9 +16,12 @@ use super::identity::DiskIdentity;
 use super::volume::LocalVolume;
 use crate::host::global_mount::{remove_whole, write_synced};
 use crate::manifest::objects::VolumeMode;
+use crate::types::parse_record;
 
-const DIRECTORY: &str = "plugins/podfs/local-volumes";
-const SUFFIX: &str = ".json";
+/// The directory of the records, below the root directory.
+pub(super) const DIRECTORY: &str = "plugins/podfs/local-volumes";
+/// What follows the name of the PersistentVolume in the name of its record.
+pub(super) const SUFFIX: &str = ".json";
 
 /// A PersistentVolume whose erasure has begun.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -40,7 +43,7 @@ pub(super) struct ErasureRecord {
     pub(super) is_done: bool,
 }
 
-/// The records of a node. A record that cannot be read is `None`.
+/// The records of a node. A record that this version of podfs cannot read is `None`.
 #[derive(Debug)]
 pub(super) struct Records {
     directory: PathBuf,
@@ -81,8 +84,7 @@ impl Records {
             let file = entry.file_name().to_string_lossy().into_owned();
             // A file whose name begins with a dot was never complete.
             if let Some(name) = file.strip_suffix(SUFFIX).filter(|name| !name.starts_with('.')) {
-                let record =
-                    fs::read(entry.path()).ok().and_then(|bytes| serde_json::from_slice::<ErasureRecord>(&bytes).ok());
+                let record = fs::read(entry.path()).ok().and_then(|bytes| parse_record::<ErasureRecord>(&bytes).ok());
                 by_name.insert(name.to_owned(), record.filter(|record| record.volume == name));
             }
         }
@@ -119,16 +121,25 @@ pub(super) fn write(file: &Path, record: &ErasureRecord) -> io::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::types::golden::{golden, values};
 
     #[test]
     fn a_record_has_the_bytes_that_other_versions_read() {
-        let changed = "the next podfs node, which may have another version, reads the file: a change needs a test that it continues \
-                       an erasure of both";
-        let recorded = concat!(
-            r#"{"volume":"pv-1","uid":"u1","claim":"c1","path":"/disks/a","isDevice":true,"identity":{"id":"i","root":"/","#,
-            r#""boot":"b1","device":"8:1","number":5},"erased":4096,"isDone":false}"#
-        );
-        let record: ErasureRecord = serde_json::from_str(recorded).expect(changed);
-        assert_eq!(serde_json::to_string(&record).expect("JSON"), recorded, "{changed}");
+        let [record] = &values::<ErasureRecord>(golden!("erasure.json"))[..] else { panic!("one line") };
+        assert_eq!((record.volume.as_str(), record.erased, record.is_done), ("pv-1", 4096, false));
+    }
+
+    #[test]
+    fn a_record_that_only_another_version_can_read_is_known_by_its_name_and_stays() {
+        let root = tempfile::tempdir().expect("a directory");
+        let file = root.path().join(DIRECTORY).join("pv-1.json");
+        fs::create_dir_all(file.parent().expect("a directory")).expect("made");
+        let later = golden!("erasure.json").replacen('{', r#"{"version":2,"#, 1);
+        for unknown in [later.as_str(), r#"{"volume":"pv-1","steps":[]}"#, ""] {
+            fs::write(&file, unknown).expect("written");
+            let records = Records::read(root.path()).expect("read");
+            assert_eq!(records.by_name.get("pv-1"), Some(&None), "{unknown}");
+            assert_eq!(fs::read_to_string(&file).expect("it stays"), unknown);
+        }
     }
 }

@@ -8,6 +8,7 @@ use uuid::Uuid;
 
 use super::identity::DiskIdentity;
 use crate::manifest::objects::VolumeMode;
+use crate::types::parse_record;
 
 /// The annotation with the component that has made a PersistentVolume. The controller of PersistentVolumes leaves the
 /// deletion to that component.
@@ -97,7 +98,7 @@ impl LocalVolume {
         let text = |pointer: &str| object.pointer(pointer).and_then(Value::as_str);
         let annotation = |key: &str| object["metadata"]["annotations"][key].as_str();
         let is_own = annotation(PROVISIONED_BY) == Some(provisioner(&node.name).as_str());
-        let identity = annotation(IDENTITY).and_then(|text| serde_json::from_str(text).ok());
+        let identity = annotation(IDENTITY).and_then(|text| parse_record(text.as_bytes()).ok());
         let local = text("/spec/local/path");
         let phase = match text("/status/phase") {
             None | Some("" | "Pending" | "Available") => Phase::Free,
@@ -199,6 +200,8 @@ fn quantity(bytes: u64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::node::local_volumes::record::ErasureRecord;
+    use crate::types::golden::golden;
 
     fn node() -> NodeNames {
         NodeNames { name: "n1".to_owned(), hostname: "host-1".to_owned() }
@@ -235,5 +238,25 @@ mod tests {
         }
         let field = json!([{"matchFields": [{"key": "metadata.name", "operator": "In", "values": ["n2"]}]}]);
         assert!(!is_here(&field, &node()));
+    }
+
+    #[test]
+    fn a_disk_whose_identity_only_another_version_can_use_is_not_erased() {
+        let volume = |identity: &str| {
+            let annotations = json!({PROVISIONED_BY: provisioner("n1"), IDENTITY: identity});
+            let object = json!({
+                "metadata": {"name": "pv", "uid": "u1", "resourceVersion": "1", "annotations": annotations},
+                "spec": {
+                    "local": {"path": "/disks/a"}, "claimRef": {"uid": "c1"}, "persistentVolumeReclaimPolicy": "Delete",
+                },
+                "status": {"phase": "Released"},
+            });
+            LocalVolume::parse(&object, &node()).expect("a volume")
+        };
+        let recorded = golden!("disk-identity.jsonl").lines().next().expect("a line");
+        assert!(ErasureRecord::of(&volume(recorded)).is_some());
+        for unknown in [recorded.replacen('{', r#"{"version":2,"#, 1), recorded.replace("boot", "epoch")] {
+            assert!(ErasureRecord::of(&volume(&unknown)).is_none(), "{unknown}");
+        }
     }
 }

@@ -6,6 +6,8 @@
 //!    that is not valid for this podfs. So nothing is removed while a source has a problem.
 //! 2. The kubelet may have the pod, although it has not published its volumes yet: after a reboot, or after podfs could not read
 //!    its records. So nothing is removed while the kubelet has a directory for the pod.
+//! 3. The pod may have a source that this podfs does not know, if only another version of podfs can use its checkpoint. So nothing of
+//!    it is removed before an agent releases it.
 //!
 //! A source that had a pod, and then reports its deletion, leaves no doubt.
 
@@ -15,6 +17,22 @@ use std::path::{Path, PathBuf};
 use super::Manager;
 use crate::manifest::pod::PodUid;
 use crate::node::orphans::PodPresence;
+
+/// A pod of an earlier daemon whose checkpoint this daemon cannot use.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct LostPod {
+    /// Whether an agent has released it.
+    is_released: bool,
+    /// Whether only another version of podfs can use its checkpoint. Its source may be one that this version does not know.
+    pub(super) is_of_other_version: bool,
+}
+
+impl LostPod {
+    /// A pod whose checkpoint only another version of podfs can use.
+    pub fn of_other_version() -> LostPod {
+        LostPod { is_of_other_version: true, ..LostPod::default() }
+    }
+}
 
 impl Manager {
     /// Releases the pods of an earlier daemon that are gone, where podfs does that without an agent. Returns them.
@@ -27,10 +45,11 @@ impl Manager {
     /// Forgets those that a source describes.
     pub(super) fn retire_lost_pods(&mut self) {
         let has_trouble = self.has_trouble();
-        for (uid, is_released) in self.lost.clone() {
+        for (uid, LostPod { is_released, is_of_other_version }) in self.lost.clone() {
+            let may_exist = || is_of_other_version || has_trouble || has_directory(self.kubelet_pods.as_deref(), &uid);
             if self.pods.get(&uid).is_some() {
                 self.lost.remove(&uid);
-            } else if is_released || !(has_trouble || has_directory(self.kubelet_pods.as_deref(), &uid)) {
+            } else if is_released || !may_exist() {
                 self.retire_lost_pod(&uid);
             }
         }
@@ -38,8 +57,8 @@ impl Manager {
 
     /// Notes that an agent has released a pod that this daemon cannot reconstruct. Returns whether there is such a pod.
     pub(super) fn release_lost_pod(&mut self, uid: &PodUid) -> bool {
-        self.lost.get_mut(uid).is_some_and(|is_released| {
-            *is_released = true;
+        self.lost.get_mut(uid).is_some_and(|lost| {
+            lost.is_released = true;
             true
         })
     }

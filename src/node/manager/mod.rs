@@ -66,6 +66,7 @@ use crate::supervisor::status::{PodStatus, VolumeState, VolumeStatus};
 use claims::Claims;
 use containers::PodContainers;
 use events::Events;
+pub use gone_pods::LostPod;
 use housekeeping::{HOUSEKEEPING_INTERVAL, Housekeeping};
 use operations::EndedOperation;
 use pods::Pods;
@@ -105,9 +106,8 @@ pub struct Manager {
     /// Since when pods have wanted volumes that are not mounted yet.
     wanted_since: BTreeMap<VolumeId, Instant>,
     trouble: BTreeMap<PodSource, Vec<String>>,
-    /// The pods of an earlier daemon whose checkpoints this daemon cannot use, until they are described or removed. The value says
-    /// whether an agent has released the pod.
-    lost: BTreeMap<PodUid, bool>,
+    /// The pods of an earlier daemon whose checkpoints this daemon cannot use, until they are described or removed.
+    lost: BTreeMap<PodUid, LostPod>,
     /// The directory in which the kubelet has a directory for each of its pods, if podfs serves pods of a kubelet.
     kubelet_pods: Option<PathBuf>,
     /// The pods whose published state may have changed.
@@ -129,7 +129,7 @@ pub struct ManagerSettings {
     /// Whether podfs releases a pod that no source has any more, without waiting for an agent.
     pub release_when_gone: bool,
     /// The pods of an earlier daemon whose checkpoints this daemon cannot use.
-    pub lost: BTreeSet<PodUid>,
+    pub lost: BTreeMap<PodUid, LostPod>,
     /// The directory in which the kubelet has a directory for each of its pods, if podfs serves pods of a kubelet.
     pub kubelet_pods: Option<PathBuf>,
 }
@@ -170,9 +170,9 @@ impl Manager {
             recorder,
             wanted_since: BTreeMap::new(),
             trouble: BTreeMap::new(),
-            lost: settings.lost.iter().map(|uid| (uid.clone(), false)).collect(),
             kubelet_pods: settings.kubelet_pods,
-            touched: settings.lost,
+            touched: settings.lost.keys().cloned().collect(),
+            lost: settings.lost,
             commands,
             ends,
             end_sender,

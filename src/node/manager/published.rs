@@ -12,6 +12,10 @@ use crate::node::world::VolumeId;
 const LOST: &str = "podfs cannot read what an earlier podfs node recorded of it, and no source describes it; podfs removes it once all \
                     sources can be read and the kubelet has no directory of it, or when it is released";
 
+/// The note of a pod whose checkpoint only another version of podfs can use.
+const OF_OTHER_VERSION: &str = "another version of podfs node wrote its checkpoint; podfs leaves it as it is until it is released: use that version, or \
+                                release the pod when its containers have stopped";
+
 impl Manager {
     /// Publishes the state if it has changed. Computes the state of a pod only after [`Manager::touch`]: an event of
     /// one pod does not compute the states of all others.
@@ -33,8 +37,8 @@ impl Manager {
             self.add_failed_retirement(&uid, &mut entry);
             entry.notes.extend(self.ending.get(&uid).cloned());
             entry.notes.extend(self.pushers.failure(&uid));
-            if is_lost && known.is_none() {
-                entry.notes.push(LOST.to_owned());
+            if let (Some(lost), None) = (self.lost.get(&uid), known) {
+                entry.notes.push(if lost.is_of_other_version { OF_OTHER_VERSION } else { LOST }.to_owned());
             }
             // While podfs unmounts a volume that a pod wants again, the volume is not ready for containers.
             for volume in &mut entry.volumes {

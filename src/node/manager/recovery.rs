@@ -31,14 +31,25 @@ pub enum RecoveredPod {
     /// A pod that it served, whose checkpoint is gone or cannot be used. If no source describes the pod, podfs retires it
     /// (RC-04).
     Lost(PodUid),
+    /// A pod whose checkpoint only another version of podfs can use. The pod may have a source that this version does not know, so it
+    /// never counts as gone.
+    Unknown(PodUid),
     /// No daemon has served the pod. podfs leaves a supervisor alone that no daemon has started.
     Nothing,
 }
 
 /// The pod of a valid checkpoint. Without a checkpoint, only the pod's source knows which volumes podfs has to serve.
 pub fn recover(found: ReconstructedPod, recorder: &Recorder) -> RecoveredPod {
-    let ReconstructedPod { uid, checkpoint, trouble, supervisor, is_of_daemon, .. } = found;
+    let ReconstructedPod { uid, checkpoint, trouble, is_of_other_version, supervisor, is_of_daemon, .. } = found;
     let _span = spans::of_uid(&uid, None).entered();
+    if let Some(trouble) = trouble.as_ref().filter(|_| is_of_other_version) {
+        recorder.reconstructed(false);
+        warn!(
+            "pod {uid}: {trouble}; its volumes and its checkpoint stay as they are: release the pod when its containers have stopped, or \
+             remove the checkpoint, and podfs serves the pod anew if a source describes it"
+        );
+        return RecoveredPod::Unknown(uid);
+    }
     // A supervisor may have started while a daemon removed its pod.
     let has_no_checkpoint = || (checkpoint.is_none() && is_of_daemon).then(|| "its checkpoint is gone".to_owned());
     if let Some(trouble) = trouble.or_else(has_no_checkpoint) {
@@ -89,6 +100,7 @@ mod tests {
                 uid: PodUid::parse("u").expect("a uid"),
                 checkpoint: None,
                 trouble: None,
+                is_of_other_version: false,
                 supervisor: FoundSupervisor::Alive(std::process::id()),
                 is_of_daemon,
                 volumes: Vec::new(),

@@ -77,7 +77,7 @@ pub enum AskFailure {
     #[error("{}", sentence(.0))]
     Connection(#[from] tonic::transport::Error),
     /// The daemon does not know the request.
-    #[error("it is of another version and does not know the question")]
+    #[error("it is of another version and does not know the question; use the podfs of that version")]
     OtherVersion,
     /// The daemon, or this side of the connection, reports an error.
     #[error("{}", sentence(.0.as_ref()))]

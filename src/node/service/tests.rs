@@ -11,6 +11,7 @@ use super::proto::watch_response::Event;
 use super::proto::{MountedVolume, WatchResponse};
 use super::*;
 use crate::node::{CommandError, ManagerCommand, PodEntry, PodStage};
+use crate::types::golden::golden;
 use MountState::{Mounted, NotMounted};
 
 /// A daemon without a manager.
@@ -244,10 +245,43 @@ fn the_service_has_the_fields_and_numbers_that_agents_and_other_versions_read() 
             field => fields.push(format!("{} {field}", scopes.join(".")).trim().to_owned()),
         }
     }
-    let recorded: Vec<_> = include_str!("fields.txt").lines().collect();
+    let recorded: Vec<_> = golden!("node-service.txt").lines().collect();
     assert_eq!(
         fields, recorded,
         "agents and other versions of podfs read these messages: a field keeps its number and its type for ever, and an incompatible \
-         change needs a new package (v2), and a test that a client of v1 is answered. Add new fields to fields.txt"
+         change needs a new package (v2), and a test that a client of v1 is answered. Add new fields to the golden file"
     );
+}
+
+#[tokio::test]
+async fn a_package_that_the_daemon_does_not_know_is_refused() {
+    let daemon = Daemon::start(node([pod([])]));
+    let stream = tokio::net::UnixStream::connect(daemon.directory().join(socket::SOCKET)).await.expect("it listens");
+    let mut stream = Some(hyper_util::rt::TokioIo::new(stream));
+    let connector = tower::service_fn(move |_: tonic::transport::Uri| {
+        let stream = stream.take().ok_or_else(|| io::Error::from(io::ErrorKind::NotConnected));
+        async move { stream }
+    });
+    let endpoint = tonic::transport::Endpoint::from_static("http://podfs.node");
+    let channel = endpoint.connect_with_connector(connector).await.expect("connected");
+    let mut later = tonic::client::Grpc::new(channel);
+    later.ready().await.expect("ready");
+    let path = tonic::codegen::http::uri::PathAndQuery::from_static("/podfs.volumemanager.v2.VolumeManager/Release");
+    let codec = tonic_prost::ProstCodec::<proto::ReleaseRequest, proto::ReleaseResponse>::default();
+    let request = tonic::Request::new(proto::ReleaseRequest { pod: UID.to_owned() });
+    let refused = later.unary(request, path, codec).await.expect_err("there is no v2");
+    assert_eq!(refused.code(), tonic::Code::Unimplemented);
+    daemon.client().await.wait_for_volumes(UID.to_owned(), Some(0)).await.expect("nothing has changed");
+}
+
+#[tokio::test]
+async fn a_daemon_that_does_not_know_the_package_of_a_command_has_another_version() {
+    let run = tempfile::tempdir().expect("a directory");
+    let listener = tokio::net::UnixListener::bind(run.path().join(socket::SOCKET)).expect("a socket");
+    let later = tonic::transport::Server::builder().add_routes(tonic::service::Routes::default());
+    let serving = tokio::spawn(later.serve_with_incoming(UnixListenerStream::new(listener)));
+    let mut client = DaemonClient::connect(run.path()).await.expect("it listens");
+    let refused = client.release(UID.to_owned()).await.expect_err("it is of another version").to_string();
+    assert!(refused.ends_with("does not know the question; use the podfs of that version"), "{refused}");
+    serving.abort();
 }

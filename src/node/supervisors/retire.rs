@@ -17,6 +17,7 @@ use crate::manifest::pod::PodUid;
 use crate::node::checkpoint::Checkpoints;
 use crate::node::orphans;
 use crate::supervisor::run_dir::cgroup;
+use crate::supervisor::run_dir::record::PodLockRecord;
 
 /// Ends the pod's server, detaches its mounts, deletes the content of its emptyDirs, and removes its directories, run
 /// files and checkpoint. Files of other programs in the pod's directory stay; the report of orphaned directories has
@@ -31,6 +32,10 @@ pub(super) fn retire(
     uid: &PodUid,
 ) -> Result<(), OperationError> {
     let remove = |error| OperationError::Remove { pod: uid.clone(), cause: Arc::new(error) };
+    if let Err(error) = PodLockRecord::check_version(&run_directory.join(uid.as_str())) {
+        let left = format!("podfs cannot use the record of the pod in {}: {error}", run_directory.display());
+        return Err(OperationError::Left { pod: uid.clone(), left });
+    }
     checkpoints.remove_manifest(uid).map_err(remove)?;
     let mut left = Vec::new();
     let mut report = |step: &CleanupStep| match step {

@@ -14,6 +14,7 @@ use crate::metrics::PodReading;
 use crate::mounts::{AgentFacts, ContainerMount};
 use crate::source::{Push, PushCounts};
 use crate::supervisor::status::PodStatus;
+use crate::supervisor::status::store::VERSION;
 
 /// The version of this protocol. The supervisor refuses a question of another version, with an answer that says so.
 pub(super) const PROTOCOL: u32 = 1;
@@ -167,6 +168,13 @@ pub(super) struct Envelope<T> {
     pub(super) stays: bool,
 }
 
+/// The answer to a question of another version.
+pub(super) fn not_understood() -> ControlAnswer {
+    ControlAnswer::Refused(format!(
+        "podfs {VERSION} serves the pod and does not understand the question; use the same version to ask"
+    ))
+}
+
 /// Sends a question or an answer.
 pub(super) fn send_message(
     stream: &UnixStream,
@@ -181,13 +189,14 @@ mod tests {
     use serde::de::DeserializeOwned;
 
     use super::*;
+    use crate::types::golden::golden;
 
     /// Fails if messages have other bytes than in `recorded`, one message a line, or if one of the messages that `definition`
     /// begins is not recorded.
     fn assert_recorded<T: Serialize + DeserializeOwned>(recorded: &str, definition: &str) {
-        let changed = "agents and other versions of podfs read this message: give changed messages a new PROTOCOL, and add a test \
-                       that a question of the version before gets an answer. A new field that has a default needs no new PROTOCOL; \
-                       add it to the line";
+        let changed = "agents and other versions of podfs read this message: give changed messages a new PROTOCOL and golden \
+                       files of their own, and add a test that a question of the version before gets an answer. A new field that \
+                       has a default needs no new PROTOCOL; add a line with it";
         for line in recorded.lines() {
             let message: Envelope<T> =
                 serde_json::from_str(line).unwrap_or_else(|error| panic!("{line}: {error}; {changed}"));
@@ -211,7 +220,7 @@ mod tests {
 
     #[test]
     fn messages_have_the_bytes_that_agents_and_other_versions_read() {
-        assert_recorded::<ControlQuestion>(include_str!("questions.jsonl"), "pub enum ControlQuestion {");
-        assert_recorded::<ControlAnswer>(include_str!("answers.jsonl"), "pub enum ControlAnswer {");
+        assert_recorded::<ControlQuestion>(golden!("control-questions.jsonl"), "pub enum ControlQuestion {");
+        assert_recorded::<ControlAnswer>(golden!("control-answers.jsonl"), "pub enum ControlAnswer {");
     }
 }

@@ -4,7 +4,8 @@
 //!    on the supervisor's runtime, but no thread, and does not count as one of the few clients that the supervisor serves at
 //!    once (`MAX_CLIENTS`).
 //! 2. The task parses a push, which takes milliseconds for a megabyte, and puts it into the inbox. It never waits for volumes.
-//! 3. The task disconnects a program that sends anything but pushes, or does not read the answer within two seconds.
+//! 3. The task disconnects a program that sends anything but pushes, or does not read the answer within two seconds. It answers a push
+//!    of another version of the protocol before.
 
 use std::os::unix::net;
 use std::sync::Arc;
@@ -17,7 +18,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::timeout;
 
 use super::frames::Frames;
-use super::protocol::{ControlAnswer, ControlQuestion, Envelope, LONGEST_PUSH, PROTOCOL, TIMEOUT};
+use super::protocol::{ControlAnswer, ControlQuestion, Envelope, LONGEST_PUSH, PROTOCOL, TIMEOUT, not_understood};
 use crate::source::PushReceiver;
 
 /// Most programs that keep a connection open at once.
@@ -49,10 +50,12 @@ async fn take_all(stream: net::UnixStream, inbox: PushReceiver, _permit: OwnedSe
     let mut frames = Frames::new(stream).ok()?;
     loop {
         let message = frames.next(LONGEST_PUSH).await.ok()??;
-        let Envelope { version: PROTOCOL, message, .. } = serde_json::from_slice::<Envelope<Value>>(&message).ok()?
-        else {
+        let Envelope { version, message, .. } = serde_json::from_slice::<Envelope<Value>>(&message).ok()?;
+        if version != PROTOCOL {
+            let refused = frame(&Envelope { version: PROTOCOL, message: &not_understood(), stays: false }).ok()?;
+            timeout(TIMEOUT, frames.stream.write_all(&refused)).await.ok()?.ok()?;
             return None;
-        };
+        }
         let ControlQuestion::Push(push) = serde_json::from_value(message).ok()? else { return None };
         let answer =
             inbox.take(push).map_or_else(|error| ControlAnswer::Refused(error.to_string()), ControlAnswer::Pushed);

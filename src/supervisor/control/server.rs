@@ -33,7 +33,7 @@ use super::container_operation::{self, ContainerOperation, ContainerTask};
 use super::follow::Followers;
 use super::protocol::{
     ControlAnswer, ControlQuestion, Envelope, LONGEST_PUSH, LONGEST_QUESTION, PROTOCOL, Publish, TIMEOUT, Upgrade,
-    VolumeNames, send_message,
+    VolumeNames, not_understood, send_message,
 };
 use super::pushes::PushTasks;
 use super::questions::Questions;
@@ -44,7 +44,7 @@ use crate::supervisor::exec_state;
 use crate::supervisor::run_dir::file_names::CONTROL;
 use crate::supervisor::run_dir::socket;
 use crate::supervisor::status::metrics;
-use crate::supervisor::status::store::{StatusStore, VERSION};
+use crate::supervisor::status::store::StatusStore;
 
 /// How long the server may take to answer a client's thread. The client itself waits two seconds.
 const SERVER_TIMEOUT: Duration = Duration::from_millis(500);
@@ -329,9 +329,7 @@ fn serve(connection: &ControlConnection, context: &ClientContext) -> io::Result<
                 }
             }
         },
-        _ => ControlAnswer::Refused(format!(
-            "podfs {VERSION} serves the pod and does not understand the question; use the same version to ask"
-        )),
+        _ => not_understood(),
     };
     send_message(stream, &answer, None)?;
     Ok(ClientOutcome::Done)

@@ -36,6 +36,7 @@ use self::arguments::{Arguments, of_this_program};
 use self::failure::{Failure, leave_failure};
 use self::machine::check_machine;
 use self::service::PodService;
+use super::exec_state;
 use super::installed::{SUPERVISOR, supervisor_program};
 use super::run::upgrade::roll_back;
 use super::server::program::{ServerProgram, this_podfs};
@@ -81,6 +82,7 @@ fn serve(arguments: Arguments) -> Result<(), Failure> {
 fn serve_pod(arguments: Arguments) -> Result<(), Failure> {
     arguments.log.start(arguments.log_format);
     podfs_fuse::log::name_pod_in_text();
+    exec_state::check().map_err(Failure::general)?;
     let server_program = check_machine()?;
     // podfs node publishes later versions of the pod on the control socket.
     let manifest = arguments.pod;

@@ -14,7 +14,6 @@ use podfs_fuse::confinement::Profile;
 use podfs_fuse::mount::MountError;
 use podfs_fuse::mount::visible::{MountPoint, take_away};
 use podfs_fuse::region::VolumeKind;
-use serde::Deserialize;
 use tracing::{info, warn};
 
 use crate::manifest::pod::PodIdentity;
@@ -125,9 +124,25 @@ fn discard(volume: &str, record: &VolumeRecord, served: AdoptedVolume) {
     drop(served);
 }
 
+/// A server that only another version of podfs can take over. It still serves the volumes.
+#[derive(Debug, thiserror::Error)]
+#[error(
+    "podfs does not touch the volumes of pod {uid}, because it cannot take over their server (pid {pid}): {cause}; use the podfs that \
+     started the server, or end the server, which ends the volumes of running containers"
+)]
+pub struct UnknownServer {
+    uid: String,
+    pid: i32,
+    #[source]
+    cause: io::Error,
+}
+
 /// Connects to the server that listens in the pod's run directory, and adopts it with its volumes. `None` if no server listens.
 /// If podfs cannot adopt the server, calls `refused` with the reason, kills the server, and returns `None`: podfs mounts the
 /// volumes anew.
+///
+/// # Errors
+/// When only another version of podfs can take over the server, which works.
 pub(in crate::supervisor) fn find(
     directory: &Path,
     program: &Arc<ServerProgram>,
@@ -135,19 +150,23 @@ pub(in crate::supervisor) fn find(
     profile: Profile,
     log_format: LogFormat,
     refused: impl FnOnce(&str),
-) -> Option<(PodServer, Adoption)> {
-    let control = UnixStream::from(server_socket::connect(directory).ok()?);
-    let pid = getsockopt(&control, sockopt::PeerCredentials).ok()?.pid();
+) -> Result<Option<(PodServer, Adoption)>, UnknownServer> {
+    let Ok(control) = server_socket::connect(directory).map(UnixStream::from) else { return Ok(None) };
+    let Ok(peer) = getsockopt(&control, sockopt::PeerCredentials) else { return Ok(None) };
+    let pid = peer.pid();
     match adopt(control, pid, program, pod, profile, log_format) {
         Ok((server, adoption)) => {
             info!("the server with pid {pid} serves the volumes of the pod; podfs takes them over");
-            Some((server, adoption))
+            Ok(Some((server, adoption)))
+        }
+        Err(cause) if cause.kind() == io::ErrorKind::Unsupported => {
+            Err(UnknownServer { uid: pod.uid.to_string(), pid, cause })
         }
         Err(error) => {
             refused(&error.to_string());
             warn!("podfs cannot take over the server of the pod (pid {pid}): {error}; it mounts the volumes anew");
             kill_server(pid, pod.uid.as_str());
-            None
+            Ok(None)
         }
     }
 }
@@ -161,11 +180,19 @@ fn adopt(
     log_format: LogFormat,
 ) -> io::Result<(PodServer, Adoption)> {
     let (server, volumes) = PodServer::adopt(control, pid, program, pod, profile, log_format)?;
-    let mut adoption = HashMap::new();
-    for served in volumes {
-        let record = VolumeRecord::deserialize(served.about())?;
+    let named = |served: &AdoptedVolume| {
+        let record = VolumeRecord::of_served(served.about())?;
         let name = served.name().ok_or_else(|| io::Error::other("the server has a volume without a name"))?.to_owned();
-        adoption.insert(name, (record, served));
-    }
-    Ok((server, Adoption(adoption)))
+        Ok((name, record))
+    };
+    let records: io::Result<Vec<_>> = volumes.iter().map(named).collect();
+    // To drop a volume ends it.
+    let volumes = ManuallyDrop::new(volumes);
+    let records = match records {
+        Err(error) if error.kind() == io::ErrorKind::Unsupported => return Err(error),
+        records => records,
+    };
+    let volumes = ManuallyDrop::into_inner(volumes);
+    let adoption = records?.into_iter().zip(volumes).map(|((name, record), served)| (name, (record, served)));
+    Ok((server, Adoption(adoption.collect())))
 }

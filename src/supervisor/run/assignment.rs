@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use podfs_fuse::mount::MountError;
 
+use super::adoption::UnknownServer;
 use crate::manifest::pod::{PodFacts, PodIdentity};
 use crate::supervisor::run_dir::claim::{PodLeftovers, PodLock};
 use crate::supervisor::run_dir::defined_volume::DefinedVolume;
@@ -70,6 +71,9 @@ pub enum SupervisorError {
     /// Another podfs has the directory of the volumes.
     #[error(transparent)]
     Volumes(#[from] VolumesTaken),
+    /// Only another version of podfs can take over the server, which works.
+    #[error(transparent)]
+    UnknownServer(#[from] UnknownServer),
     /// The server could not be started.
     #[error("cannot start the server process: {0}")]
     Start(#[source] std::io::Error),

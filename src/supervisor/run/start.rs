@@ -194,9 +194,9 @@ impl PreparedSupervisor {
         let (sharing, mounted) = Sharing::of(&volumes, &identity);
         let directory = claim.as_ref().map(|claim| claim.directory().to_owned());
         let profile = profile(&volumes, io_uring);
-        let adopted = directory.as_deref().and_then(|directory| {
-            adoption::find(directory, &server_program, &identity, profile, report.log_format(), refused)
-        });
+        let find =
+            |directory| adoption::find(directory, &server_program, &identity, profile, report.log_format(), refused);
+        let adopted = directory.as_deref().map_or(Ok(None), find)?;
         let (server, adoption) = adopted.unzip();
         let mut mount_points = MountPoints::new(claim, inheritance);
         let kept = adoption

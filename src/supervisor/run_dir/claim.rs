@@ -29,7 +29,7 @@ use super::timed_lock::is_still_at;
 use super::trust::{self, Untrusted};
 use super::volumes_lock::{VolumesLock, VolumesTaken};
 use crate::manifest::pod::PodIdentity;
-use crate::types::PodName;
+use crate::types::{PodName, UnusableRecord};
 
 /// Most bytes of a path.
 const LONGEST_PATH: usize = libc::PATH_MAX as usize - 1;
@@ -59,6 +59,32 @@ pub enum PodLockError {
         uid: String,
         /// One of the mount points.
         mount: Box<Path>,
+    },
+    /// The record is one that this version of podfs does not know.
+    #[error("podfs neither serves nor cleans up pod {uid}, because it cannot use the record in {}: {cause}", .path.display())]
+    OtherVersion {
+        /// The uid of the pod.
+        uid: String,
+        /// The lock file.
+        path: PathBuf,
+        /// The reason.
+        #[source]
+        cause: UnusableRecord,
+    },
+    /// The record has the definition of a volume that this version of podfs cannot read.
+    #[error(
+        "podfs does not serve pod {uid}, because it cannot read the definition of a volume in {}: {cause}; use the podfs that wrote it, \
+         or remove the volumes of the pod with podfs cleanup when no container uses them",
+        .path.display()
+    )]
+    Definition {
+        /// The uid of the pod.
+        uid: String,
+        /// The lock file.
+        path: PathBuf,
+        /// The reason.
+        #[source]
+        cause: serde_json::Error,
     },
     /// The paths of the pod's sockets are too long for the kernel.
     #[error(
@@ -134,7 +160,8 @@ impl PodLock {
     /// Claims the pod, whose volumes are below the root directory. Returns the claim, and the leftovers of a podfs that was killed.
     ///
     /// # Errors
-    /// When another process holds the claim, or the run directory cannot be written.
+    /// When another process holds the claim, the record of an earlier podfs has another version, or the run directory cannot be
+    /// written.
     pub fn take(
         run_directory: &Path,
         root_directory: &Path,
@@ -178,7 +205,13 @@ impl PodLock {
             };
             // If a supervisor ended between the open and the lock, it has removed this file. Then podfs tries again.
             if is_still_at(&lock, &path) {
+                let other_version =
+                    |cause| PodLockError::OtherVersion { uid: uid.to_string(), path: path.clone(), cause };
+                PodLockRecord::check_version(&directory).map_err(other_version)?;
                 let mut record = read_or_keep(&mut lock, &directory).map_err(failed)?;
+                let defined = DefinedVolume::of_record(record.definitions.clone());
+                let unreadable = |cause| PodLockError::Definition { uid: uid.to_string(), path: path.clone(), cause };
+                let defined = defined.map_err(unreadable)?;
                 let bounds = Bounds::new(&directory, root_directory).map_err(failed)?;
                 let mounts = record.mounts.clone();
                 let outside: Vec<_> =
@@ -197,7 +230,7 @@ impl PodLock {
                 let pod = PodName { namespace: namespace.clone(), name: name.clone() };
                 // Until the caller has removed what the record names, only the record leads to it.
                 let leaves_record = record.pid != 0;
-                let (cgroup, definitions) = (record.cgroup, record.definitions.clone());
+                let (cgroup, definitions) = (record.cgroup, record.definitions);
                 let path = path.clone();
                 let writer = RecordWriter::default();
                 let mut claim = Self {
@@ -214,8 +247,7 @@ impl PodLock {
                 };
                 claim.record(&directories, &record.mounts, &record.written).map_err(failed)?;
                 let PodLockRecord { mounts, written, .. } = record;
-                let definitions = DefinedVolume::of_record(record.definitions);
-                return Ok((claim, PodLeftovers { directories, mounts, written, definitions }));
+                return Ok((claim, PodLeftovers { directories, mounts, written, definitions: defined }));
             }
         }
     }
@@ -225,7 +257,7 @@ impl PodLock {
     /// [`PodLock::leave_record`] is called.
     ///
     /// # Errors
-    /// When another process holds the claim, or there is no lock file.
+    /// When another process holds the claim, there is no lock file, or its record has another version.
     pub fn take_leftovers(directory: &Path) -> Result<(Self, PodLockRecord), PodLockError> {
         let path = directory.join(LOCK);
         let failed = |cause: io::Error| PodLockError::Lock { path: path.clone(), cause };
@@ -239,6 +271,9 @@ impl PodLock {
             Err((mut file, Errno::EWOULDBLOCK)) => return Err(taken(read(&mut file).pid)),
             Err((_, errno)) => return Err(failed(errno.into())),
         };
+        let uid = || directory.file_name().unwrap_or_default().display().to_string();
+        let other_version = |cause| PodLockError::OtherVersion { uid: uid(), path: path.clone(), cause };
+        PodLockRecord::check_version(directory).map_err(other_version)?;
         let record = PodLockRecord::read(directory).unwrap_or_default();
         let mut inherited_run = record.run.clone();
         inherited_run.retain(|run| directory.starts_with(run));

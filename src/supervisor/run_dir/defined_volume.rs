@@ -3,7 +3,6 @@
 
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
-use tracing::warn;
 
 use crate::manifest::pod::{Pod, VolumeDefinition};
 
@@ -19,13 +18,12 @@ pub struct DefinedVolume {
 }
 
 impl DefinedVolume {
-    /// The definitions in a record. Leaves out those that this version of podfs cannot read.
-    pub(super) fn of_record(definitions: Vec<Value>) -> Vec<DefinedVolume> {
-        let unreadable = |error: &_| warn!("podfs cannot read a recorded definition of a volume: {error}");
-        definitions
-            .into_iter()
-            .filter_map(|definition| serde_json::from_value(definition).inspect_err(unreadable).ok())
-            .collect()
+    /// The definitions in a record.
+    ///
+    /// # Errors
+    /// When this version of podfs cannot read one. podfs must not unmount its volume then, which containers may use.
+    pub(super) fn of_record(definitions: Vec<Value>) -> serde_json::Result<Vec<DefinedVolume>> {
+        definitions.into_iter().map(serde_json::from_value).collect()
     }
 
     /// The definitions of the volumes of a manifest.

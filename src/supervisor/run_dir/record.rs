@@ -13,6 +13,7 @@
 //! 2. podfs reserves the space of both copies before it writes, so a full disk leaves the file as it was. It writes the second copy
 //!    first, and only while the first copy is whole (`RecordWriter`). So one of them is whole at any moment.
 //! 3. Earlier versions of podfs read and write one record at the beginning, without a number.
+//! 4. A record of another version, which has a field `version`, is refused: the pod is neither served nor cleaned up.
 //!
 //! The supervisor holds the lock of the file while it writes. Others read without a lock.
 
@@ -28,7 +29,7 @@ use serde_json::Value;
 
 use super::file_names::LOCK;
 use super::trust;
-use crate::types::PodName;
+use crate::types::{PodName, UnusableRecord, check_version};
 
 /// The unit of the space for a copy: a page of a tmpfs.
 const UNIT: usize = 4096;
@@ -67,16 +68,24 @@ pub struct PodLockRecord {
 }
 
 impl PodLockRecord {
-    /// The record in the lock file of this directory, if the lock file has one.
+    /// The record in the lock file of this directory, if the lock file has one that this version of podfs can read.
     pub fn read(directory: &Path) -> Option<PodLockRecord> {
-        let mut bytes = Vec::new();
-        trust::open(OpenOptions::new().read(true), &directory.join(LOCK)).ok()?.read_to_end(&mut bytes).ok()?;
-        Self::parse(&bytes).ok()
+        Self::parse(&content(directory)?).ok()
+    }
+
+    /// Checks that the lock file of this directory, if there is one, has no record of another version of podfs.
+    ///
+    /// # Errors
+    /// When the record has another version.
+    pub fn check_version(directory: &Path) -> Result<(), UnusableRecord> {
+        let bytes = content(directory).unwrap_or_default();
+        [&bytes, second(&bytes)].into_iter().try_for_each(check_version)
     }
 
     /// The record in the content of a lock file; an empty record if there is no content.
-    pub(super) fn parse(bytes: &[u8]) -> serde_json::Result<PodLockRecord> {
+    pub(super) fn parse(bytes: &[u8]) -> Result<PodLockRecord, UnusableRecord> {
         let copies = [bytes, second(bytes)];
+        copies.into_iter().try_for_each(check_version)?;
         if let Some(record) = copies.into_iter().find_map(whole) {
             return Ok(record);
         }
@@ -84,8 +93,15 @@ impl PodLockRecord {
         let end = bytes.iter().rposition(|byte| *byte != 0).map_or(0, |last| last + 1);
         // An earlier podfs that was killed while it wrote a shorter record over a longer one has left the end of the longer one.
         let mut values = serde_json::Deserializer::from_slice(&bytes[..end]).into_iter();
-        values.next().unwrap_or_else(|| Ok(PodLockRecord::default()))
+        Ok(values.next().unwrap_or_else(|| Ok(PodLockRecord::default()))?)
     }
+}
+
+/// The content of the lock file of this directory.
+fn content(directory: &Path) -> Option<Vec<u8>> {
+    let mut bytes = Vec::new();
+    trust::open(OpenOptions::new().read(true), &directory.join(LOCK)).ok()?.read_to_end(&mut bytes).ok()?;
+    Some(bytes)
 }
 
 /// The second copy of the record, in the content of a lock file.
@@ -195,13 +211,14 @@ fn restore_first(file: &File) -> io::Result<Option<u64>> {
 mod tests {
     use super::*;
     use crate::supervisor::run_dir::defined_volume::DefinedVolume;
+    use crate::types::golden::{CHANGED, golden, parts};
 
     fn record(mounts: usize) -> PodLockRecord {
         let mounts = (0..mounts).map(|number| PathBuf::from(format!("/root/pods/u/volumes/p/volume-{number}")));
         PodLockRecord { pid: 1, mounts: mounts.collect(), ..PodLockRecord::default() }
     }
 
-    fn content(file: &File) -> Vec<u8> {
+    fn bytes_of(file: &File) -> Vec<u8> {
         let mut bytes = vec![0; file.metadata().expect("a size").len() as usize];
         file.read_exact_at(&mut bytes, 0).expect("read");
         bytes
@@ -219,9 +236,9 @@ mod tests {
             let file = tempfile::tempfile().expect("a file");
             let mut writer = RecordWriter::default();
             writer.write(&file, record(before)).expect("written");
-            let old = content(&file);
+            let old = bytes_of(&file);
             writer.write(&file, record(after)).expect("written");
-            let new = content(&file);
+            let new = bytes_of(&file);
             let half = old.len() / 2;
             assert_eq!(old.len(), new.len(), "the file has the space for the new record");
             for end in ends(&new[..half]) {
@@ -234,7 +251,7 @@ mod tests {
                     let file = tempfile::tempfile().expect("a file");
                     file.write_all_at(&torn, 0).expect("written");
                     RecordWriter::default().write(&file, record(400)).expect("written");
-                    assert_eq!(PodLockRecord::parse(&content(&file)).expect("a record").mounts.len(), 400);
+                    assert_eq!(PodLockRecord::parse(&bytes_of(&file)).expect("a record").mounts.len(), 400);
                 }
             }
         }
@@ -245,12 +262,12 @@ mod tests {
         let file = tempfile::tempfile().expect("a file");
         // The file of an earlier version.
         file.write_all_at(&serde_json::to_vec(&record(150)).expect("JSON"), 0).expect("written");
-        let mut old = content(&file);
+        let mut old = bytes_of(&file);
         let mut writer = RecordWriter::default();
         for mounts in [151, 1, 500] {
             let before = PodLockRecord::parse(&old).expect("a record").mounts.len();
             writer.write(&file, record(mounts)).expect("written");
-            let new = content(&file);
+            let new = bytes_of(&file);
             old.resize(new.len(), 0);
             let half = new.len() / 2;
             for end in ends(&new[..half]) {
@@ -269,45 +286,55 @@ mod tests {
     fn an_earlier_version_finds_the_record_at_the_beginning() {
         let file = tempfile::tempfile().expect("a file");
         RecordWriter::default().write(&file, record(3)).expect("written");
-        let bytes = content(&file);
+        let bytes = bytes_of(&file);
         let mut values = serde_json::Deserializer::from_slice(&bytes).into_iter::<PodLockRecord>();
         assert_eq!(values.next().expect("a value").expect("a record").mounts, record(3).mounts);
     }
 
     #[test]
     fn a_record_has_the_bytes_that_other_versions_read() {
-        let changed = "the next podfs, which may have another version, reads the record: a change needs a test that both versions \
-                       find the paths in it";
-        let recorded = concat!(
-            r#"{"edition":1,"pid":7,"pod":{"namespace":"default","name":"web"},"run":["/run/podfs/u1"],"#,
-            r#""directories":["/root/pods/u1"],"files":["/root/pods/u1/file"],"mounts":["/root/pods/u1/volumes/p/data"],"#,
-            r#""written":["/root/pods/u1/etc-hosts"],"cgroup":"/sys/fs/cgroup/podfs-u1"}"#,
-            "\n1\n"
-        );
-        let record = PodLockRecord::parse(recorded.as_bytes()).expect(changed);
-        assert_eq!((record.pid, record.mounts.len(), record.cgroup.is_some()), (7, 1, true), "{changed}");
+        let recorded = golden!("pod-lock.txt");
+        let record = PodLockRecord::parse(recorded.as_bytes()).expect(CHANGED);
+        assert_eq!((record.pid, record.mounts.len(), record.cgroup.is_some()), (7, 1, true), "{CHANGED}");
+        assert_eq!(DefinedVolume::of_record(record.definitions.clone()).expect(CHANGED).len(), 1);
         let file = tempfile::tempfile().expect("a file");
         RecordWriter::default().write(&file, record).expect("written");
-        let bytes = content(&file);
-        assert_eq!(bytes.len(), 2 * UNIT, "{changed}");
+        let bytes = bytes_of(&file);
+        assert_eq!(bytes.len(), 2 * UNIT, "{CHANGED}");
         for copy in [&bytes[..UNIT], &bytes[UNIT..]] {
             let text = str::from_utf8(copy).expect("text").trim_end_matches('\0');
-            assert_eq!(text, recorded, "{changed}");
+            assert_eq!(text, recorded, "{CHANGED}");
         }
     }
 
     #[test]
     fn a_definition_has_the_bytes_that_other_versions_read() {
-        let recorded = concat!(
-            r#"{"volume":{"emptyDir":{"medium":"Memory"},"name":"e"},"annotations":{"podfs.io/cache.e":"none"},"#,
-            r#""containers":[{"volumeMounts":[{"mountPath":"/e","name":"e"}]}],"published":true}"#
-        );
+        for definition in parts::<DefinedVolume>(golden!("volume-definitions.jsonl")) {
+            definition.definition.parse().expect(CHANGED);
+        }
+        let recorded = golden!("volume-definitions.jsonl").lines().next().expect("a line");
         let text =
             format!(r#"{{"pid":7,"run":[],"directories":[],"definitions":[{recorded},{{"of":"a later version"}}]}}"#);
-        let record = PodLockRecord::parse(text.as_bytes()).expect("a record");
-        let definitions = DefinedVolume::of_record(record.definitions);
-        assert_eq!(definitions.len(), 1, "the definition of a later version is left out");
-        assert!(definitions[0].definition.parse().is_ok());
-        assert_eq!(serde_json::to_string(&definitions[0]).expect("JSON"), recorded);
+        let record = PodLockRecord::parse(text.as_bytes()).expect("the paths in it can be read");
+        DefinedVolume::of_record(record.definitions).expect_err("the second one is unknown");
+    }
+
+    #[test]
+    fn a_record_of_another_version_is_refused_whichever_copy_has_it() {
+        let recorded = golden!("pod-lock.txt");
+        let later = recorded.replacen('{', r#"{"version":2,"#, 1);
+        let file = |copies: [&str; 2]| {
+            let mut bytes = vec![0; 2 * UNIT];
+            copies
+                .iter()
+                .zip([0, UNIT])
+                .for_each(|(copy, at)| bytes[at..at + copy.len()].copy_from_slice(copy.as_bytes()));
+            bytes
+        };
+        for copies in [[&later[..], &later], [&later, recorded], [recorded, &later], [&later, ""]] {
+            let refused = PodLockRecord::parse(&file(copies)).expect_err("it has another version").to_string();
+            assert_eq!(refused, "it has version 2, and this podfs reads version 1; use the podfs that wrote it");
+        }
+        assert!(PodLockRecord::parse(&file([recorded, recorded])).is_ok());
     }
 }

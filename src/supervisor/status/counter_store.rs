@@ -19,11 +19,12 @@ use std::time::Duration;
 
 use tokio::task::spawn_blocking;
 use tokio::time::timeout;
-use tracing::debug;
+use tracing::{debug, warn};
 
 use super::counters::PodCounters;
 use crate::supervisor::run_dir::file_names::{COUNTS, NEXT_COUNTS};
 use crate::supervisor::run_dir::trust;
+use crate::types::{UnusableRecord, parse_record};
 
 /// How long a supervisor that ends, leaves or is upgraded waits for the disk.
 const END_TIMEOUT: Duration = Duration::from_secs(2);
@@ -68,12 +69,22 @@ impl CounterStore {
         CounterStore(Arc::new(SharedCounters { state: Mutex::default(), written: Condvar::new(), write }))
     }
 
-    /// Continues the counts in this run directory, and keeps them there.
+    /// Continues the counts in this run directory, and keeps them there. If only another version of podfs can use them, leaves them as
+    /// they are, and counts anew without a file.
     pub(in crate::supervisor) fn keep_in(&self, directory: &Path) {
         let file = directory.join(COUNTS);
-        let counters = read(&file);
+        let (counters, file) = match read(&file) {
+            Err(error) if error.is_of_other_version() => {
+                warn!(
+                    "podfs cannot use the counts of the pod in {}: {error}; the metrics of the pod begin anew",
+                    file.display()
+                );
+                (PodCounters::default(), None)
+            }
+            counters => (counters.unwrap_or_default(), Some(file)),
+        };
         let mut state = self.0.lock();
-        (state.counters, state.file) = (counters, Some(file));
+        (state.counters, state.file) = (counters, file);
     }
 
     /// Calls `read` with the counters.
@@ -187,14 +198,14 @@ impl SharedCounters {
 
 /// How many servers of the pod with this run directory have replaced a dead one.
 pub fn kept_restarts(directory: &Path) -> u64 {
-    read(&directory.join(COUNTS)).server_restarts
+    read(&directory.join(COUNTS)).unwrap_or_default().server_restarts
 }
 
-/// The counts in a file; zeros if the file cannot be read.
-fn read(file: &Path) -> PodCounters {
+/// The counts in a file.
+fn read(file: &Path) -> Result<PodCounters, UnusableRecord> {
     let mut text = Vec::new();
-    let read = trust::open(OpenOptions::new().read(true), file).and_then(|mut kept| kept.read_to_end(&mut text));
-    read.ok().and_then(|_| serde_json::from_slice(&text).ok()).unwrap_or_default()
+    trust::open(OpenOptions::new().read(true), file).and_then(|mut kept| kept.read_to_end(&mut text))?;
+    parse_record(&text)
 }
 
 fn write(file: &Path, text: &[u8]) -> io::Result<()> {
@@ -239,6 +250,21 @@ mod tests {
         assert_eq!(kept_restarts(directory.path()), 3, "the store is finished");
         fs::write(directory.path().join(COUNTS), "{").expect("written");
         assert_eq!(kept_restarts(directory.path()), 0);
+    }
+
+    #[tokio::test]
+    async fn counts_that_only_another_version_can_use_stay() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let file = directory.path().join(COUNTS);
+        for unknown in [r#"{"version":2,"serverRestarts":3}"#, r#"{"serverRestarts":"three"}"#] {
+            fs::write(&file, unknown).expect("written");
+            let store = store_in(directory.path());
+            store.restarted(2);
+            assert_eq!(store.read(|counters| counters.server_restarts), 2);
+            store.finish().await;
+            assert_eq!(fs::read_to_string(&file).expect("it stays"), unknown);
+            assert_eq!(kept_restarts(directory.path()), 0);
+        }
     }
 
     #[tokio::test]

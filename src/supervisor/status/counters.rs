@@ -89,6 +89,7 @@ impl PodCounters {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::types::golden::{golden, values};
 
     #[test]
     fn operations_of_one_kind_and_outcome_are_counted_together_by_how_long_they_took() {
@@ -112,5 +113,11 @@ mod tests {
         assert!(counters.served("config", false), "it waits");
         assert!(counters.served("config", true), "it is mounted anew");
         assert_eq!(counters.restarts_of("config"), 0);
+    }
+
+    #[test]
+    fn counts_have_the_bytes_that_other_versions_read() {
+        let [counters] = &values::<PodCounters>(golden!("counts.json"))[..] else { panic!("one line") };
+        assert_eq!((counters.server_restarts, counters.restarts_of("config")), (3, 1));
     }
 }

@@ -1,6 +1,7 @@
 //! Checks that `--help`, manual pages, completions, settings and the documentation agree, and the reports of the test scripts.
 
 mod completions;
+mod golden;
 mod guide;
 mod help;
 mod imports;

@@ -239,6 +239,62 @@ fn a_pod_whose_checkpoint_is_gone_and_whose_supervisor_lives_is_removed_if_no_so
 }
 
 #[test]
+fn a_pod_whose_checkpoint_has_another_version_is_never_gone_and_stays_as_it_is() {
+    let node = node_with_a_pod();
+    let daemon = node.start();
+    node.expect(&["wait", "default/web"]);
+    let (config, scratch, supervisor) =
+        (node.path("web", "config"), node.path("web", "scratch"), node.supervisor("web"));
+    fs::write(scratch.join("file"), "data").expect("written");
+    drop(daemon);
+    let checkpoint = node.fixture.path("run/node/pods/uid-web/checkpoint.json");
+    let recorded = fs::read_to_string(&checkpoint).expect("a checkpoint");
+    let later = recorded.replacen(r#""version":1"#, r#""version":2"#, 1);
+    fs::write(&checkpoint, &later).expect("written");
+    node.remove("web.yaml");
+    let mut command = node.command();
+    command.arg("--release-when-gone");
+    let daemon = node.start_command(command);
+    // Without its checkpoint, the pod has no name.
+    let says = |sentence: &str| node.expect(&["state", "--output", "json"]).contains(sentence);
+    eventually("the daemon says what it does not know", || says("another version of podfs node wrote its checkpoint"));
+    assert!(node.log().contains("it has version 2, and this podfs reads version 1; use the podfs that wrote it"));
+    node.wait_for_pass();
+    assert_eq!(fs::read_to_string(config.join("key")).expect("it is served"), "one");
+    assert_eq!(fs::read_to_string(scratch.join("file")).expect("it is served"), "data");
+    assert!(node.fixture.processes().contains(&supervisor));
+    // Its source describes it again: podfs serves no more volumes of it, and says why.
+    let volumes = [CONFIG, SCRATCH, "{name: more, emptyDir: {}}"];
+    node.put("web.yaml", &pod("web", &volumes, &["config", "scratch", "more"]));
+    eventually("the volume waits", || says("it has version 2, and this podfs reads version 1"));
+    assert_eq!(fs::read_to_string(&checkpoint).expect("it stays"), later);
+    assert_eq!(fs::read_to_string(scratch.join("file")).expect("it is served"), "data");
+    drop(daemon);
+    // The podfs that wrote it comes back.
+    fs::write(&checkpoint, &recorded).expect("written");
+    let _daemon = node.start();
+    node.expect(&["wait", "default/web"]);
+    assert_eq!(node.supervisor("web"), supervisor, "it served throughout");
+    assert_eq!(fs::read_to_string(scratch.join("file")).expect("a file"), "data");
+}
+
+#[test]
+fn a_pod_whose_checkpoint_has_another_version_is_removed_when_it_is_released() {
+    let node = node_with_a_pod();
+    let daemon = node.start();
+    node.expect(&["wait", "default/web"]);
+    drop(daemon);
+    let checkpoint = node.fixture.path("run/node/pods/uid-web/checkpoint.json");
+    let recorded = fs::read_to_string(&checkpoint).expect("a checkpoint");
+    fs::write(&checkpoint, recorded.replacen(r#""version":1"#, r#""version":2"#, 1)).expect("written");
+    node.remove("web.yaml");
+    let _daemon = node.start();
+    eventually("the daemon knows the pod", || node.expect(&["state", "--output", "json"]).contains("uid-web"));
+    node.expect(&["release", "uid-web"]);
+    eventually("nothing of the pod is left", || node.is_clean("uid-web"));
+}
+
+#[test]
 fn a_supervisor_that_gets_the_claim_after_the_daemon_has_removed_its_pod_ends() {
     let node = node_with_a_pod();
     let daemon = node.start();

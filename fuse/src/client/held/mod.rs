@@ -117,7 +117,7 @@ impl HeldVolume {
         let mut next = || descriptors.next().ok_or_else(impossible_volume);
         let (device, mount, region) = (next()?, next()?, next()?);
         let kind = restore(body, descriptors.collect(), nfs_sockets)?;
-        let region = Region::adopt(region).map_err(io::Error::other)?;
+        let region = Region::adopt(region)?;
         if region.kind() != kind.region_kind() {
             return Err(impossible_volume());
         }

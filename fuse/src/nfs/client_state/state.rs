@@ -219,8 +219,14 @@ pub fn no_memory(_: std::io::Error) -> Errno {
 
 #[cfg(test)]
 mod tests {
+    use std::os::fd::AsFd;
+    use std::sync::Arc;
+
     use super::*;
+    use crate::region::cells::CellRef;
+    use crate::region::golden::{self, golden};
     use crate::region::shared::assert_layout;
+    use crate::region::{Region, VolumeKind};
 
     #[test]
     fn cells_have_the_layout_that_other_versions_read() {
@@ -238,5 +244,87 @@ mod tests {
         assert_layout::<IdentityRecord>("uid 0, gid 4, count 8, groups 12; 76 bytes");
         let tags = [NfsNodeCell::TAG, NameCell::TAG, NfsOpenCell::TAG, CallCell::TAG, RootCell::TAG];
         assert_eq!(tags, [16, 17, 18, 19, 20], "other versions know the cells by these tags");
+    }
+
+    fn identity() -> Credential {
+        Credential::User { uid: 21, gid: 22, groups: vec![23, 24] }
+    }
+
+    fn root_attributes() -> Attributes {
+        let time = |seconds| Time { seconds, nanoseconds: 1 };
+        Attributes {
+            kind: FileType::Directory,
+            mode: 0o755,
+            links: 25,
+            uid: 26,
+            gid: 27,
+            size: 28,
+            used: 29,
+            device: (0, 0),
+            fsid: 30,
+            fileid: 31,
+            atime: time(32),
+            mtime: time(33),
+            ctime: time(34),
+        }
+    }
+
+    /// A region with a cell of each kind, in which each field has a value.
+    fn region() -> Arc<Region> {
+        let region = golden::region(VolumeKind::Nfs);
+        let name = CellRef::new(&region, |cell: &NameCell| {
+            cell.length.store(4, Relaxed);
+            cell.parent.store(1, Relaxed);
+            cell.next.store(0, Relaxed);
+            write_bytes(&cell.bytes, b"name");
+        });
+        let name = name.expect("memory").id();
+        let node = CellRef::new(&region, |cell: &NfsNodeCell| {
+            cell.form.store(libc::S_IFREG | 64, Relaxed);
+            let words = [&cell.id, &cell.lookups, &cell.fileid, &cell.name, &cell.flags];
+            words
+                .into_iter()
+                .zip([2, 3, 4, name.to_word(), SILLY])
+                .for_each(|(word, value)| word.store(value, Relaxed));
+            cell.handle.iter().zip(0x11..).for_each(|(word, value)| word.store(value, Relaxed));
+        });
+        let open = CellRef::new(&region, |cell: &NfsOpenCell| {
+            cell.flags.store(KNOWN | CLOSED, Relaxed);
+            let words = [&cell.handle, &cell.node, &cell.unique, &cell.verifier];
+            words.into_iter().zip([6, 2, 7, 8]).for_each(|(word, value)| word.store(value, Relaxed));
+            cell.identity.set(&identity());
+        });
+        let call = CellRef::new(&region, |cell: &CallCell| {
+            [&cell.xid, &cell.step, &cell.nanoseconds]
+                .into_iter()
+                .zip(9..)
+                .for_each(|(word, value)| word.store(value, Relaxed));
+            [&cell.unique, &cell.seconds].into_iter().zip(12..).for_each(|(word, value)| word.store(value, Relaxed));
+            cell.identity.set(&Credential::Anonymous);
+        });
+        let root = CellRef::new(&region, |cell: &RootCell| cell.set(&root_attributes()));
+        drop((node.expect("memory"), open.expect("memory"), call.expect("memory"), root.expect("memory")));
+        region
+    }
+
+    #[test]
+    fn a_region_has_the_bytes_that_other_versions_read() {
+        let recorded = golden!("region-nfs.bin");
+        golden::assert_golden("region-nfs.bin", recorded, &golden::content(region().as_fd()));
+        let adopted = golden::adopted(recorded, VolumeKind::Nfs);
+        let cells: Vec<_> = adopted.cells().tagged().collect();
+        let tags: Vec<_> = cells.iter().map(|(_, tag)| *tag).collect();
+        assert_eq!(tags, [NameCell::TAG, NfsNodeCell::TAG, NfsOpenCell::TAG, CallCell::TAG, RootCell::TAG]);
+        let id = |place: usize| cells[place].0;
+        let name = adopted.cells().find::<NameCell>(id(0)).expect("a name");
+        assert_eq!(read_bytes(&name.bytes, name.length.load(Relaxed) as usize), b"name");
+        let node = adopted.cells().find::<NfsNodeCell>(id(1)).expect("a node");
+        assert_eq!((node.name.load(Relaxed), node.handle[7].load(Relaxed)), (id(0).to_word(), 0x18));
+        let open = adopted.cells().find::<NfsOpenCell>(id(2)).expect("an open file");
+        assert_eq!((open.identity.get(), open.verifier.load(Relaxed)), (identity(), 8));
+        let call = adopted.cells().find::<CallCell>(id(3)).expect("a call");
+        assert_eq!((call.identity.get(), call.seconds.load(Relaxed)), (Credential::Anonymous, 13));
+        assert_eq!(adopted.cells().find::<RootCell>(id(4)).expect("the root").get(), root_attributes());
+        golden::assert_unknown_is_refused(recorded);
     }
 }

@@ -80,6 +80,17 @@ pub enum LogError {
     /// Another program wrote it, or it is damaged.
     #[error("this version of podfs cannot read the log of data written to the volume; start the volume anew")]
     Foreign,
+    /// Another version of podfs wrote it.
+    #[error(
+        "the log of data written to the volume has {what} {value}, which another version of podfs wrote; serve the volume with that \
+         version, or start the volume anew, which loses the data"
+    )]
+    OtherVersion {
+        /// The meaning of the number.
+        what: &'static str,
+        /// The number.
+        value: u32,
+    },
 }
 
 /// A place in the log.
@@ -162,7 +173,7 @@ impl Log {
     /// itself is lost.
     ///
     /// # Errors
-    /// When this program cannot read it.
+    /// When this program cannot read it. The log is unchanged then.
     pub fn adopt(file: OwnedFd) -> Result<(Log, Vec<InheritedRecord>), LogError> {
         let length = length_of(&file)?;
         if length < HEADER || !may_be_mapped(&file) {
@@ -171,11 +182,19 @@ impl Log {
         let head = Memory::map(file.try_clone().map_err(LogError::Memory)?, HEADER, HEADER)?;
         let header: &LogHeader = head.at(0).ok_or(LogError::Foreign)?;
         let most = header.segments.load(Relaxed) as usize;
-        let known = header.magic.load(Acquire) == MAGIC && header.layout.load(Relaxed) == LAYOUT;
-        if !known || most > MOST_SEGMENTS {
+        if header.magic.load(Acquire) != MAGIC {
             return Err(LogError::Foreign);
         }
+        match header.layout.load(Relaxed) {
+            LAYOUT if most <= MOST_SEGMENTS => {}
+            LAYOUT => return Err(LogError::Foreign),
+            value => return Err(LogError::OtherVersion { what: "layout", value }),
+        }
         let log = Self::over(Memory::map(file, length, HEADER + most * STRIDE)?, most);
+        // Before `read` frees a record: data in an unknown state may be data that was accepted.
+        if let Some(value) = log.unknown_state() {
+            return Err(LogError::OtherVersion { what: "a record of state", value });
+        }
         let inherited = log.read();
         Ok((log, inherited))
     }
@@ -185,9 +204,23 @@ impl Log {
         Log { memory: Rc::new(memory), most, segments, current: Cell::new(None), sequence: Cell::new(1) }
     }
 
+    /// The number of segments in the file.
+    fn there(&self) -> usize {
+        (self.memory.length() - HEADER) / STRIDE
+    }
+
+    /// A state of a record that this version of podfs does not know, if there is one.
+    fn unknown_state(&self) -> Option<u32> {
+        let segments = (0..self.there().min(self.most)).map(|segment| segment as u32);
+        let records =
+            segments.flat_map(|segment| (0..RECORDS).map(move |index| RecordId { segment, index: index as u32 }));
+        let mut states = records.filter_map(|id| Some(self.cell(id)?.state.load(Acquire)));
+        states.find(|state| !matches!(*state, FREE | DATA | FAILED))
+    }
+
     fn read(&self) -> Vec<InheritedRecord> {
         let mut inherited = Vec::new();
-        let there = (self.memory.length() - HEADER) / STRIDE;
+        let there = self.there();
         for (number, segment) in self.segments.borrow_mut().iter_mut().enumerate().take(there) {
             for index in 0..RECORDS {
                 let id = RecordId { segment: number as u32, index: index as u32 };

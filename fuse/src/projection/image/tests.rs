@@ -1,6 +1,9 @@
+use std::sync::atomic::Ordering::Relaxed;
+
 use proptest::prelude::*;
 
 use super::*;
+use crate::region::golden::{self, golden};
 
 const DIRECTORIES: DirectoryAttributes = DirectoryAttributes { mode: 0o755, gid: 0 };
 
@@ -130,4 +133,20 @@ proptest! {
             prop_assert_eq!(shown, files.len());
         }
     }
+}
+
+#[test]
+fn an_image_has_the_bytes_that_other_versions_read() {
+    let entries = [FileEntry { uid: 3, gid: 4, mode: 0o640, ..entry("a", b"1") }, entry("sub/b", b"\0\xff")];
+    let made = ImageLayout::new(entries, DirectoryAttributes { mode: 0o2755, gid: 5 }).expect("a tree");
+    let made = made.image().expect("an image");
+    made.lookups().iter().zip(6..).for_each(|(count, value)| count.store(value, Relaxed));
+    let (recorded, bytes) = (golden!("image.bin"), golden::content(&made));
+    golden::assert_golden("image.bin", recorded, &bytes);
+    let adopted = Image::adopt(golden::memory_file(recorded, bytes.len())).expect("today's program reads it");
+    assert_eq!((content(&adopted, "a"), content(&adopted, "sub/b")), (Some(&b"1"[..]), Some(&b"\0\xff"[..])));
+    assert_eq!(adopted.lookups().iter().map(|count| count.load(Relaxed)).collect::<Vec<_>>(), [6, 7, 8, 9]);
+    // The last byte of the first word is the version.
+    let sentence = golden::refused_with(recorded, (4, u32::from_le_bytes(*b"s\0\0\x02")), bytes.len(), Image::adopt);
+    assert!(sentence.contains("image has version 2, which another version of podfs made"), "{sentence}");
 }

@@ -104,7 +104,7 @@ pub(super) struct ServedParts {
 impl ServedParts {
     fn of(about: Value, held: VolumeDescriptors, kind: &dyn ServedKind) -> io::Result<ServedParts> {
         let VolumeDescriptors { device, mount, region } = held;
-        let region = Arc::new(Region::adopt(region).map_err(io::Error::other)?);
+        let region = Arc::new(Region::adopt(region)?);
         if region.kind() != kind.region_kind() {
             return Err(inconsistent_state());
         }

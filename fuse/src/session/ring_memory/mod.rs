@@ -201,7 +201,14 @@ impl RingMemory {
         let (magic, layout) = (header.magic.load(Acquire), header.layout.load(Relaxed));
         let queues = header.queues.load(Relaxed) as usize;
         let fits = (1..=MOST_QUEUES).contains(&queues) && length == entries_begin(queues) + (queues + SPARE) * ENTRY;
-        if magic == MAGIC && layout == LAYOUT && fits { Ok(queues) } else { Err(damaged()) }
+        if magic == MAGIC && layout != LAYOUT {
+            let sentence = format!(
+                "the memory of the volume's rings has layout {layout}, and this podfs reads layout {LAYOUT}; serve the volume with the \
+                 podfs that made it, or start the volume anew"
+            );
+            return Err(io::Error::new(io::ErrorKind::Unsupported, sentence));
+        }
+        if magic == MAGIC && fits { Ok(queues) } else { Err(damaged()) }
     }
 
     /// Maps the whole file at the address `place`. Without `place`, maps only the part before the entries, at any address. The

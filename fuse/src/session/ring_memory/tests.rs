@@ -1,7 +1,9 @@
 //! The memory of rings as a successor finds it.
 
 use super::*;
+use crate::region::golden::{self, golden};
 use crate::region::shared::assert_layout;
+use rustix::time::Timespec;
 
 fn map(file: OwnedFd) -> io::Result<RingMemory> {
     RingMemory::map(file, &VolumeLabel::new("data"))
@@ -103,4 +105,46 @@ fn the_memory_has_the_layout_that_other_versions_read() {
     let offsets = [PAGE, ENTRY, PAYLOAD, OPERATION, COMMIT_ID, PAYLOAD_SIZE, KERNELS, ANSWER, REQUEST];
     assert_eq!(offsets, [4096, 77_824, 73_728, 128, 264, 272, 288, 512, 1024], "give a changed layout a new LAYOUT");
     assert_eq!((MAGIC, LAYOUT), (u64::from_le_bytes(*b"podfsrng"), 1));
+}
+
+#[test]
+fn the_memory_has_the_bytes_that_other_versions_read() {
+    let supervisors = RingMemory::create(1).expect("memory");
+    // No other test maps memory at the last place.
+    supervisors.header().address.store((ADDRESS + (MOST_VOLUMES - 1) * APART) as u64, Relaxed);
+    let memory = map(supervisors.file.try_clone().expect("a descriptor")).expect("a place");
+    let entry = memory.add(0, true).expect("an entry");
+    memory.set_state(RingState::InUse);
+    request_comes(&memory, entry, 2, &[7; 8], b"name\0");
+    assert!(memory.take(entry));
+    let slot = memory.slot(entry);
+    slot.set_thread(3);
+    slot.begin(Some(Timespec { tv_sec: 4, tv_nsec: 5 }), 6);
+    let begun = slot.begun();
+    // SAFETY: nothing answers it.
+    let request = unsafe { memory.request(entry) }.to_vec();
+    let bytes = golden::content(&memory);
+    golden::assert_golden("rings.bin", golden!("rings.bin"), &bytes);
+    drop(memory);
+    let memory = map(golden::memory_file(golden!("rings.bin"), bytes.len())).expect("today's program reads it");
+    assert_eq!((memory.queues(), memory.state()), (1, RingState::InUse));
+    assert_eq!(memory.in_use().collect::<Vec<_>>(), [(entry, 0)]);
+    assert_eq!(memory.entry_state(entry), EntryState::Request(begun));
+    assert_eq!(memory.busy().collect::<Vec<_>>(), [(3, 2)]);
+    assert!(memory.take(entry));
+    // SAFETY: it is answered below.
+    assert_eq!(unsafe { memory.request(entry) }, request);
+    memory.answer(entry, -libc::ENOENT, [b"a", b"b"]).expect("short");
+    assert_eq!((memory.entry_state(entry), memory.finish(entry)), (EntryState::Answer, 2));
+}
+
+#[test]
+fn memory_with_an_unknown_layout_is_refused_and_stays() {
+    let length = golden::content(RingMemory::create(1).expect("memory")).len();
+    for layout in [0, 2] {
+        for adopt in [RingMemory::adopt, map] {
+            let refused = golden::refused_with(golden!("rings.bin"), (8, layout), length, adopt);
+            assert!(refused.contains(&format!("has layout {layout}, and this podfs reads layout 1")), "{refused}");
+        }
+    }
 }

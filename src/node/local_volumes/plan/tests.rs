@@ -238,5 +238,5 @@ fn a_record_that_cannot_be_read_keeps_its_entry_from_being_offered() {
     assert!(steps.iter().all(|step| step.volume() != name(0)));
     let Cluster { scan, volumes, classes, records, .. } = &cluster;
     let remarks = remarks(World { node: &node(), scan, volumes, classes, records });
-    assert!(remarks[&name(0)].contains("cannot be read"), "{remarks:?}");
+    assert!(remarks[&name(0)].contains("podfs cannot read the record"), "{remarks:?}");
 }

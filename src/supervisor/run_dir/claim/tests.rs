@@ -8,6 +8,7 @@ use podfs_fuse::mount::visible::detach;
 use crate::host::memory::mount_tmpfs;
 use crate::manifest::pod::PodIdentity;
 use crate::supervisor::run_dir::mount_points::MountPoints;
+use crate::types::golden::golden;
 
 /// A root directory without volumes.
 const ROOT: &str = "/nonexistent";
@@ -179,4 +180,33 @@ fn claims_that_come_and_go_never_meet_a_missing_directory() {
     };
     std::thread::scope(|scope| (0..4).for_each(|_| drop(scope.spawn(come_and_go))));
     assert_eq!(std::fs::read_dir(run.path()).expect("a listing").count(), 0);
+}
+
+#[test]
+fn a_record_that_only_another_version_knows_is_refused_and_stays() {
+    let run = tempfile::tempdir().expect("a directory");
+    let pod = PodIdentity::placeholder();
+    let directory = run.path().join(pod.uid.as_str());
+    std::fs::create_dir(&directory).expect("a directory");
+    let recorded = golden!("pod-lock.txt");
+    let later = recorded.replacen('{', r#"{"version":2,"#, 1);
+    let defines = recorded.replacen(r#"{"annotations":"#, r#"{"of":"a later version"},{"annotations":"#, 1);
+    for (record, reason, is_cleaned_up) in [
+        (&later, "it has version 2, and this podfs reads version 1; use the podfs that wrote it", false),
+        (&defines, "it cannot read the definition of a volume in", true),
+    ] {
+        std::fs::write(directory.join(LOCK), record).expect("written");
+        let refused = PodLock::take(run.path(), ROOT.as_ref(), &pod).expect_err("unknown").to_string();
+        assert!(refused.contains(reason), "{refused}");
+        match PodLock::take_leftovers(&directory) {
+            Ok((claim, found)) => {
+                assert!(is_cleaned_up && found.mounts.len() == 1);
+                claim.leave_record();
+            }
+            Err(refused) => assert!(!is_cleaned_up && refused.to_string().contains(reason), "{refused}"),
+        }
+        assert_eq!(std::fs::read_to_string(directory.join(LOCK)).expect("it stays"), *record);
+        assert_eq!(std::fs::read_dir(&directory).expect("a listing").count(), 1, "nothing is beside it");
+        assert!(!is_held(&directory));
+    }
 }

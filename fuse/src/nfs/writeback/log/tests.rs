@@ -4,6 +4,7 @@
 use rustix::io::pwrite;
 
 use super::*;
+use crate::region::golden::{assert_golden, content, golden, memory_file, refused_with};
 use crate::region::shared::assert_layout;
 
 const TARGET: WriteTarget = WriteTarget { node: NodeId(7), open: HandleId(1), offset: 0 };
@@ -60,26 +61,26 @@ fn a_log_has_the_bytes_that_other_versions_read() {
     );
     let log = Log::create(4).expect("a log");
     let target = WriteTarget { node: NodeId(7), open: HandleId(1), offset: 0x1234 };
-    log.append(target, b"first").expect("room");
+    let (first, _) = log.append(target, b"first").expect("room");
     let (failed, _) = log.append(target, b"data").expect("room");
     log.fail(failed, Errno::DQUOT);
-    let bytes = |offset: u64, length: usize| {
-        let mut bytes = vec![0; length];
-        rustix::io::pread(&log, &mut bytes[..], offset).expect("read");
-        bytes.iter().map(|byte| format!("{byte:02x}")).collect::<String>()
-    };
-    let changed =
-        "servers of other versions read the log: give it a new LAYOUT, and add a test that the older log is adopted";
-    assert_eq!(bytes(0, 16), "706f6466736c6f670100000004000000", "the header: {changed}");
-    assert_eq!(
-        bytes(4096, 64),
-        "01000000050000000700000000000000010000000000000034120000000000000100000000000000000000000000000000000000000000000000000000000000",
-        "a record: {changed}"
-    );
-    assert_eq!(
-        bytes(4096 + 64, 64),
-        "0200000004000000070000000000000001000000000000007a000000000000000200000000000000050000000000000000000000000000000000000000000000",
-        "a failed record: {changed}"
-    );
-    assert_eq!(bytes(4096 + 256 * 64, 9), "666972737464617461", "the data: {changed}");
+    assert_golden("nfs-log.bin", golden!("nfs-log.bin"), &content(&log));
+    let (log, inherited) = Log::adopt(memory_file(golden!("nfs-log.bin"), HEADER + STRIDE)).expect("a log");
+    let none = WriteTarget { offset: 0, ..target };
+    let expected = [
+        InheritedRecord { id: first, target, length: Ok(5), sequence: 1 },
+        InheritedRecord { id: failed, target: none, length: Err(Errno::DQUOT), sequence: 2 },
+    ];
+    assert_eq!(inherited, expected);
+    assert_eq!(log.piece(first, 0).as_ref(), b"first");
+}
+
+#[test]
+fn a_log_of_another_version_is_refused_and_stays() {
+    for (offset, number, what) in [(8, 0, "layout"), (8, 2, "layout"), (HEADER, 3, "a record of state")] {
+        let refused = refused_with(golden!("nfs-log.bin"), (offset, number), HEADER + STRIDE, Log::adopt);
+        let reason =
+            format!("has {what} {number}, which another version of podfs wrote; serve the volume with that version");
+        assert!(refused.contains(&reason), "{refused}");
+    }
 }
