@@ -138,7 +138,8 @@ fn pod_spec(body: &Map<String, Value>) -> Result<(), InvalidField> {
         names(spec, fields_of::<core::PodSpec>(), |meant| OF_SPEC.contains(&meant))?;
         let volumes: Vec<_> = list("volumes").filter_map(|(_, volume)| volume["name"].as_str()).collect();
         for (index, volume) in list("volumes") {
-            let checked = volume.as_object().map_or(Ok(()), check_volume_spelling);
+            let check = |volume| text(volume, "name").and_then(|_| check_volume_spelling(volume));
+            let checked = volume.as_object().map_or(Ok(()), check);
             checked.map_err(|error| error.under(format!("volumes[{index}]")))?;
         }
         for (field, (index, container)) in
@@ -167,16 +168,28 @@ fn check_container(container: &Map<String, Value>, volumes: &[&str]) -> Result<(
 
 /// Checks what the API server requires of a mount: a path, and the name of a volume of the pod.
 fn check_mount(mount: &Map<String, Value>, path: &str, volumes: &[&str]) -> Result<(), InvalidField> {
-    let text = |field: &str| mount.get(field).and_then(Value::as_str).unwrap_or_default();
-    if text(path).is_empty() {
+    if text(mount, path)?.is_empty() {
         return Err(InvalidField::new(path, "is required"));
     }
-    let name = text("name");
+    let name = text(mount, "name")?;
     if !volumes.contains(&name) {
         let known = if volumes.is_empty() { "no volumes".to_owned() } else { volumes.join(", ") };
         return Err(InvalidField::new("name", format!("the pod has no volume {name:?}; it has {known}")));
     }
     Ok(())
+}
+
+/// The text of a field; an empty one if the field is missing.
+///
+/// # Errors
+/// When the field has a value of another type: YAML reads `n`, `on` and `12` as no text.
+fn text<'a>(body: &'a Map<String, Value>, field: &str) -> Result<&'a str, InvalidField> {
+    match body.get(field) {
+        Some(Value::String(text)) => Ok(text),
+        None | Some(Value::Null) => Ok(""),
+        Some(Value::Array(_) | Value::Object(_)) => Err(InvalidField::new(field, "must be a string")),
+        Some(Value::Bool(_) | Value::Number(_)) => Err(InvalidField::new(field, "must be a string; put it in quotes")),
+    }
 }
 
 /// Checks the names in a mapping, except those for which no field is meant that counts.
@@ -379,6 +392,11 @@ mod tests {
             complaint("Pod", json!({"spec": {"containers": [container], "volumes": [{"name": "data"}]}}))
         };
         assert_eq!(about(json!({"name": "data", "mountPath": "/x"})), None);
+        let name = about(json!({"name": false, "mountPath": "/x"}));
+        let expected = "a.yaml: spec.containers[0].volumeMounts[0].name: must be a string; put it in quotes";
+        assert_eq!(name.as_deref(), Some(expected));
+        let name = complaint("Pod", json!({"spec": {"containers": [], "volumes": [{"name": 12}]}}));
+        assert_eq!(name.as_deref(), Some("a.yaml: spec.volumes[0].name: must be a string; put it in quotes"));
         for mount in [json!({"name": "data"}), json!({"name": "data", "mountPath": ""})] {
             let expected = "a.yaml: spec.containers[0].volumeMounts[0].mountPath: is required";
             assert_eq!(about(mount).as_deref(), Some(expected));
