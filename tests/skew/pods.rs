@@ -12,19 +12,17 @@ fn pod(first: First) -> Pod {
 
 #[test]
 fn an_upgraded_pod_and_one_that_goes_back_lose_nothing_under_load() {
-    load::rounds::upgrade(pod(First::Previous), load::rounds_or(6));
+    load::rounds::upgrade(pod(First::Previous), load::rounds_or(4));
 }
 
 #[test]
 fn each_version_adopts_the_servers_of_the_other_under_load() {
-    load::rounds::adopt(pod(First::Previous), load::rounds_or(6), |pod| pod.builds.put_other());
+    load::rounds::adopt(pod(First::Previous), load::rounds_or(4), |pod| pod.builds.put_other());
 }
 
 #[test]
 fn no_call_fails_when_processes_of_two_versions_are_killed_at_random() {
-    for first in First::BOTH {
-        faults::inject_at_random(pod(first), load::number("PODFS_SOAK_KILLS").unwrap_or(30));
-    }
+    faults::inject_at_random(pod(First::Previous), load::number("PODFS_SOAK_KILLS").unwrap_or(30));
 }
 
 #[test]
