@@ -4,7 +4,6 @@
 use std::fs;
 use std::os::unix::process::CommandExt;
 use std::path::Path;
-use std::process::Command;
 
 use crate::common::passthrough::disk_directory;
 use crate::common::*;
