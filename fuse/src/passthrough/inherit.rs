@@ -250,9 +250,11 @@ impl<'a> RegionReader<'a> {
             } else {
                 let open = Arc::new(OpenFile::inherit(record, node, descriptor, share.take_anyway()));
                 let mut shared = open.node.open();
-                let backing = || BackingId::recorded(&open.node.record);
-                let shared =
-                    shared.get_or_insert_with(|| Box::new(OpenNode { backing: backing(), ..Default::default() }));
+                let shared = shared.get_or_insert_with(|| {
+                    let cell = &open.node.record;
+                    let (backing, is_unbacked) = (BackingId::recorded(cell), BackingId::is_none_recorded(cell));
+                    Box::new(OpenNode { backing, is_unbacked, ..Default::default() })
+                });
                 shared.files.push(Arc::clone(&open));
                 files.insert(handle, Arc::clone(&open));
             }

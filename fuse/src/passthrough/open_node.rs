@@ -16,6 +16,8 @@
 //!    number again before it has used all others.
 //! 5. An id that was opened and not recorded is near the last recorded one, because the kernel gives numbers in order. The
 //!    successor closes the ids that are near and not recorded.
+//! 6. The server also records that an open is answered without a backing file, before it answers. A successor cannot tell an open that
+//!    was answered just before the kill from one that was not, and the kernel refuses a backing file beside an open file without one.
 
 use std::collections::HashSet;
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
@@ -28,7 +30,7 @@ use super::handle::last_errno;
 use super::locks::NodeLocks;
 use super::node::Node;
 use super::open_files::OpenFile;
-use super::state::{CLOSING, NodeCell};
+use super::state::{CLOSING, NodeCell, UNBACKED};
 use crate::region::Region;
 use crate::session::abi::BackingMap;
 
@@ -39,8 +41,8 @@ pub struct OpenNode {
     pub files: Vec<Arc<OpenFile>>,
     /// The backing file, if the kernel reads and writes the file by itself.
     pub backing: Option<BackingId>,
-    /// The kernel has refused a backing file, and an open file was answered without one.
-    pub is_refused: bool,
+    /// An open file was answered without a backing file, so all others are, too.
+    pub is_unbacked: bool,
     /// The locks taken through the open files.
     pub locks: NodeLocks,
 }
@@ -94,6 +96,16 @@ impl BackingId {
         (id != 0 && id & CLOSING == 0).then_some(BackingId(id))
     }
 
+    /// Records in a node's cell that open files of the node have no backing file.
+    pub fn record_none(cell: &NodeCell) {
+        cell.backing.store(UNBACKED, Release);
+    }
+
+    /// Whether open files of the node may have no backing file.
+    pub fn is_none_recorded(cell: &NodeCell) -> bool {
+        cell.backing.load(Relaxed) == UNBACKED
+    }
+
     /// Closes the backing file. The kernel answers `ENOENT` if it is closed already.
     pub fn close(self, device: &OwnedFd) {
         let id = self.0;
@@ -124,7 +136,7 @@ pub fn give_back_unowned(device: &OwnedFd, region: &Region) {
     let mut closing = Vec::new();
     for node in nodes {
         match node.backing.load(Relaxed) {
-            0 => {}
+            0 | UNBACKED => {}
             id if id & CLOSING == 0 => drop(owned.insert(id)),
             id => closing.push((node, id & !CLOSING)),
         }

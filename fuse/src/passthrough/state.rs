@@ -47,7 +47,7 @@ shared! {
         held: AtomicU32,
         /// 1 if the file has no name any more, and open files keep it.
         nameless: AtomicU32,
-        /// The backing id of the file; 0 for none. The server adds [`CLOSING`] before it closes the backing file.
+        /// The backing id of the file; 0 for none, or [`UNBACKED`]. The server adds [`CLOSING`] before it closes the backing file.
         backing: AtomicU32,
         handle_kind: AtomicU32,
         handle: [AtomicU64; HANDLE_WORDS],
@@ -124,6 +124,8 @@ pub const LOCKS_LOST: u32 = 1 << 17;
 const NO_DESCRIPTOR: u32 = 1;
 /// Of a backing id: the server is closing the backing file, so the id may be invalid.
 pub const CLOSING: u32 = 1 << 31;
+/// In the place of a backing id: an open file was answered without one. An earlier server takes it for an id that is being closed.
+pub const UNBACKED: u32 = CLOSING;
 
 impl CellContent for NodeCell {
     const TAG: u32 = 1;

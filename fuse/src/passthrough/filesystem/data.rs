@@ -3,6 +3,7 @@
 use std::ffi::OsStr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
+use std::sync::atomic::Ordering::Release;
 
 use rustix::fs::{
     FallocateFlags, FileType, Mode, OFlags, SeekFrom, copy_file_range, fallocate, fdatasync, fsync, openat, seek,
@@ -182,12 +183,17 @@ impl PassthroughFilesystem {
         let is_first = |shared: &OpenNode| {
             shared.files.iter().all(|other| other.handle == fh || self.files.is_unanswered(other.handle))
         };
-        if self.data_path == DataPath::Kernel && shared.backing.is_none() && !shared.is_refused && is_first(shared) {
-            let _reserved = self.leaving_reserved_blocks();
-            let backing =
-                |file: Arc<OwnedFd>| BackingId::open_for(&self.device, file.as_fd(), &open.node, &self.region);
-            shared.backing = open.file().ok().and_then(backing);
-            shared.is_refused = shared.backing.is_none();
+        if self.data_path == DataPath::Kernel && shared.backing.is_none() && !shared.is_unbacked {
+            if is_first(shared) {
+                let _reserved = self.leaving_reserved_blocks();
+                let backing =
+                    |file: Arc<OwnedFd>| BackingId::open_for(&self.device, file.as_fd(), &open.node, &self.region);
+                shared.backing = open.file().ok().and_then(backing);
+            }
+            shared.is_unbacked = shared.backing.is_none();
+            if shared.is_unbacked {
+                BackingId::record_none(&open.node.record);
+            }
         }
         let access = flags & OFlags::RWMODE.bits();
         // From now on the kernel must not use cached attributes. It drops them under the lock, before any other open is answered.
@@ -288,8 +294,9 @@ impl PassthroughFilesystem {
                 if let (true, Some(usage)) = (open.node.is_nameless(), &self.usage) {
                     usage.discharge_closed(&open.node);
                 }
-                if let Some(backing) = node.backing {
-                    backing.close_for(&self.device, &open.node);
+                match node.backing {
+                    Some(backing) => backing.close_for(&self.device, &open.node),
+                    None => open.node.record.backing.store(0, Release),
                 }
                 *shared = None;
                 drop(shared);
