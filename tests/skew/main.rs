@@ -5,9 +5,11 @@
 mod commands;
 #[path = "../common/mod.rs"]
 mod common;
+#[allow(dead_code, reason = "these tests need no faults of the driver")]
 #[path = "../common/csi_driver.rs"]
 mod csi_driver;
 mod every_kind;
+#[allow(dead_code, reason = "these tests start the daemons of both versions")]
 #[path = "../cli/node/csi/kubelet.rs"]
 mod kubelet;
 #[path = "../nfs_rig/mod.rs"]
