@@ -15,6 +15,7 @@ const SUITES: &[&str] = &[
     "data::",
     "escape::",
     "limit::",
+    "locked_changes::",
     "locks::",
     "names::",
     "public_suites::every_test_of_pjdfstest",

@@ -28,6 +28,7 @@ mod host_path;
 mod identity;
 mod io_uring;
 mod limit;
+mod locked_changes;
 mod locks;
 mod messages;
 mod mounts;

@@ -219,7 +219,7 @@ impl PassthroughFilesystem {
     }
 
     /// Returns the `FOPEN_*` flags for a file whose bytes go through the server.
-    fn cached_or_direct(&self) -> u32 {
+    pub(super) fn cached_or_direct(&self) -> u32 {
         if self.options.exclusive || self.options.cache == CacheMode::Always {
             fopen::KEEP_CACHE
         } else {
