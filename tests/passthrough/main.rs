@@ -36,6 +36,7 @@ mod names;
 mod nested_mounts;
 mod programs;
 mod public_suites;
+mod replaced;
 mod setid;
 mod shared;
 #[path = "../suites/mod.rs"]

@@ -90,10 +90,12 @@ impl PassthroughFilesystem {
         self.check_space(exchange, |account| account.check_space_for_name(parent, directory.as_fd(), 0))?;
         exchange.begin(0);
         let linked = linkat(&*file, c"", &*directory, component(name)?, AtFlags::EMPTY_PATH);
-        outcome::success_if_done(linked, Errno::EXIST, exchange, |_| outcome::leads_to(&directory, name, &file))?;
+        outcome::success_if_done(linked, Errno::EXIST, exchange, |_| outcome::leads_to(&directory, name, &file))
+            .map_err(|errno| if errno == Errno::NOENT && is_removed(&file) { Errno::STALE } else { errno })?;
         old.set_nameless(false);
         self.settle(parent, directory.as_fd());
-        self.find(parent, name, false).map(|(_, entry)| Answer::Entry(entry))
+        // The name may lead elsewhere by now.
+        self.enter(reopen(file.as_fd(), OFlags::PATH)?, parent, false).map(|(_, entry)| Answer::Entry(entry))
     }
 
     pub(super) fn unlink(&self, parent: &Arc<Node>, name: &OsStr, exchange: &Exchange<'_>) -> Result<Answer, Errno> {
@@ -213,6 +215,8 @@ impl PassthroughFilesystem {
         } else {
             outcome::begin_removal(exchange, removal.as_ref().map_or(0, LastNameRemoval::note), found);
         }
+        self.forget_place(parent.id, name);
+        self.forget_place(new_parent.id, new_name);
         let renamed = renameat_with(&*from, name, &*to, new_name, flags);
         let is_moved = |_| outcome::number_of(&from, name).is_none() && outcome::number_of(&to, new_name).is_some();
         let renamed = outcome::success_if_done(renamed, Errno::NOENT, exchange, is_moved);
@@ -268,7 +272,7 @@ impl PassthroughFilesystem {
     fn truncate(&self, node: &Arc<Node>, file: &OwnedFd, arguments: &SetattrIn) -> Result<(), Errno> {
         let open = if arguments.valid & fattr::FH != 0 { self.files.get(arguments.fh).ok() } else { None };
         let own = || {
-            Self::open_file_again(node, OFlags::WRONLY | OFlags::NONBLOCK)
+            self.open_file_again(node, OFlags::WRONLY | OFlags::NONBLOCK)
                 .or_else(|_| reopen(file.as_fd(), OFlags::WRONLY | OFlags::NONBLOCK))
         };
         let file = match &open {
@@ -354,7 +358,8 @@ impl PassthroughFilesystem {
             outcome::made_by(self.maker(caller), &directory, name, begun)
                 .is_some_and(|found| same(directory.as_fd(), &found))
         })?;
-        let (node, entry) = self.find(parent, name, true)?;
+        // If the host has taken the name away already, the kernel looks again.
+        let (node, entry) = self.find(parent, name, true).map_err(gone_again)?;
         if let Some(account) = &mut account {
             account.charge(&node, entry.attr.blocks.saturating_mul(512));
             account.settle(parent, directory.as_fd());
@@ -461,6 +466,16 @@ impl LastNameRemoval {
     fn note(&self) -> u64 {
         self.node.as_ref().map_or(0, |node| node.id.0)
     }
+}
+
+/// Whether a file has no name any more.
+fn is_removed(file: &OwnedFd) -> bool {
+    attributes_of(file.as_fd()).is_ok_and(|found| found.stx_nlink == 0)
+}
+
+/// The errno of a request that has made a name which is gone again.
+fn gone_again(errno: Errno) -> Errno {
+    if errno == Errno::NOENT { Errno::STALE } else { errno }
 }
 
 /// A device number from the kernel's encoding (`new_encode_dev`).
