@@ -236,13 +236,13 @@ impl PassthroughFilesystem {
             FuseOperation::Unlink { name } => self.unlink(node, name, exchange),
             FuseOperation::RmDir { name } => self.remove_directory(node, name, exchange),
             FuseOperation::Rename { name, new_parent, new_name, flags } => {
-                self.rename((node, name), (&self.node(new_parent)?, new_name), flags, exchange)
+                self.rename((node, name), (&self.node(new_parent)?, new_name), flags, caller, exchange)
             }
             FuseOperation::Link { node: old, name } => self.link(&self.node(old)?, node, name, exchange),
             FuseOperation::SetXattr { name, value, arguments } => {
                 self.set_xattr(node, name, value, arguments, exchange)
             }
-            FuseOperation::RemoveXattr { name } => self.remove_xattr(node, name, exchange),
+            FuseOperation::RemoveXattr { name } => self.remove_xattr(node, name, caller, exchange),
 
             FuseOperation::Open { flags } => self.open(node, flags, caller, exchange),
             FuseOperation::Create { name, arguments } => self.create(node, name, arguments, caller, exchange),

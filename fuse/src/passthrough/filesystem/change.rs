@@ -22,7 +22,10 @@ use super::super::node::{Node, is_special};
 use super::super::usage::{QuotaLock, QuotaUsage};
 use super::look::attribute_name;
 use super::outcome::Maker;
-use super::setid::{SETGID, check_changes_nothing, is_written, take_privileges, take_setgid_of_group};
+use super::setid::{
+    SETGID, check_changes_nothing, is_left_to_setattr, is_written, is_written_by_privileged, take_capabilities,
+    take_privileges, take_setgid_of_group,
+};
 use super::{PassthroughFilesystem, component, outcome, silly};
 use crate::session::abi::{MkdirIn, MknodIn, SETXATTR_ACL_KILL_SGID, SetattrIn, SetxattrIn, fattr};
 use crate::session::{Answer, Caller, Exchange, Filesystem, NodeId};
@@ -180,6 +183,7 @@ impl PassthroughFilesystem {
         (parent, name): (&Arc<Node>, &OsStr),
         (new_parent, new_name): (&Arc<Node>, &OsStr),
         flags: u32,
+        caller: Caller,
         exchange: &Exchange<'_>,
     ) -> Result<Answer, Errno> {
         let (from, to) = (self.directory(parent)?, self.directory(new_parent)?);
@@ -217,7 +221,9 @@ impl PassthroughFilesystem {
         }
         self.forget_place(parent.id, name);
         self.forget_place(new_parent.id, new_name);
-        let renamed = renameat_with(&*from, name, &*to, new_name, flags);
+        let rename = || renameat_with(&*from, name, &*to, new_name, flags);
+        // A whiteout belongs to the caller.
+        let renamed = if flags.contains(RenameFlags::WHITEOUT) { acting_for(caller, 0, rename) } else { rename() };
         let is_moved = |_| outcome::number_of(&from, name).is_none() && outcome::number_of(&to, new_name).is_some();
         let renamed = outcome::success_if_done(renamed, Errno::NOENT, exchange, is_moved);
         outcome::success_if_done(renamed, Errno::EXIST, exchange, is_moved)
@@ -236,13 +242,18 @@ impl PassthroughFilesystem {
         let file = self.descriptor(node)?;
         // The kernel sends a SETATTR that changes nothing before it writes by itself, and for chown(2) without ids. When the owner
         // changes, the source removes setuid and setgid by itself.
-        if valid & CHANGES == 0 && !is_written(node) {
+        let changes_nothing = valid & CHANGES == 0;
+        if changes_nothing && !is_written(node) {
             check_changes_nothing(file.as_fd(), caller)?;
         }
         let hidden = node.mount.restrictions().nosuid && valid & fattr::SIZE != 0;
         let killed = valid & (fattr::KILL_SUIDGID | fattr::SIZE) == fattr::KILL_SUIDGID | fattr::SIZE;
-        if valid & CHANGES == 0 || killed || hidden {
+        let keeps_bits = changes_nothing && is_written_by_privileged(node, caller);
+        if (changes_nothing || killed || hidden) && !keeps_bits {
             take_privileges(file.as_fd(), caller)?;
+        }
+        if changes_nothing {
+            take_capabilities(file.as_fd())?;
         }
         if valid & fattr::MODE != 0 {
             // The kernel has checked that the caller may set this mode.
@@ -322,10 +333,14 @@ impl PassthroughFilesystem {
         &self,
         node: &Arc<Node>,
         name: &OsStr,
+        caller: Caller,
         exchange: &Exchange<'_>,
     ) -> Result<Answer, Errno> {
         let file = self.descriptor(node)?;
         let (path, name) = (proc_path(file.as_fd()), attribute_name(name)?);
+        if is_left_to_setattr(&name, caller) {
+            return Ok(Answer::Done);
+        }
         if getxattr_query(&path, &name) != Err(Errno::NODATA) {
             exchange.begin(0);
         }

@@ -23,7 +23,7 @@ use crate::session::abi::{EntryOut, Kstatfs, XATTR_SIZE_MAX};
 use crate::session::{Answer, Caller, Filesystem, HandleId, NodeId, RootQuestion};
 
 /// The attribute that gives a program capabilities.
-const CAPABILITY: &CStr = c"security.capability";
+pub(super) const CAPABILITY: &CStr = c"security.capability";
 
 impl PassthroughFilesystem {
     pub(super) fn lookup(&self, parent: &Arc<Node>, name: &OsStr) -> Result<Answer, Errno> {
