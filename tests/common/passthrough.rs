@@ -107,6 +107,11 @@ impl Mounted {
         )
     }
 
+    /// As [`Self::of`], with these options.
+    pub fn of_with_options(source: &Path, options: PassthroughOptions) -> Self {
+        Self::start(Source::Other(source.to_owned()), options, ContainerAccess::ReadWrite)
+    }
+
     /// As [`Self::of`], with a limit of so many bytes. Files that are already in the directory count.
     pub fn of_with_limit(source: &Path, limit: u64) -> Self {
         let options = PassthroughOptions { limit: Some(limit), ..PassthroughOptions::default() };

@@ -22,6 +22,13 @@ impl Scratch {
         scratch
     }
 
+    /// The file system of this type on a device.
+    pub fn of_device(device: &Path, kind: &str) -> Self {
+        let scratch = Self::new();
+        mount(Some(device), scratch.path(), Some(kind), MsFlags::empty(), None::<&str>).expect("a file system");
+        scratch
+    }
+
     /// A bind mount of a directory at a path that every user can reach.
     pub fn bind(directory: &Path) -> Self {
         let scratch = Self::new();

@@ -15,10 +15,12 @@ const SUITES: &[&str] = &[
     "data::",
     "escape::",
     "limit::",
+    "locked_changes::",
     "locks::",
     "names::",
     "public_suites::every_test_of_pjdfstest",
     "public_suites::fsx_finds_nothing_in_buffered",
+    "replaced::",
     "setid::",
 ];
 

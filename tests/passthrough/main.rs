@@ -28,6 +28,7 @@ mod host_path;
 mod identity;
 mod io_uring;
 mod limit;
+mod locked_changes;
 mod locks;
 mod messages;
 mod mounts;
@@ -35,6 +36,7 @@ mod names;
 mod nested_mounts;
 mod programs;
 mod public_suites;
+mod replaced;
 mod setid;
 mod shared;
 #[path = "../suites/mod.rs"]

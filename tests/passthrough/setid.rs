@@ -1,18 +1,20 @@
 //! The setuid and setgid bits and the capabilities of programs: files lose them through a mount as on the disk.
 
 use std::fs::{self, File, Permissions};
-use std::os::unix::fs::{FileExt, OpenOptionsExt, PermissionsExt, chown};
+use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt, PermissionsExt, chown};
 use std::path::Path;
 use std::process::Command;
 
 use nix::sys::stat::{SFlag, mknod};
-use rustix::fs::{FallocateFlags, copy_file_range, fallocate};
+use rustix::fs::{CWD, FallocateFlags, RenameFlags, copy_file_range, fallocate, renameat_with};
 
 use super::attributes::mode;
-use crate::common::caller::Caller;
+use crate::common::caller::{Caller, in_thread};
 use crate::common::twins::{attribute_names, the_mount_does_as_the_disk};
 
 const USER: Caller = Caller::new(4711);
+const OWNER: Caller = Caller::new(4712);
+const ROOT: Caller = Caller::new(0);
 
 #[test]
 fn root_keeps_setuid_and_setgid_by_writing() {
@@ -32,8 +34,7 @@ fn chown_without_ids_does_as_on_the_disk() {
     const MEMBER: Caller = Caller::with_groups(4711, &[100]);
     the_mount_does_as_the_disk(|root, answers| {
         for bits in [0o644, 0o4755, 0o4700, 0o2755, 0o2767, 0o6766] {
-            for (who, caller) in [("a user", USER), ("the owner", Caller::new(4712)), ("a member of the group", MEMBER)]
-            {
+            for (who, caller) in [("a user", USER), ("the owner", OWNER), ("a member of the group", MEMBER)] {
                 // Made without an open file: while one is open for writing, the kernel sends the same request before each write.
                 let name = format!("{who} {bits:o}");
                 let path = root.join(&name);
@@ -112,13 +113,13 @@ const CHANGES: [(&str, Change); 9] = [
 /// The owner, who is in the group of the files, changes files with this mode in every way.
 #[track_caller]
 fn changed_by_the_owner(bits: u32) {
-    const OWNER: Caller = Caller::with_groups(4711, &[100]);
+    const MEMBER: Caller = Caller::with_groups(4711, &[100]);
     the_mount_does_as_the_disk(|root, answers| {
         for (name, change) in CHANGES {
             fs::write(root.join(name), "a program").expect("written");
-            chown(root.join(name), Some(OWNER.uid), Some(100)).expect("root may");
+            chown(root.join(name), Some(MEMBER.uid), Some(100)).expect("root may");
             fs::set_permissions(root.join(name), Permissions::from_mode(bits)).expect("the mode is set");
-            OWNER.run(root, || answers.note(name, change(Path::new(name))));
+            MEMBER.run(root, || answers.note(name, change(Path::new(name))));
             answers.see("mode", mode(&root.join(name)));
         }
     });
@@ -168,5 +169,76 @@ fn capabilities_of_a_program_go_when_it_is_written_to() {
         answers.note("there", attribute_names(&path));
         USER.run(root, || answers.note("write", fs::write("program", "other")));
         answers.note("gone", attribute_names(&path));
+    });
+}
+
+/// Makes a program with this mode and with capabilities, of the user 4712. It is not open for writing.
+fn make_capable(path: &Path, bits: u32) {
+    mknod(path, SFlag::S_IFREG, nix::sys::stat::Mode::S_IRWXU, 0).expect("a file");
+    chown(path, Some(4712), Some(4712)).expect("root may");
+    fs::set_permissions(path, Permissions::from_mode(bits)).expect("the mode is set");
+    let status = Command::new("setcap").arg("cap_net_raw+ep").arg(path).status().expect("setcap runs");
+    assert!(status.success());
+}
+
+#[test]
+fn capabilities_stay_if_a_chown_without_ids_is_refused() {
+    the_mount_does_as_the_disk(|root, answers| {
+        for bits in [0o755, 0o4755, 0o2755, 0o6777] {
+            for (who, caller) in [("a user", USER), ("the owner", OWNER), ("root", ROOT)] {
+                let name = format!("{who} {bits:o}");
+                make_capable(&root.join(&name), bits);
+                caller.run(root, || answers.note(&name, chown(&name, None, None)));
+                answers.see("mode", mode(&root.join(&name)));
+                answers.note("attributes", attribute_names(&root.join(&name)));
+            }
+        }
+    });
+}
+
+#[test]
+fn capabilities_go_with_each_change_and_root_keeps_the_bits() {
+    the_mount_does_as_the_disk(|root, answers| {
+        for bits in [0o755, 0o4777, 0o6777, 0o2767] {
+            for (who, caller) in [("a user", USER), ("the owner", OWNER), ("root", ROOT)] {
+                for (what, change) in CHANGES {
+                    let name = format!("{who} {bits:o} {what}");
+                    make_capable(&root.join(&name), bits);
+                    caller.run(root, || answers.note(&name, change(Path::new(&name))));
+                    answers.see("mode", mode(&root.join(&name)));
+                    answers.note("attributes", attribute_names(&root.join(&name)));
+                }
+            }
+        }
+    });
+}
+
+#[test]
+fn capabilities_are_removed_by_those_who_may() {
+    the_mount_does_as_the_disk(|root, answers| {
+        make_capable(&root.join("program"), 0o755);
+        let remove = || rustix::fs::removexattr("program", c"security.capability");
+        USER.run(root, || answers.note("a user", remove()));
+        OWNER.run(root, || answers.note("the owner", remove()));
+        answers.note("there", attribute_names(&root.join("program")));
+        in_thread(root, || answers.note("root", remove()));
+        answers.note("gone", attribute_names(&root.join("program")));
+    });
+}
+
+#[test]
+fn a_whiteout_belongs_to_the_caller() {
+    the_mount_does_as_the_disk(|root, answers| {
+        // Only the owner of a name may remove it.
+        let shared = root.join("shared");
+        fs::create_dir(&shared).expect("made");
+        fs::set_permissions(&shared, Permissions::from_mode(0o1777)).expect("the mode is set");
+        USER.run(&shared, || {
+            fs::write("old", "x").expect("written");
+            answers.note("rename", renameat_with(CWD, "old", CWD, "new", RenameFlags::WHITEOUT));
+            let found = fs::symlink_metadata("old").expect("a whiteout");
+            answers.see("whiteout", (found.uid(), found.gid(), found.mode(), found.rdev()));
+            answers.note("remove", fs::remove_file("old"));
+        });
     });
 }

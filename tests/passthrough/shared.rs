@@ -11,11 +11,12 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
 
 use podfs_fuse::passthrough::DataPath;
+use rustix::io::Errno;
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 
 use crate::common::passthrough::{Mounted, disk_directory};
 
-fn open(directory: &Path) -> File {
+pub fn open(directory: &Path) -> File {
     File::options().read(true).write(true).create(true).truncate(false).open(directory.join("file")).expect("opened")
 }
 
@@ -87,19 +88,27 @@ fn appends_from_every_place_are_all_there() {
 }
 
 /// The first eight bytes of a file as a number, in a shared mapping.
-struct SharedNumber(NonNull<c_void>);
+pub struct SharedNumber(NonNull<c_void>);
 
 impl SharedNumber {
-    const LENGTH: usize = 4096;
+    pub const LENGTH: usize = 4096;
 
     fn map(file: &File) -> Self {
+        Self::try_map(file).expect("a mapping")
+    }
+
+    /// `None` if the volume refuses shared mappings.
+    pub fn try_map(file: &File) -> Option<Self> {
         let protection = ProtFlags::READ | ProtFlags::WRITE;
         // SAFETY: a new mapping at an address of the kernel's choice.
         let at = unsafe { mmap(ptr::null_mut(), Self::LENGTH, protection, MapFlags::SHARED, file, 0) };
-        Self(NonNull::new(at.expect("a mapping")).expect("no mapping is at zero"))
+        match at {
+            Err(Errno::NODEV) => None,
+            at => Some(Self(NonNull::new(at.expect("a mapping")).expect("no mapping is at zero"))),
+        }
     }
 
-    fn number(&self) -> &AtomicU64 {
+    pub fn number(&self) -> &AtomicU64 {
         // SAFETY: the mapping starts at a page, is as long as the file, and stays until the drop.
         unsafe { &*self.0.as_ptr().cast::<AtomicU64>() }
     }
@@ -147,7 +156,7 @@ fn a_shared_mapping_that_others_could_not_see_is_refused() {
     let protection = ProtFlags::READ | ProtFlags::WRITE;
     // SAFETY: new mappings at addresses of the kernel's choice.
     let map = |flags| unsafe { mmap(ptr::null_mut(), 4096, protection, flags, &file, 0) };
-    assert_eq!(map(MapFlags::SHARED), Err(rustix::io::Errno::NODEV));
+    assert_eq!(map(MapFlags::SHARED), Err(Errno::NODEV));
     let private = map(MapFlags::PRIVATE).expect("a private mapping");
     // SAFETY: exactly the mapping, which no code refers to.
     unsafe { munmap(private, 4096) }.expect("unmapped");

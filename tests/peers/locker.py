@@ -1,11 +1,12 @@
 """A process that takes file locks on order, one line per order, and answers each with one line.
 
-open NAME PATH [read]       close NAME     dup NAME NEW     reset: close all
+open NAME PATH [read|write] close NAME     dup NAME NEW     reset: close all
+size NAME                                   the size of the file
 lock NAME KIND MODE [START LENGTH] [wait]   KIND: flock, posix, ofd; MODE: shared, exclusive, none
 test NAME KIND MODE START LENGTH            the lock that conflicts: "free" or "MODE START LENGTH"
 fork                                        make a child that keeps the open files; its process id
 
-The answer is "ok", the result of `test` or `fork`, or the name of an error. SIGUSR1 interrupts a wait.
+The answer is "ok", the result of `size`, `test` or `fork`, or the name of an error. SIGUSR1 interrupts a wait.
 """
 
 import errno
@@ -22,6 +23,7 @@ SET = {"posix": (fcntl.F_SETLK, fcntl.F_SETLKW), "ofd": (fcntl.F_OFD_SETLK, fcnt
 GET = {"posix": fcntl.F_GETLK, "ofd": fcntl.F_OFD_GETLK}
 LAYOUT = "hhxxxxqqixxxx"
 
+ACCESS = {"read": os.O_RDONLY, "write": os.O_WRONLY}
 files = {}
 
 
@@ -49,7 +51,10 @@ def test(name, kind, mode, start, length):
 
 def do(order, *words):
     if order == "open":
-        files[words[0]] = os.open(words[1], os.O_RDONLY if "read" in words else os.O_RDWR | os.O_CREAT, 0o644)
+        name, path, *access = words
+        files[name] = os.open(path, ACCESS[access[0]] if access else os.O_RDWR | os.O_CREAT, 0o644)
+    elif order == "size":
+        return str(os.fstat(files[words[0]]).st_size)
     elif order == "close":
         os.close(files.pop(words[0]))
     elif order == "dup":

@@ -62,6 +62,28 @@ impl Pod {
 }
 
 #[test]
+fn a_lock_that_the_next_server_grants_shows_what_the_last_holder_wrote() {
+    let pod = Pod::new();
+    let volume = pod.running.volume("host");
+    for (lock, wait, unlock) in KINDS {
+        let name = lock.replace(' ', "-");
+        let (shown, source) = (volume.join(&name), pod.source.path().join(&name));
+        fs::write(&source, "1234").expect("written");
+        let (mut host, mut waiting) = (Locker::with(&source), Locker::new());
+        host.does(lock);
+        waiting.does(&format!("open f {} write", shown.display()));
+        waiting.waits_in(wait);
+        pod.kill(&volume);
+        // The kernel caches these attributes for a second.
+        assert_eq!(fs::metadata(&shown).expect("attributes").len(), 4, "{lock}");
+        File::options().append(true).open(&source).expect("a file").write_all(b"567890").expect("written");
+        host.does(unlock);
+        assert_eq!(waiting.answer(), "ok");
+        assert_eq!(waiting.ask("size f"), "10", "{lock}");
+    }
+}
+
+#[test]
 fn a_lock_is_held_over_kills_and_let_go_after() {
     let pod = Pod::new();
     // The kernel itself keeps the locks of the last volume: no process outside of the pod uses its files.

@@ -65,6 +65,11 @@ impl CacheTimeouts {
         if self.is_settling(found) { Self { attributes: self.attributes.min(MOMENT), ..self } } else { self }
     }
 
+    /// Whether the kernel may have cached attributes of `node`.
+    pub fn keeps_attributes_of(self, node: &Node) -> bool {
+        !self.attributes.is_zero() && !node.is_mappable()
+    }
+
     /// Whether the source may still change the block count in `found` by itself.
     fn is_settling(self, found: &Statx) -> bool {
         if self.settling.is_zero() {

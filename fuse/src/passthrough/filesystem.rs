@@ -11,8 +11,10 @@
 //! | `look` | reading names, attributes, links, extended attributes and figures of the file system |
 //! | `change` | making, removing and changing names and attributes |
 //! | `data` | open files and their data |
+//! | `directories` | directories that stay open for the next lookups |
 //! | `list` | directories and their entries |
 //! | `locking` | locks |
+//! | `replacement` | names in directories that the host has replaced |
 //! | `reopening` | open files and locks that went with a server and its keeper |
 //! | `outcome` | whether a dead server has executed a request |
 //! | `setid` | setuid and setgid bits that files lose when they are changed |
@@ -20,23 +22,23 @@
 
 mod change;
 mod data;
+mod directories;
 mod export;
 mod list;
 mod locking;
 mod look;
 mod outcome;
 mod reopening;
+mod replacement;
 mod setid;
 mod silly;
 
 use std::ffi::OsStr;
-use std::num::NonZeroUsize;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
-use lru::LruCache;
 use rustix::fs::{FileType, OFlags, Statx};
 use rustix::io::Errno;
 
@@ -45,7 +47,6 @@ use super::attributes::{CacheTimeouts, attr, attributes_of, bytes_taken, is_on_d
 use super::cached_listings::CachedListings;
 use super::data_path::DataPath;
 use super::descriptor::{proc_path, reopen};
-use super::hashing::HashKey;
 use super::listing::lists_reliably;
 use super::locks::LockWaits;
 use super::mounts::SourceMounts;
@@ -55,6 +56,7 @@ use super::open_files::OpenFiles;
 use super::options::{CacheMode, PassthroughOptions};
 use super::pruner::Pruner;
 use super::readdirplus::ReaddirplusPolicy;
+use super::replaced::ReplacedFiles;
 use super::share::{Share, SharePlace};
 use super::tables::FilesystemTables;
 use super::unopened::UnopenedListings;
@@ -67,9 +69,7 @@ use crate::session::{
     RootQuestion, Session, WantedFeatures,
 };
 use crate::trace::Trace;
-
-/// Directories that stay open, because the next lookup is often in one of the last.
-const OPEN_DIRECTORIES: NonZeroUsize = NonZeroUsize::new(512).expect("it is not zero");
+use directories::{OpenedDirectories, no_directories};
 
 /// With these the kernel asks the server for locks; otherwise it keeps them by itself.
 const LOCKS: u64 = init::POSIX_LOCKS | init::FLOCK_LOCKS;
@@ -85,7 +85,8 @@ pub struct PassthroughFilesystem {
     validity: CacheTimeouts,
     mounts: SourceMounts,
     nodes: Nodes,
-    directories: Mutex<LruCache<NodeId, OpenedDirectory, HashKey>>,
+    directories: Mutex<OpenedDirectories>,
+    replaced: ReplacedFiles,
     files: OpenFiles,
     /// Whether the kernel opens directories without OPENDIR.
     lists_unopened: bool,
@@ -110,12 +111,6 @@ pub struct PassthroughFilesystem {
     /// The source's last answer to `statfs(2)`.
     status: Mutex<Kstatfs>,
     trace: Arc<Trace>,
-}
-
-/// A directory that stays open. It keeps its node, so that the server need not make the node anew for each request.
-struct OpenedDirectory {
-    file: Arc<OwnedFd>,
-    _node: Arc<Node>,
 }
 
 /// The features that a session with this file system negotiates.
@@ -189,7 +184,8 @@ impl PassthroughFilesystem {
             is_reopening: AtomicBool::new(!files.to_be_reopened().is_empty()),
             nodes,
             mounts,
-            directories: Mutex::new(LruCache::with_hasher(OPEN_DIRECTORIES, HashKey::default())),
+            directories: Mutex::new(no_directories()),
+            replaced: ReplacedFiles::default(),
             files,
             readdirplus: ReaddirplusPolicy::default(),
             kernel_keeps_locks: session.accepted() & LOCKS == 0,
@@ -240,13 +236,13 @@ impl PassthroughFilesystem {
             FuseOperation::Unlink { name } => self.unlink(node, name, exchange),
             FuseOperation::RmDir { name } => self.remove_directory(node, name, exchange),
             FuseOperation::Rename { name, new_parent, new_name, flags } => {
-                self.rename((node, name), (&self.node(new_parent)?, new_name), flags, exchange)
+                self.rename((node, name), (&self.node(new_parent)?, new_name), flags, caller, exchange)
             }
             FuseOperation::Link { node: old, name } => self.link(&self.node(old)?, node, name, exchange),
             FuseOperation::SetXattr { name, value, arguments } => {
                 self.set_xattr(node, name, value, arguments, exchange)
             }
-            FuseOperation::RemoveXattr { name } => self.remove_xattr(node, name, exchange),
+            FuseOperation::RemoveXattr { name } => self.remove_xattr(node, name, caller, exchange),
 
             FuseOperation::Open { flags } => self.open(node, flags, caller, exchange),
             FuseOperation::Create { name, arguments } => self.create(node, name, arguments, caller, exchange),
@@ -259,7 +255,7 @@ impl PassthroughFilesystem {
             FuseOperation::Seek(arguments) => self.seek(arguments),
             FuseOperation::CopyFileRange { arguments, wide } => self.copy(arguments, wide),
 
-            FuseOperation::OpenDir => self.open_directory(node, exchange),
+            FuseOperation::OpenDir => self.open_directory(node, request, exchange),
             FuseOperation::ReadDir(arguments) => self.read_directory(node, arguments, exchange.buffer),
             FuseOperation::ReadDirPlus(arguments) => self.read_directory_plus(node, arguments, exchange.buffer),
             FuseOperation::ReleaseDir(arguments) => self.release_directory(arguments.fh),
@@ -280,7 +276,7 @@ impl PassthroughFilesystem {
 
     fn forget(&self, node: NodeId, lookups: u64) {
         if self.nodes.forget(node, lookups) {
-            let _gone = self.open_directories().pop(&node);
+            self.forget_directory(node);
             if self.lists_unopened {
                 let _listing = self.unopened.take(node);
             }
@@ -299,7 +295,7 @@ impl PassthroughFilesystem {
             if let Some(Ok(file)) = node.open().as_ref().map(|open| open.file()) {
                 return Ok(file);
             }
-            return node.reopen(OFlags::PATH).map(Arc::new);
+            return self.open_file_again(node, OFlags::PATH).map(Arc::new);
         }
         if let Some(directory) = self.open_directories().get(&node.id) {
             return Ok(Arc::clone(&directory.file));
@@ -307,13 +303,6 @@ impl PassthroughFilesystem {
         let directory = Arc::new(node.reopen(OFlags::PATH)?);
         self.keep_directory(node, Arc::clone(&directory));
         Ok(directory)
-    }
-
-    /// Keeps a directory open for the next lookups in it.
-    fn keep_directory(&self, node: &Arc<Node>, file: Arc<OwnedFd>) {
-        let opened = OpenedDirectory { file, _node: Arc::clone(node) };
-        // The replaced directory is dropped after the lock on the directories is released.
-        let _before = self.open_directories().push(node.id, opened);
     }
 
     /// A descriptor that is not `O_PATH`, if callers have the file open.
@@ -326,11 +315,12 @@ impl PassthroughFilesystem {
         if node.kind == FileType::Directory { self.descriptor(node) } else { Err(Errno::NOTDIR) }
     }
 
-    /// As [`Node::reopen`], also when the file has no name any more and only its open files keep it.
-    fn open_file_again(node: &Node, flags: OFlags) -> Result<OwnedFd, Errno> {
+    /// As [`Node::reopen`], also when the file has no name any more, and its open files keep it or a LOOKUP has just found it.
+    fn open_file_again(&self, node: &Node, flags: OFlags) -> Result<OwnedFd, Errno> {
         match node.reopen(flags) {
             Err(Errno::STALE) => {
-                let file = node.open().as_ref().ok_or(Errno::STALE)?.file()?;
+                let open = node.open().as_ref().map(|open| open.file()).transpose()?;
+                let file = open.or_else(|| self.replaced.kept(node.id)).ok_or(Errno::STALE)?;
                 reopen(file.as_fd(), flags)
             }
             opened => opened,
@@ -343,6 +333,8 @@ impl PassthroughFilesystem {
         let (node, found) = self.enter_open(&file, parent, made)?;
         if node.kind == FileType::Directory {
             self.keep_directory(&node, Arc::new(file));
+        } else if node.handle().is_some() && self.replaced.is_active() {
+            self.replaced.keep(node.id, file);
         } else {
             self.keep_open(&node, || Ok(file))?;
         }
@@ -412,10 +404,6 @@ impl PassthroughFilesystem {
         }
     }
 
-    fn open_directories(&self) -> std::sync::MutexGuard<'_, LruCache<NodeId, OpenedDirectory, HashKey>> {
-        self.directories.lock().expect("a thread that panics ends the process")
-    }
-
     /// Returns the path on the host of the file that a request is about, for messages.
     fn host_path(&self, node: NodeId, name: Option<&OsStr>) -> String {
         let node = self.nodes.get(node).and_then(|node| self.descriptor(&node).ok());
@@ -432,7 +420,7 @@ impl Filesystem for PassthroughFilesystem {
             let error = outcome.as_ref().err().map(|errno| nix::errno::Errno::from_raw(errno.raw_os_error()));
             line.end(request.name(), request.caller, error);
         }
-        match (&request.operation, outcome) {
+        match (&request.operation, self.looked_at_again(request, outcome)) {
             (FuseOperation::Lookup { name }, Err(Errno::NOENT)) if *name != ".." => {
                 self.validity.absence().map(Answer::Entry)
             }

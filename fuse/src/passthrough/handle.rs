@@ -6,6 +6,8 @@ use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::atomic::{AtomicU32, AtomicU64};
+use std::thread;
+use std::time::Duration;
 
 use rustix::fs::OFlags;
 use rustix::io::Errno;
@@ -111,9 +113,24 @@ impl FileHandle {
 
     /// Opens the file through the mount that `anchor` is open on. Needs `CAP_DAC_READ_SEARCH`.
     ///
+    /// ext4 also fails with `ENOMEM` if the file is gone and its inode number is being given to a new file. So that is tried again
+    /// for a moment, and then means that the file is gone.
+    ///
     /// # Errors
     /// `ESTALE` when the file is gone, and those of `open(2)`.
     pub fn open(&self, anchor: BorrowedFd<'_>, flags: OFlags) -> Result<OwnedFd, Errno> {
+        const PAUSES: [Duration; 4] =
+            [Duration::ZERO, Duration::from_micros(50), Duration::from_micros(500), Duration::from_millis(5)];
+        for pause in PAUSES {
+            match self.try_open(anchor, flags) {
+                Err(Errno::NOMEM) => thread::sleep(pause),
+                opened => return opened,
+            }
+        }
+        Err(Errno::STALE)
+    }
+
+    fn try_open(&self, anchor: BorrowedFd<'_>, flags: OFlags) -> Result<OwnedFd, Errno> {
         let mut raw = RawFileHandle { size: self.length, kind: self.kind, bytes: [0; MAX_SIZE] };
         for (bytes, word) in raw.bytes.chunks_exact_mut(8).zip(self.used_words()) {
             bytes.copy_from_slice(&word.to_ne_bytes());

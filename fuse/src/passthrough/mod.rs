@@ -29,6 +29,7 @@
 //! | `unopened` | the read positions in directories that the kernel opens without OPENDIR |
 //! | `cached_listings` | whether the kernel may use its cached listing of a directory again |
 //! | `share` | how many descriptors a volume may have |
+//! | `replaced` | files and directories whose names get others while callers look for them |
 //! | `readdirplus` | whether the server sends attributes with the names of a directory |
 //! | `acting` | acting with the caller's uid, gid and umask |
 //! | `attributes` | attributes, and how long they hold |
@@ -61,6 +62,7 @@ mod open_node;
 mod options;
 mod pruner;
 mod readdirplus;
+mod replaced;
 mod share;
 mod source_mount;
 mod space;

@@ -170,6 +170,12 @@ impl Nodes {
         self.0.node(&mut tables, cell)
     }
 
+    /// Whether the kernel knows the node of that number.
+    pub fn is_known(&self, id: NodeId) -> bool {
+        let tables = self.0.lock();
+        self.0.find_id(&tables, id).is_some_and(|cell| self.0.cell(cell).lookups.load(Relaxed) > 0)
+    }
+
     /// The node of that file, if the kernel knows it.
     pub fn find(&self, identity: &FileIdentity) -> Option<Arc<Node>> {
         let mut tables = self.0.lock();

@@ -22,7 +22,10 @@ use super::super::node::{Node, is_special};
 use super::super::usage::{QuotaLock, QuotaUsage};
 use super::look::attribute_name;
 use super::outcome::Maker;
-use super::setid::{SETGID, check_changes_nothing, is_written, take_privileges, take_setgid_of_group};
+use super::setid::{
+    SETGID, check_changes_nothing, is_left_to_setattr, is_written, is_written_by_privileged, take_capabilities,
+    take_privileges, take_setgid_of_group,
+};
 use super::{PassthroughFilesystem, component, outcome, silly};
 use crate::session::abi::{MkdirIn, MknodIn, SETXATTR_ACL_KILL_SGID, SetattrIn, SetxattrIn, fattr};
 use crate::session::{Answer, Caller, Exchange, Filesystem, NodeId};
@@ -90,10 +93,12 @@ impl PassthroughFilesystem {
         self.check_space(exchange, |account| account.check_space_for_name(parent, directory.as_fd(), 0))?;
         exchange.begin(0);
         let linked = linkat(&*file, c"", &*directory, component(name)?, AtFlags::EMPTY_PATH);
-        outcome::success_if_done(linked, Errno::EXIST, exchange, |_| outcome::leads_to(&directory, name, &file))?;
+        outcome::success_if_done(linked, Errno::EXIST, exchange, |_| outcome::leads_to(&directory, name, &file))
+            .map_err(|errno| if errno == Errno::NOENT && is_removed(&file) { Errno::STALE } else { errno })?;
         old.set_nameless(false);
         self.settle(parent, directory.as_fd());
-        self.find(parent, name, false).map(|(_, entry)| Answer::Entry(entry))
+        // The name may lead elsewhere by now.
+        self.enter(reopen(file.as_fd(), OFlags::PATH)?, parent, false).map(|(_, entry)| Answer::Entry(entry))
     }
 
     pub(super) fn unlink(&self, parent: &Arc<Node>, name: &OsStr, exchange: &Exchange<'_>) -> Result<Answer, Errno> {
@@ -178,6 +183,7 @@ impl PassthroughFilesystem {
         (parent, name): (&Arc<Node>, &OsStr),
         (new_parent, new_name): (&Arc<Node>, &OsStr),
         flags: u32,
+        caller: Caller,
         exchange: &Exchange<'_>,
     ) -> Result<Answer, Errno> {
         let (from, to) = (self.directory(parent)?, self.directory(new_parent)?);
@@ -213,7 +219,11 @@ impl PassthroughFilesystem {
         } else {
             outcome::begin_removal(exchange, removal.as_ref().map_or(0, LastNameRemoval::note), found);
         }
-        let renamed = renameat_with(&*from, name, &*to, new_name, flags);
+        self.forget_place(parent.id, name);
+        self.forget_place(new_parent.id, new_name);
+        let rename = || renameat_with(&*from, name, &*to, new_name, flags);
+        // A whiteout belongs to the caller.
+        let renamed = if flags.contains(RenameFlags::WHITEOUT) { acting_for(caller, 0, rename) } else { rename() };
         let is_moved = |_| outcome::number_of(&from, name).is_none() && outcome::number_of(&to, new_name).is_some();
         let renamed = outcome::success_if_done(renamed, Errno::NOENT, exchange, is_moved);
         outcome::success_if_done(renamed, Errno::EXIST, exchange, is_moved)
@@ -232,13 +242,18 @@ impl PassthroughFilesystem {
         let file = self.descriptor(node)?;
         // The kernel sends a SETATTR that changes nothing before it writes by itself, and for chown(2) without ids. When the owner
         // changes, the source removes setuid and setgid by itself.
-        if valid & CHANGES == 0 && !is_written(node) {
+        let changes_nothing = valid & CHANGES == 0;
+        if changes_nothing && !is_written(node) {
             check_changes_nothing(file.as_fd(), caller)?;
         }
         let hidden = node.mount.restrictions().nosuid && valid & fattr::SIZE != 0;
         let killed = valid & (fattr::KILL_SUIDGID | fattr::SIZE) == fattr::KILL_SUIDGID | fattr::SIZE;
-        if valid & CHANGES == 0 || killed || hidden {
+        let keeps_bits = changes_nothing && is_written_by_privileged(node, caller);
+        if (changes_nothing || killed || hidden) && !keeps_bits {
             take_privileges(file.as_fd(), caller)?;
+        }
+        if changes_nothing {
+            take_capabilities(file.as_fd())?;
         }
         if valid & fattr::MODE != 0 {
             // The kernel has checked that the caller may set this mode.
@@ -268,7 +283,7 @@ impl PassthroughFilesystem {
     fn truncate(&self, node: &Arc<Node>, file: &OwnedFd, arguments: &SetattrIn) -> Result<(), Errno> {
         let open = if arguments.valid & fattr::FH != 0 { self.files.get(arguments.fh).ok() } else { None };
         let own = || {
-            Self::open_file_again(node, OFlags::WRONLY | OFlags::NONBLOCK)
+            self.open_file_again(node, OFlags::WRONLY | OFlags::NONBLOCK)
                 .or_else(|_| reopen(file.as_fd(), OFlags::WRONLY | OFlags::NONBLOCK))
         };
         let file = match &open {
@@ -318,10 +333,14 @@ impl PassthroughFilesystem {
         &self,
         node: &Arc<Node>,
         name: &OsStr,
+        caller: Caller,
         exchange: &Exchange<'_>,
     ) -> Result<Answer, Errno> {
         let file = self.descriptor(node)?;
         let (path, name) = (proc_path(file.as_fd()), attribute_name(name)?);
+        if is_left_to_setattr(&name, caller) {
+            return Ok(Answer::Done);
+        }
         if getxattr_query(&path, &name) != Err(Errno::NODATA) {
             exchange.begin(0);
         }
@@ -354,7 +373,8 @@ impl PassthroughFilesystem {
             outcome::made_by(self.maker(caller), &directory, name, begun)
                 .is_some_and(|found| same(directory.as_fd(), &found))
         })?;
-        let (node, entry) = self.find(parent, name, true)?;
+        // If the host has taken the name away already, the kernel looks again.
+        let (node, entry) = self.find(parent, name, true).map_err(gone_again)?;
         if let Some(account) = &mut account {
             account.charge(&node, entry.attr.blocks.saturating_mul(512));
             account.settle(parent, directory.as_fd());
@@ -461,6 +481,16 @@ impl LastNameRemoval {
     fn note(&self) -> u64 {
         self.node.as_ref().map_or(0, |node| node.id.0)
     }
+}
+
+/// Whether a file has no name any more.
+fn is_removed(file: &OwnedFd) -> bool {
+    attributes_of(file.as_fd()).is_ok_and(|found| found.stx_nlink == 0)
+}
+
+/// The errno of a request that has made a name which is gone again.
+fn gone_again(errno: Errno) -> Errno {
+    if errno == Errno::NOENT { Errno::STALE } else { errno }
 }
 
 /// A device number from the kernel's encoding (`new_encode_dev`).

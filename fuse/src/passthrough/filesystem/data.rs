@@ -28,6 +28,9 @@ use crate::session::abi::{
 };
 use crate::session::{Answer, Caller, Exchange, HandleId};
 
+/// How often the server tries to make or open a file whose name comes and goes.
+const ATTEMPTS: usize = 16;
+
 impl PassthroughFilesystem {
     pub(super) fn open(
         &self,
@@ -44,7 +47,7 @@ impl PassthroughFilesystem {
         }
         let taken = self.place(exchange)?;
         let opened = self.open_flags(flags);
-        let file = Self::open_file_again(node, opened)?;
+        let file = self.open_file_again(node, opened)?;
         // The kernel does not see these bits, so it does not ask for their removal when the file is written to.
         if node.mount.restrictions().nosuid && flags & OFlags::RWMODE.bits() != OFlags::RDONLY.bits() {
             take_privileges(file.as_fd(), caller)?;
@@ -74,18 +77,20 @@ impl PassthroughFilesystem {
         // With `O_EXCL`, the server never opens a special file that got the name meanwhile.
         let make = || openat(&*directory, name, flags | OFlags::CREATE | OFlags::EXCL, mode);
         exchange.begin(0);
-        let file = acting_for(caller, arguments.umask, make).or_else(|errno| {
-            let is_made = |begun| outcome::made_by(self.maker(caller), &directory, name, begun).is_some();
-            let opened = flags.difference(OFlags::EXCL);
-            match errno {
+        let is_made = |begun| outcome::made_by(self.maker(caller), &directory, name, begun).is_some();
+        let opened = flags.difference(OFlags::EXCL);
+        let make_or_open = || {
+            acting_for(caller, arguments.umask, make).map(Some).or_else(|errno| match errno {
                 // The process that makes a file may open it in ways that its mode forbids.
                 Errno::EXIST if exchange.earlier().is_some_and(is_made) => open_regular(&directory, name, opened),
                 Errno::EXIST if !given.contains(OFlags::EXCL) => {
                     acting_for(caller, arguments.umask, || open_made_meanwhile(&directory, name, opened))
                 }
                 errno => Err(errno),
-            }
-        })?;
+            })
+        };
+        // A process of the host may make and remove the name all the time.
+        let file = (0..ATTEMPTS).find_map(|_| make_or_open().transpose()).unwrap_or(Err(Errno::STALE))?;
         self.settle(parent, directory.as_fd());
         self.created(parent, file, taken, arguments.flags, exchange).map(|(_, answer)| answer)
     }
@@ -225,7 +230,7 @@ impl PassthroughFilesystem {
     }
 
     /// Returns the `FOPEN_*` flags for a file whose bytes go through the server.
-    fn cached_or_direct(&self) -> u32 {
+    pub(super) fn cached_or_direct(&self) -> u32 {
         if self.options.exclusive || self.options.cache == CacheMode::Always {
             fopen::KEEP_CACHE
         } else {
@@ -262,7 +267,7 @@ impl PassthroughFilesystem {
         let opened = open.data()?;
         let reopened;
         let file = if cached && open.append {
-            reopened = Self::open_file_again(&open.node, OFlags::WRONLY | OFlags::NONBLOCK)?;
+            reopened = self.open_file_again(&open.node, OFlags::WRONLY | OFlags::NONBLOCK)?;
             reopened.as_fd()
         } else {
             opened.as_fd()
@@ -412,7 +417,7 @@ fn append(file: BorrowedFd<'_>, data: &[u8], exchange: &Exchange<'_>) -> Result<
 ///
 /// # Errors
 /// `ESTALE` if it may be opened only after checks that the kernel makes (`fs.protected_regular`), and those of [`open_regular`].
-fn open_made_meanwhile(directory: &OwnedFd, name: &OsStr, flags: OFlags) -> Result<OwnedFd, Errno> {
+fn open_made_meanwhile(directory: &OwnedFd, name: &OsStr, flags: OFlags) -> Result<Option<OwnedFd>, Errno> {
     const STICKY: u16 = 0o1000;
     if attributes_of(directory.as_fd())?.stx_mode & STICKY != 0 {
         Err(Errno::STALE)
@@ -421,16 +426,19 @@ fn open_made_meanwhile(directory: &OwnedFd, name: &OsStr, flags: OFlags) -> Resu
     }
 }
 
-/// Opens the regular file `name`. To open a device has effects of its own, so the server looks at the type first.
+/// Opens the regular file `name`; `None` if there is no such name any more. To open a device has effects of its own, so the server
+/// looks at the type first.
 ///
 /// # Errors
-/// `ESTALE` if the name leads to no regular file any more: the kernel then looks it up again.
-fn open_regular(directory: &OwnedFd, name: &OsStr, flags: OFlags) -> Result<OwnedFd, Errno> {
+/// `ESTALE` if the name leads to no regular file: the kernel then looks it up again.
+fn open_regular(directory: &OwnedFd, name: &OsStr, flags: OFlags) -> Result<Option<OwnedFd>, Errno> {
     let path = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-    let found = openat(directory, name, path, Mode::empty());
-    let found = found.map_err(|errno| if errno == Errno::NOENT { Errno::STALE } else { errno })?;
+    let found = match openat(directory, name, path, Mode::empty()) {
+        Err(Errno::NOENT) => return Ok(None),
+        found => found?,
+    };
     if kind(&attributes_of(found.as_fd())?) == FileType::RegularFile {
-        reopen(found.as_fd(), flags)
+        reopen(found.as_fd(), flags).map(Some)
     } else {
         Err(Errno::STALE)
     }

@@ -28,7 +28,7 @@ const UP: OFlags = OFlags::PATH.union(OFlags::DIRECTORY).union(OFlags::CLOEXEC);
 impl PassthroughFilesystem {
     /// Answers with `node` itself, whose number the kernel has from a handle.
     pub(super) fn look_up_itself(&self, node: &Arc<Node>) -> Result<Answer, Errno> {
-        let (found, entry) = self.enter(Self::open_file_again(node, OFlags::PATH)?, node, false)?;
+        let (found, entry) = self.enter(self.open_file_again(node, OFlags::PATH)?, node, false)?;
         if found.id != node.id {
             self.forget(found.id, 1);
             return Err(Errno::STALE);

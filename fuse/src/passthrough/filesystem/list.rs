@@ -16,30 +16,41 @@ use super::super::state::recordable;
 use super::super::unopened::UnopenedListing;
 use super::PassthroughFilesystem;
 use crate::session::abi::{Attr, EntryOut, FSYNC_FDATASYNC, FsyncIn, OpenOut, ReadIn, fopen};
-use crate::session::{Answer, Exchange, HandleId, NodeId, ReaddirEntry};
+use crate::session::{Answer, Exchange, HandleId, NodeId, ReaddirEntry, Request};
 
 impl PassthroughFilesystem {
-    pub(super) fn open_directory(&self, node: &Arc<Node>, exchange: &Exchange<'_>) -> Result<Answer, Errno> {
+    pub(super) fn open_directory(
+        &self,
+        node: &Arc<Node>,
+        request: &Request<'_>,
+        exchange: &Exchange<'_>,
+    ) -> Result<Answer, Errno> {
         if self.lists_unopened {
             // From now on the kernel opens directories by itself, and caches their listings.
             return Err(Errno::NOSYS);
         }
         let (fh, may_cache) = match self.opened_earlier(exchange) {
             Some(handle) if self.files.directory(handle).is_ok() => (handle, 0),
-            _ => self.new_directory(node, exchange)?,
+            _ => self.new_directory(node, request, exchange)?,
         };
         let always = if self.options.cache == CacheMode::Always { fopen::CACHE_DIR | fopen::KEEP_CACHE } else { 0 };
         Ok(Answer::Open(OpenOut { fh, open_flags: always | may_cache, backing_id: 0 }))
     }
 
     /// Opens a directory. Returns its handle, and the `FOPEN_*` flags for the kernel's cache of its listing.
-    fn new_directory(&self, node: &Arc<Node>, exchange: &Exchange<'_>) -> Result<(HandleId, u32), Errno> {
+    fn new_directory(
+        &self,
+        node: &Arc<Node>,
+        request: &Request<'_>,
+        exchange: &Exchange<'_>,
+    ) -> Result<(HandleId, u32), Errno> {
         let taken = self.place(exchange)?;
         let directory = self.open_to_read(node)?;
-        let cached = match self.cached_listings(node) {
-            Some(listings) => Some((listings, Change::of(&attributes_of(directory.as_fd())?))),
-            None => None,
-        };
+        let found = attributes_of(directory.as_fd())?;
+        if found.stx_nlink == 0 && self.is_directory_replaced(node, request) {
+            return Err(Errno::STALE);
+        }
+        let cached = self.cached_listings(node).map(|listings| (listings, Change::of(&found)));
         let with_attributes = self.readdirplus.directory_opened();
         let listing = SourceListing::new(recordable(directory));
         let handle = self.files.add_directory(exchange.number(), Arc::clone(node), listing, with_attributes, taken)?;

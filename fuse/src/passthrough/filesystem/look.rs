@@ -23,7 +23,7 @@ use crate::session::abi::{EntryOut, Kstatfs, XATTR_SIZE_MAX};
 use crate::session::{Answer, Caller, Filesystem, HandleId, NodeId, RootQuestion};
 
 /// The attribute that gives a program capabilities.
-const CAPABILITY: &CStr = c"security.capability";
+pub(super) const CAPABILITY: &CStr = c"security.capability";
 
 impl PassthroughFilesystem {
     pub(super) fn lookup(&self, parent: &Arc<Node>, name: &OsStr) -> Result<Answer, Errno> {
@@ -46,8 +46,23 @@ impl PassthroughFilesystem {
         name: &OsStr,
         made: bool,
     ) -> Result<(Arc<Node>, EntryOut), Errno> {
-        // For a source on another machine, each of these calls may be a message to it.
-        if !self.is_remote() {
+        let (node, entry) = self.enter_found(directory, parent, name, made)?;
+        if node.kind == FileType::Directory {
+            self.note_place(&node, parent, name);
+        }
+        Ok((node, entry))
+    }
+
+    fn enter_found(
+        &self,
+        directory: BorrowedFd<'_>,
+        parent: &Arc<Node>,
+        name: &OsStr,
+        made: bool,
+    ) -> Result<(Arc<Node>, EntryOut), Errno> {
+        // For a source on another machine, each of these calls may be a message to it. After files were replaced, the server needs
+        // the descriptor.
+        if !self.is_remote() && !self.replaced.is_active() {
             let name = CString::new(name.as_bytes()).map_err(|_| Errno::INVAL)?;
             if let Some((identity, found)) = SourceMounts::identify_name(parent, directory, &name)? {
                 return self.enter_identified(identity, &found, parent, made);

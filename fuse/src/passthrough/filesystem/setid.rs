@@ -1,15 +1,17 @@
-//! The setuid and setgid bits of files: when a file loses them, as on other file systems. The server has all
-//! capabilities, so the source would keep them.
+//! The setuid and setgid bits and the capabilities of files: when a file loses them, as on other file systems. The server has all
+//! capabilities, so the source would keep the bits.
 
+use std::ffi::CStr;
 use std::os::fd::BorrowedFd;
 
-use rustix::fs::{FileType, Mode, OFlags, Statx, chmod};
+use rustix::fs::{FileType, Mode, OFlags, Statx, chmod, removexattr};
 use rustix::io::Errno;
 use rustix::thread::CapabilitySet;
 
 use super::super::attributes::attributes_of;
 use super::super::descriptor::proc_path;
 use super::super::node::Node;
+use super::look::CAPABILITY;
 use crate::caller::privileges::{has_capability, has_namespace_of_server, is_in_group, is_user};
 use crate::session::Caller;
 
@@ -24,6 +26,27 @@ pub(super) fn take_privileges(file: BorrowedFd<'_>, caller: Caller) -> Result<()
         0 => Ok(()),
         taken => chmod(proc_path(file), Mode::from_raw_mode(u32::from(found.stx_mode) & 0o7777 & !taken)),
     }
+}
+
+/// Removes the capabilities of a file.
+pub(super) fn take_capabilities(file: BorrowedFd<'_>) -> Result<(), Errno> {
+    match removexattr(proc_path(file), CAPABILITY) {
+        Err(Errno::NODATA | Errno::OPNOTSUPP) => Ok(()),
+        removed => removed,
+    }
+}
+
+/// Whether the SETATTR that follows a REMOVEXATTR of this attribute removes it, if the call succeeds. The kernel lets only callers with
+/// `CAP_SETFCAP` remove the capabilities of a file; for others, it sends the request by itself at the start of a chown(2), truncate(2) or
+/// write(2), before the server can refuse the call.
+pub(super) fn is_left_to_setattr(name: &CStr, caller: Caller) -> bool {
+    name == CAPABILITY && has_namespace_of_server(caller) && !has_capability(caller, CapabilitySet::SETFCAP)
+}
+
+/// Whether a process that may keep the bits of any file is about to write to `node`: then a SETATTR that changes nothing comes because
+/// the file has capabilities.
+pub(super) fn is_written_by_privileged(node: &Node, caller: Caller) -> bool {
+    is_written(node) && has_capability(caller, CapabilitySet::FSETID)
 }
 
 /// Removes setuid and setgid before chown(2) of a file with setgid and without group execute. The source would keep setgid, because

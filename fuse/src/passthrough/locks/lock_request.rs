@@ -48,7 +48,7 @@ impl LockRequest {
     }
 
     /// The request that releases this lock.
-    pub(super) fn undone(self) -> Self {
+    pub fn undone(self) -> Self {
         match self {
             LockRequest::Whole(_) => LockRequest::Whole(FlockOperation::Unlock),
             LockRequest::Range(range) => LockRequest::Range(FileLock { typ: libc::F_UNLCK.cast_unsigned(), ..range }),

@@ -26,7 +26,7 @@
 //! | module | owns |
 //! |---|---|
 //! | [`lock_request`] | one lock that a caller asks for, and its system calls |
-//! | [`waits`] | the threads that wait for a lock |
+//! | [`waits`] | the threads that wait for a lock, or answer after the kernel has dropped cached pages |
 //! | [`locked`] | the locks of an owner, as the region records them |
 
 mod lock_request;
@@ -53,7 +53,7 @@ use locked::FileLocks;
 
 pub use lock_request::{LockRequest, conflict};
 pub use locked::{Holder, check_lock_limit};
-pub use waits::{LockWaits, catch_wake_signal};
+pub use waits::{LockStep, LockWaits, catch_wake_signal};
 
 /// The locks of one node.
 #[derive(Debug, Default)]

@@ -1,5 +1,6 @@
 //! Callers that wait for a lock: one thread each, which waits in the kernel. The wait ends with the lock, or when the kernel
-//! interrupts the caller: [`LockWaits::interrupt`] sends the thread signals until the wait has ended.
+//! interrupts the caller: [`LockWaits::interrupt`] sends the thread signals until the wait has ended. The thread makes the kernel drop
+//! what it has cached of the file, and answers.
 
 use std::collections::{HashMap, VecDeque};
 use std::io;
@@ -20,6 +21,17 @@ use crate::session::{Answer, DeferredAnswer};
 const WAKE: Signal = Signal::SIGUSR1;
 /// The most interrupts to remember that came before their waits.
 const REMEMBERED: usize = 64;
+
+/// What a thread does for a caller.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum LockStep {
+    /// Wait for the lock.
+    Wait,
+    /// The lock is granted and recorded: drop what the kernel has cached.
+    Granted,
+    /// Drop what the kernel has cached, which writes what callers stored through mappings, and unlock.
+    Unlock,
+}
 
 /// The waits of a volume.
 #[derive(Default)]
@@ -50,25 +62,37 @@ struct WaitProgress {
 }
 
 impl LockWaits {
-    /// Waits for a lock on a thread of its own, has `record` record it, and answers from there. Waits again if `record` fails with
-    /// `EAGAIN`.
+    /// Takes or releases a lock on a thread of its own, has `record` record that, and answers from there. `drop_cached` runs after the
+    /// lock is granted, or before it is released. Waits again if `record` fails with `EAGAIN`.
     ///
     /// # Errors
     /// `ENOLCK` when [`WAITS`] callers wait already, or no thread can be started.
     pub fn start(
         self: &Arc<Self>,
+        step: LockStep,
         lock_request: LockRequest,
         description: Arc<OwnedFd>,
-        record: impl Fn(LockRequest) -> Result<(), Errno> + Send + 'static,
+        record: &(impl Fn(LockRequest) -> Result<(), Errno> + Clone + Send + 'static),
+        drop_cached: impl FnOnce() + Send + 'static,
         answer: DeferredAnswer,
     ) -> Result<(), Errno> {
-        let unique = answer.number();
+        let (unique, record) = (answer.number(), record.clone());
         let wait = self.register(unique)?;
         let waits = Arc::clone(self);
         let work = move || {
-            let outcome = wait.run(lock_request, &description, &record);
+            let outcome = match step {
+                LockStep::Wait => wait.run(lock_request, &description, &record),
+                LockStep::Granted | LockStep::Unlock => wait.end(Ok(())),
+            };
+            let locked = outcome.is_ok() && step != LockStep::Unlock;
+            if outcome.is_ok() {
+                drop_cached();
+            }
+            let outcome = match step {
+                LockStep::Unlock => record(lock_request).and_then(|()| lock_request.try_on(&description)),
+                LockStep::Wait | LockStep::Granted => outcome,
+            };
             waits.lock().waits.remove(&unique);
-            let locked = outcome.is_ok();
             if answer.send(outcome.map(|()| Answer::Done)).is_err() && locked {
                 // The caller does not know of the lock, so it would never give it up.
                 let _recorded = record(lock_request.undone());
@@ -140,8 +164,12 @@ impl Wait {
                 recorded => break recorded,
             }
         };
+        self.end(outcome)
+    }
+
+    /// Ends the wait with this outcome. From here on the thread may end, and gets no signals any more.
+    fn end(&self, outcome: Result<(), Errno>) -> Result<(), Errno> {
         let mut progress = self.progress();
-        // From here on the thread may end, and gets no signals any more.
         progress.thread = None;
         progress.ended = true;
         self.ended.notify_all();
