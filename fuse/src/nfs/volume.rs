@@ -114,7 +114,7 @@ impl NfsVolume {
 
     fn begin(self: &Rc<Self>, request: &Request<'_>, bytes: &[u8]) {
         let reply = PendingAnswer(Some(self.session.get_ref().owe(request)));
-        let nfs_request = NfsRequest::new(request.number(), request.caller, request.is_resent());
+        let nfs_request = Rc::new(NfsRequest::new(request.number(), request.caller, request.is_resent()));
         let is_write = matches!(request.operation, FuseOperation::Write { .. });
         if is_write && !self.filesystem.options().stable && !self.trace.is_on() {
             let answer = pin!(self.filesystem.answer(request, &nfs_request));
@@ -133,7 +133,7 @@ impl NfsVolume {
         self.running.borrow_mut().insert(number, running);
     }
 
-    async fn answer(&self, buffer: &RequestBuffer, nfs_request: NfsRequest, reply: PendingAnswer) {
+    async fn answer(&self, buffer: &RequestBuffer, nfs_request: Rc<NfsRequest>, reply: PendingAnswer) {
         let Some(request) = buffer.request() else { return };
         // The records of the request are needed until the answer is written, because the kernel would send the request to a
         // successor again. This is dropped after the answer, also if the task is dropped.
@@ -184,6 +184,7 @@ impl NfsVolume {
         self.running.take().into_values().for_each(|running| running.task.abort());
         let filesystem = &self.filesystem;
         let final_work = async {
+            filesystem.finish_changes().await;
             filesystem.write_all().await;
             filesystem.remove_all_silly().await;
         };
