@@ -71,6 +71,7 @@ pub struct NfsThread {
 enum ThreadTask {
     Serve { export: Box<ServedExport>, resumes: bool, outcome: Sender<io::Result<()>> },
     Move { socket: u64, place: NfsAddress },
+    Finish { finished: Sender<()> },
 }
 
 impl NfsThread {
@@ -96,6 +97,15 @@ impl NfsThread {
                         ThreadTask::Serve { export, resumes, outcome } => (export, resumes, outcome),
                         ThreadTask::Move { socket, place } => {
                             state.move_server(socket, place);
+                            continue;
+                        }
+                        ThreadTask::Finish { finished } => {
+                            let state = Rc::clone(&state);
+                            spawn_local(async move {
+                                state.finish().await;
+                                // The thread that waits may have ended.
+                                let _ = finished.send(());
+                            });
                             continue;
                         }
                     };
@@ -137,6 +147,15 @@ impl NfsThread {
         let _ = self.tasks.send(ThreadTask::Move { socket, place });
     }
 
+    /// Waits until all volumes that are unmounted have ended: the process is about to end.
+    pub fn finish(&self) {
+        let (finished, all) = channel();
+        if self.tasks.send(ThreadTask::Finish { finished }).is_ok() {
+            // An error means that the thread has ended.
+            let _ = all.recv();
+        }
+    }
+
     fn begin(&self, export: ServedExport, resumes: bool) -> io::Result<()> {
         let (outcome, served) = channel();
         let ended = || io::Error::other("the thread that serves NFS volumes has ended");
@@ -166,6 +185,7 @@ struct ThreadState {
     input: Rc<RefCell<InputBuffer>>,
     busy_poll: Rc<BusyPoll>,
     filesystems: RefCell<Vec<Weak<NfsFilesystem>>>,
+    volumes: RefCell<Vec<Weak<NfsVolume>>>,
 }
 
 impl ThreadState {
@@ -175,6 +195,7 @@ impl ThreadState {
             input: Rc::new(RefCell::new(input)),
             busy_poll: BusyPoll::new(),
             filesystems: RefCell::default(),
+            volumes: RefCell::default(),
         }
     }
 
@@ -242,8 +263,19 @@ impl ThreadState {
             Rc::clone(&self.busy_poll),
             trace,
         )?;
+        let mut volumes = self.volumes.borrow_mut();
+        volumes.retain(|other| other.strong_count() > 0);
+        volumes.push(Rc::downgrade(&volume));
         spawn_local(volume.run());
         Ok(())
+    }
+
+    /// Waits until all unmounted volumes have ended. Other processes may still have the other volumes mounted.
+    async fn finish(&self) {
+        let volumes: Vec<_> = self.volumes.borrow().iter().filter_map(Weak::upgrade).collect();
+        for volume in volumes.into_iter().filter(|volume| volume.is_unmounted()) {
+            volume.wait_for_end().await;
+        }
     }
 
     fn export(&self, options: &ExportOptions, mut sockets: Vec<OwnedFd>, region: &Arc<Region>) -> io::Result<Export> {

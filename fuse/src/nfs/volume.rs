@@ -8,18 +8,21 @@
 //! 4. A caller that is being killed waits no longer; see [`ending`](crate::caller::ending).
 //! 5. When the file system is unmounted everywhere, reading fails, and the volume ends.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
 use std::io;
+use std::os::fd::AsFd;
 use std::pin::pin;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
+use tokio::sync::Notify;
 use tokio::task::{AbortHandle, spawn_local, yield_now};
 use tokio::time::{sleep, timeout};
 use zerocopy::IntoBytes;
@@ -51,6 +54,8 @@ pub struct NfsVolume {
     trace: Arc<Trace>,
     /// Requests that are being answered, by their numbers.
     running: RefCell<HashMap<u64, RunningRequest>>,
+    has_ended: Cell<bool>,
+    ended: Notify,
 }
 
 struct RunningRequest {
@@ -72,11 +77,26 @@ impl NfsVolume {
     ) -> io::Result<Rc<Self>> {
         // SAFETY: the session has the device open for as long as it lives, and always names it by the same number.
         let session = unsafe { AsyncFd::register_with_interest(session, WANTED) }?;
-        Ok(Rc::new(Self { filesystem, session, input, busy_poll, trace, running: RefCell::default() }))
+        Ok(Rc::new(Self {
+            filesystem,
+            session,
+            input,
+            busy_poll,
+            trace,
+            running: RefCell::default(),
+            has_ended: Cell::new(false),
+            ended: Notify::new(),
+        }))
     }
 
     /// Answers until the file system is unmounted everywhere.
     pub async fn run(self: Rc<Self>) {
+        self.answer_all().await;
+        self.has_ended.set(true);
+        self.ended.notify_waiters();
+    }
+
+    async fn answer_all(self: &Rc<Self>) {
         while let Ok(mut ready) = self.session.ready(WANTED).await {
             for _ in 0..AT_A_TIME {
                 match self.take_one() {
@@ -89,6 +109,21 @@ impl NfsVolume {
                 }
             }
             yield_now().await;
+        }
+    }
+
+    /// Whether the file system is unmounted everywhere.
+    pub fn is_unmounted(&self) -> bool {
+        let device = self.session.get_ref().as_fd();
+        let mut device = [PollFd::from_borrowed_fd(device, PollFlags::empty())];
+        poll(&mut device, Some(&Timespec::default())).is_ok() && device[0].revents().contains(PollFlags::ERR)
+    }
+
+    /// Waits until no request comes any more, and podfs has done what was left to do.
+    pub async fn wait_for_end(&self) {
+        let ended = self.ended.notified();
+        if !self.has_ended.get() {
+            ended.await;
         }
     }
 
@@ -114,7 +149,7 @@ impl NfsVolume {
 
     fn begin(self: &Rc<Self>, request: &Request<'_>, bytes: &[u8]) {
         let reply = PendingAnswer(Some(self.session.get_ref().owe(request)));
-        let nfs_request = NfsRequest::new(request.number(), request.caller, request.is_resent());
+        let nfs_request = Rc::new(NfsRequest::new(request.number(), request.caller, request.is_resent()));
         let is_write = matches!(request.operation, FuseOperation::Write { .. });
         if is_write && !self.filesystem.options().stable && !self.trace.is_on() {
             let answer = pin!(self.filesystem.answer(request, &nfs_request));
@@ -133,7 +168,7 @@ impl NfsVolume {
         self.running.borrow_mut().insert(number, running);
     }
 
-    async fn answer(&self, buffer: &RequestBuffer, nfs_request: NfsRequest, reply: PendingAnswer) {
+    async fn answer(&self, buffer: &RequestBuffer, nfs_request: Rc<NfsRequest>, reply: PendingAnswer) {
         let Some(request) = buffer.request() else { return };
         // The records of the request are needed until the answer is written, because the kernel would send the request to a
         // successor again. This is dropped after the answer, also if the task is dropped.
@@ -180,10 +215,11 @@ impl NfsVolume {
     }
 
     /// The file system is unmounted everywhere: no request comes any more.
-    async fn end(self: Rc<Self>) {
+    async fn end(&self) {
         self.running.take().into_values().for_each(|running| running.task.abort());
         let filesystem = &self.filesystem;
         let final_work = async {
+            filesystem.finish_changes().await;
             filesystem.write_all().await;
             filesystem.remove_all_silly().await;
         };

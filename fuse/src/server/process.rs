@@ -68,6 +68,7 @@ pub fn serve(program: &str, pod: &str) -> io::Result<()> {
         process.follow();
         process.serve_alone();
         if !process.listens || process.volumes.is_empty() {
+            process.volumes.finish_nfs();
             return Ok(());
         }
         tracing::warn!("the supervisor is gone; this server serves the volumes until another supervisor adopts it");

@@ -9,9 +9,11 @@ use std::process::{Child, ChildStdout, Command, Stdio};
 use nix::mount::{MntFlags, umount2};
 use nix::sys::signal::{Signal, kill};
 
-use crate::common::eventually;
-use crate::nfs_rig::Ganesha;
-use crate::pod_volumes::pods::{fixture, volume_path};
+use crate::common::{Fixture, config_map, eventually};
+use crate::nfs_rig::protocol::{error, procedure};
+use crate::nfs_rig::scripted::trouble::{ALWAYS, fails};
+use crate::nfs_rig::{Ganesha, Scripted};
+use crate::pod_volumes::pods::{VOLUMES, claim, fixture, named, volume, volume_path};
 
 #[test]
 fn a_claim_shows_its_export_and_changes_reach_the_server() {
@@ -31,6 +33,32 @@ fn a_claim_shows_its_export_and_changes_reach_the_server() {
     assert_eq!(running.stop().code(), Some(0), "{}", running.log());
     fixture.assert_nothing_left();
     assert!(ganesha.exported().join("moved").exists(), "an export outlives its pods");
+}
+
+#[test]
+fn files_that_the_server_did_not_remove_at_first_are_removed_at_the_end_of_the_pod() {
+    const FILES: usize = 200;
+    let server = Scripted::start();
+    let fixture = Fixture::new(&named("nfs-removed", VOLUMES));
+    fixture.write("objects/app.json", &config_map("app", &[("a", "1")]));
+    fixture.write("objects/claim.yaml", &claim());
+    fixture.write("objects/volume.yaml", &volume(server.address(), server.address(), ""));
+    let mut running = fixture.run();
+    let path = volume_path(&running);
+    for number in 0..FILES {
+        fs::write(path.join(format!("file-{number}")), "content").expect("written");
+        let file = File::open(path.join(format!("file-{number}"))).expect("opened");
+        fs::remove_file(path.join(format!("file-{number}"))).expect("removed");
+        if number == 0 {
+            server.rule(fails(procedure::REMOVE, error::IO, ALWAYS));
+        }
+        drop(file);
+    }
+    // podfs tries it as the caller, as root and as the owner of the directory.
+    eventually("podfs has tried", || server.calls(procedure::REMOVE) >= 3 * FILES);
+    server.clear_rules();
+    assert_eq!(running.stop().code(), Some(0), "{}", running.log());
+    assert_eq!(server.files(|files| files.node("").entries.len()), 0);
 }
 
 #[test]

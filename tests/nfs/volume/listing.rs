@@ -96,3 +96,44 @@ fn a_place_that_the_server_has_forgotten_is_found_again() {
     });
     assert_eq!(names(mounted.at("")).len(), 3000);
 }
+
+#[test]
+fn a_server_that_refuses_each_place_in_a_directory_is_an_error() {
+    // A client without a limit ends after so many calls, too.
+    const REFUSALS: usize = 2000;
+    let server = Scripted::start();
+    server.files(|files| {
+        for number in 0..3000 {
+            files.add(&format!("a-name-that-takes-some-room-{number}"), b"");
+        }
+    });
+    let mounted = Mounted::new(&server);
+    let mut refusals = 0;
+    server.rule(move |received, _| {
+        let is_listing = received.is(procedure::READDIRPLUS) || received.is(procedure::READDIR);
+        let fails = is_listing && received.at != 0 && refusals < REFUSALS;
+        refusals += usize::from(fails);
+        fails.then_some(crate::nfs_rig::scripted::Reply::Error(error::BAD_COOKIE))
+    });
+    let error = fs::read_dir(mounted.at("")).expect("opened").find_map(Result::err).expect("an error");
+    assert_eq!(error.raw_os_error(), Some(libc::EIO));
+}
+
+#[test]
+fn a_directory_that_the_server_rearranges_again_and_again_is_listed_as_long_as_it_gets_further() {
+    let server = Scripted::start();
+    server.files(|files| {
+        for number in 0..3000 {
+            files.add(&format!("a-name-that-takes-some-room-{number}"), b"");
+        }
+    });
+    let mounted = Mounted::new(&server);
+    let mut furthest = 0;
+    server.rule(move |received, _| {
+        let is_listing = received.is(procedure::READDIRPLUS) || received.is(procedure::READDIR);
+        let fails = is_listing && received.at > furthest;
+        furthest = furthest.max(received.at);
+        fails.then_some(crate::nfs_rig::scripted::Reply::Error(error::BAD_COOKIE))
+    });
+    assert_eq!(names(mounted.at("")).len(), 3000);
+}

@@ -1,6 +1,7 @@
 //! NFS exports as volumes. The tests use real mounts and mostly a real server, and compare the mount with the exported
 //! directory.
 
+mod at_once;
 mod coherence;
 mod listing;
 mod locking;

@@ -69,22 +69,44 @@ impl Drop for Listener {
 }
 
 /// Answers calls until the connection ends.
-fn serve(mut connection: &TcpStream, script: &Mutex<Script>) -> Result<()> {
+fn serve(mut connection: &TcpStream, script: &Arc<Mutex<Script>>) -> Result<()> {
     connection.set_nodelay(true)?;
+    let writer = Arc::new(Mutex::new(connection.try_clone()?));
     while let Some(record) = read_record(&mut connection)? {
         let Some(call) = Call::read(&record) else { break };
-        let (xid, program, procedure) = (call.xid, call.program, call.procedure);
-        let reply = script.lock().expect("no rule panics").reply(call);
-        match reply {
-            Reply::Results(results) => write_record(&mut connection, &accepted(xid, 0, &results))?,
-            Reply::Error(error) => {
-                write_record(&mut connection, &accepted(xid, 0, &procedures::failed((program, procedure), error)))?;
+        let reply = script.lock().expect("no rule panics").reply(call.clone());
+        let Reply::Held { gate, executed_first } = reply else {
+            if !send(&writer, &call, reply)? {
+                break;
             }
-            Reply::Record(record) => write_record(&mut connection, &record)?,
-            Reply::Bytes(bytes) => connection.write_all(&bytes)?,
-            Reply::Nothing => {}
-            Reply::Close => break,
-        }
+            continue;
+        };
+        let (writer, script) = (Arc::clone(&writer), Arc::clone(script));
+        let execute = move |call| script.lock().expect("no rule panics").regular_reply(call);
+        let executed = executed_first.then(|| execute(call.clone()));
+        thread::spawn(move || {
+            gate.pass();
+            let reply = executed.unwrap_or_else(|| execute(call.clone()));
+            // The connection may have ended meanwhile.
+            let _ = send(&writer, &call, reply);
+        });
     }
     Ok(())
+}
+
+/// Sends a reply. Returns whether the connection goes on.
+fn send(writer: &Mutex<TcpStream>, call: &Call, reply: Reply) -> Result<bool> {
+    let mut connection = writer.lock().expect("no panic");
+    match reply {
+        Reply::Results(results) => write_record(&mut *connection, &accepted(call.xid, 0, &results))?,
+        Reply::Error(error) => {
+            let results = procedures::failed((call.program, call.procedure), error);
+            write_record(&mut *connection, &accepted(call.xid, 0, &results))?;
+        }
+        Reply::Record(record) => write_record(&mut *connection, &record)?,
+        Reply::Bytes(bytes) => connection.write_all(&bytes)?,
+        Reply::Nothing | Reply::Held { .. } => {}
+        Reply::Close => return Ok(false),
+    }
+    Ok(true)
 }

@@ -7,7 +7,7 @@
 //! file system answers. [`trouble`] has the common rules.
 //!
 //! The server has no cache of duplicate requests: as a server that has restarted, it executes a repeated call again. On each
-//! connection, it answers one call after the other. Tests with it do not prove that podfs speaks the protocol correctly; tests
+//! connection, it answers one call after the other, except for replies that a rule holds. Tests with it do not prove that podfs speaks the protocol correctly; tests
 //! with [`super::ganesha`] do.
 
 mod attributes;
@@ -18,7 +18,7 @@ mod procedures;
 pub mod trouble;
 
 use std::net::{Ipv4Addr, SocketAddr};
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 
 use super::protocol::NFS;
 use super::rpc::Call;
@@ -77,6 +77,44 @@ pub enum Reply {
     Nothing,
     /// The end of the connection.
     Close,
+    /// The regular reply, once the gate is open. The server executes the call before it waits, or after that. It answers later
+    /// calls of the connection meanwhile.
+    Held {
+        gate: Gate,
+        executed_first: bool,
+    },
+}
+
+/// A gate at which replies wait until a test opens it.
+#[derive(Clone, Debug, Default)]
+pub struct Gate(Arc<(Mutex<GateState>, Condvar)>);
+
+#[derive(Debug, Default)]
+struct GateState {
+    is_open: bool,
+    waiting: usize,
+}
+
+impl Gate {
+    /// Lets all replies pass.
+    pub fn open(&self) {
+        self.0.0.lock().expect("no panic").is_open = true;
+        self.0.1.notify_all();
+    }
+
+    /// The number of replies that have come to the gate.
+    pub fn arrived(&self) -> usize {
+        self.0.0.lock().expect("no panic").waiting
+    }
+
+    fn arrive(&self) {
+        self.0.0.lock().expect("no panic").waiting += 1;
+    }
+
+    fn pass(&self) {
+        let state = self.0.0.lock().expect("no panic");
+        drop(self.0.1.wait_while(state, |state| !state.is_open).expect("no panic"));
+    }
 }
 
 impl Scripted {
@@ -133,6 +171,14 @@ impl Script {
         let count = self.calls.iter().filter(|earlier| **earlier == procedure).count();
         let received = procedures::parse(call, count);
         let reply = self.rules.iter_mut().rev().find_map(|rule| rule(&received, &mut self.files));
+        if let Some(Reply::Held { gate, .. }) = &reply {
+            gate.arrive();
+        }
         reply.unwrap_or_else(|| procedures::answer(&received, &mut self.files, self.port))
+    }
+
+    /// The regular reply to a call that a rule holds.
+    fn regular_reply(&mut self, call: Call) -> Reply {
+        procedures::answer(&procedures::parse(call, 0), &mut self.files, self.port)
     }
 }

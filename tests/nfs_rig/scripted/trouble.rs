@@ -1,6 +1,6 @@
 //! Rules for faults that several tests use. A rule with a number of `times` concerns the next calls up to this number.
 
-use super::{Handle, ReceivedCall, Reply, Rule, procedures};
+use super::{Gate, Handle, ReceivedCall, Reply, Rule, procedures};
 use crate::nfs_rig::protocol::procedure::{COMMIT, READ, READDIR, READDIRPLUS, WRITE};
 use crate::nfs_rig::protocol::{NFS, error};
 use crate::nfs_rig::rpc;
@@ -59,6 +59,12 @@ pub fn changed_results(procedure: u32, change: impl Fn(Vec<u8>) -> Vec<u8> + Sen
 /// The server does not execute the procedure, and replies with this error.
 pub fn fails(procedure: u32, error: u32, times: usize) -> impl Rule {
     instead(procedure, times, move |_| Reply::Error(error))
+}
+
+/// The server executes the next call of the procedure before the gate or behind it, and replies when the gate is open.
+pub fn held(procedure: u32, gate: &Gate, executed_first: bool) -> impl Rule {
+    let gate = gate.clone();
+    instead(procedure, 1, move |_| Reply::Held { gate: gate.clone(), executed_first })
 }
 
 /// The server replies that it is busy and that the client should try later (`NFS3ERR_JUKEBOX`).

@@ -13,6 +13,8 @@ pub struct NfsListing {
     pub given: usize,
     /// The offset behind the last entry that the kernel got. The next READDIR is expected to begin here.
     pub at: u64,
+    /// The number of entries before the place where podfs began to read from the start the last time.
+    pub restarted_after: usize,
     /// The number of entries to pass over, after the server refused the cookie and podfs began to read from the start.
     pub skip: usize,
 }

@@ -37,6 +37,8 @@ pub struct NfsNode {
     record: RefCell<OwnedCell<NfsNodeCell>>,
     name: SharedName,
     opens: Cell<u32>,
+    /// OPENs that are not answered yet.
+    opening: Cell<u32>,
 }
 
 /// The fields of a new node.
@@ -54,8 +56,8 @@ impl NfsNode {
     fn new(id: NodeId, found: NewNfsNode, record: OwnedCell<NfsNodeCell>, name: Option<Rc<Name>>) -> Self {
         let NewNfsNode { handle, kind, fileid } = found;
         let (handle, record, name) = (Cell::new(handle), RefCell::new(record), RefCell::new(name));
-        let (freshness, remover, opens) = (RefCell::default(), RefCell::default(), Cell::new(0));
-        Self { id, kind, fileid, freshness, remover, handle, record, name, opens }
+        let (freshness, remover, opens, opening) = Default::default();
+        Self { id, kind, fileid, freshness, remover, handle, record, name, opens, opening }
     }
 
     /// The server's handle of the file.
@@ -87,6 +89,21 @@ impl NfsNode {
     /// Whether it is open.
     pub fn is_open(&self) -> bool {
         self.opens.get() > 0
+    }
+
+    /// Whether it is open, or an OPEN of it is not answered yet.
+    pub fn is_in_use(&self) -> bool {
+        self.is_open() || self.opening.get() > 0
+    }
+
+    /// Counts an OPEN that is not answered yet.
+    pub fn open_begins(&self) {
+        self.opening.set(self.opening.get() + 1);
+    }
+
+    /// Counts the answer to an OPEN.
+    pub fn open_ends(&self) {
+        self.opening.set(self.opening.get().saturating_sub(1));
     }
 
     /// Counts an open of it.

@@ -22,6 +22,8 @@ use crate::session::abi::{EntryOut, MknodIn, SetattrIn, fattr};
 
 /// The step of the guarded CREATE, which follows if the server has no exclusive CREATE.
 const GUARDED_STEP: u32 = 2;
+/// The step of the second RMDIR, after podfs has removed its own files from the directory.
+const SECOND_STEP: u32 = 2;
 
 impl NfsFilesystem {
     pub(super) async fn set_attributes(
@@ -242,17 +244,22 @@ impl NfsFilesystem {
     }
 
     pub(super) async fn unlink(
-        &self,
+        self: &Rc<Self>,
         parent: &Rc<NfsNode>,
         name: &[u8],
-        nfs_request: &NfsRequest,
+        nfs_request: &Rc<NfsRequest>,
     ) -> Result<NfsAnswer, Errno> {
         self.refuse_if_read_only()?;
         let credential = self.credential(nfs_request);
         if let Some(open) = self.file_to_keep(parent, name, &credential, nfs_request).await? {
-            self.rename_to_silly(&open, parent, name, &credential, nfs_request).await?;
+            let (filesystem, parent, name) = (Rc::clone(self), Rc::clone(parent), name.to_vec());
+            let nfs_request = Rc::clone(nfs_request);
+            let rename =
+                async move { filesystem.rename_to_silly(&open, &parent, &name, &credential, &nfs_request).await };
+            self.make_to_the_end(rename).await?;
             return Ok(Answer::Done.into());
         }
+        let _removal = self.begin_removal(parent, name);
         let handle = parent.handle();
         // A dead server may have renamed the file because it was open, and the file may have been closed meanwhile.
         let was_renamed = nfs_request.resent && self.state.calls.was_begun(nfs_request.unique, SILLY_STEP);
@@ -275,13 +282,21 @@ impl NfsFilesystem {
         self.refuse_if_read_only()?;
         let (credential, handle) = (self.credential(nfs_request), parent.handle());
         let remove = async |options: CallOptions<'_>| self.export.rmdir(options, &handle, name).await;
-        let once = nfs_request.once(&self.state.calls, MAIN_STEP, &credential, remove).await?;
-        let removed = self.removed(once, parent, name, &credential).await;
-        let around = removed.map_err(|errno| match errno {
-            // Some servers answer `EXIST` for a directory that is not empty.
-            Errno::EXIST => Errno::NOTEMPTY,
-            errno => errno,
-        })?;
+        let remove_in_step = async |step| {
+            let once = nfs_request.once(&self.state.calls, step, &credential, &remove).await?;
+            self.removed(once, parent, name, &credential).await
+        };
+        // Some servers answer `EXIST` for a directory that is not empty.
+        let is_not_empty = |errno: &Errno| matches!(*errno, Errno::EXIST | Errno::NOTEMPTY);
+        let mut removed = remove_in_step(MAIN_STEP).await;
+        if removed.as_ref().is_err_and(is_not_empty)
+            && let Some(directory) = self.state.nodes.at(parent.id, name)
+            && self.remove_unused_in(&directory).await
+        {
+            // The directory had only files that were closed just now.
+            removed = remove_in_step(SECOND_STEP).await;
+        }
+        let around = removed.map_err(|errno| if is_not_empty(&errno) { Errno::NOTEMPTY } else { errno })?;
         if let Some(around) = around {
             self.changed(parent, &around);
         }
@@ -298,11 +313,11 @@ impl NfsFilesystem {
     }
 
     pub(super) async fn rename(
-        &self,
+        self: &Rc<Self>,
         from: (&Rc<NfsNode>, &[u8]),
         to: (&Rc<NfsNode>, &[u8]),
         flags: u32,
-        nfs_request: &NfsRequest,
+        nfs_request: &Rc<NfsRequest>,
     ) -> Result<NfsAnswer, Errno> {
         self.refuse_if_read_only()?;
         if flags != 0 {
@@ -313,14 +328,39 @@ impl NfsFilesystem {
         let moved = self.state.nodes.at(from.0.id, from.1);
         let is_other = |node: &Rc<NfsNode>| moved.as_ref().is_none_or(|moved| moved.id != node.id);
         let file_to_keep = self.file_to_keep(to.0, to.1, &credential, nfs_request).await?.filter(is_other);
+        if file_to_keep.is_none() {
+            let _removal = self.begin_removal(to.0, to.1);
+            self.replace(from, to, moved, None, &credential, nfs_request).await?;
+            return Ok(Answer::Done.into());
+        }
+        let own = |(directory, name): (&Rc<NfsNode>, &[u8])| (Rc::clone(directory), name.to_vec());
+        let (filesystem, from, to, nfs_request) = (Rc::clone(self), own(from), own(to), Rc::clone(nfs_request));
+        let replace = async move {
+            let (from, to) = ((&from.0, &*from.1), (&to.0, &*to.1));
+            filesystem.replace(from, to, moved, file_to_keep, &credential, &nfs_request).await
+        };
+        self.make_to_the_end(replace).await?;
+        Ok(Answer::Done.into())
+    }
+
+    /// Renames the file `moved`. An open file `file_to_keep`, which would lose its last name, gets a silly name first.
+    async fn replace(
+        &self,
+        from: (&Rc<NfsNode>, &[u8]),
+        to: (&Rc<NfsNode>, &[u8]),
+        moved: Option<Rc<NfsNode>>,
+        file_to_keep: Option<Rc<NfsNode>>,
+        credential: &Credential,
+        nfs_request: &NfsRequest,
+    ) -> Result<(), Errno> {
         if let Some(open) = &file_to_keep {
-            self.link_silly(open, to.0, &credential, nfs_request).await?;
+            self.link_silly(open, to.0, credential, nfs_request).await?;
         }
         let (old, new) = (from.0.handle(), to.0.handle());
         let rename = async |options: CallOptions<'_>| self.export.rename(options, (&old, from.1), (&new, to.1)).await;
-        let once = nfs_request.once(&self.state.calls, MAIN_STEP, &credential, rename).await?;
+        let once = nfs_request.once(&self.state.calls, MAIN_STEP, credential, rename).await?;
         let renamed = moved.clone().or_else(|| self.state.nodes.at(to.0.id, to.1).filter(|_| nfs_request.resent));
-        let named = self.named(once, NfsStatus::NOENT, renamed.as_deref(), (to.0, to.1), &credential).await;
+        let named = self.named(once, NfsStatus::NOENT, renamed.as_deref(), (to.0, to.1), credential).await;
         match named {
             Ok(Some((old_around, new_around))) => {
                 self.changed(from.0, &old_around);
@@ -329,7 +369,7 @@ impl NfsFilesystem {
             Ok(None) => [from.0, to.0].into_iter().for_each(|directory| directory.freshness.borrow_mut().expire()),
             Err(error) => {
                 if let Some(open) = &file_to_keep {
-                    self.remove_silly_link(open, to.0, &credential, nfs_request).await;
+                    self.remove_silly_link(open, to.0, credential, nfs_request).await;
                 }
                 return Err(match error.errno() {
                     Errno::EXIST => Errno::NOTEMPTY,
@@ -338,14 +378,18 @@ impl NfsFilesystem {
             }
         }
         match &file_to_keep {
-            Some(open) => self.record_silly(open, to.0, nfs_request, &credential)?,
+            Some(open) => self.record_silly(open, to.0, nfs_request, credential)?,
             None => self.replaced(to, moved.as_deref()),
         }
         if let Some(moved) = &moved {
             self.state.nodes.rename(moved, to.0.id, to.1)?;
             moved.freshness.borrow_mut().expire();
         }
-        Ok(Answer::Done.into())
+        if let Some(open) = &file_to_keep {
+            // Its last close may have come meanwhile.
+            self.remove_if_unused(open).await;
+        }
+        Ok(())
     }
 
     /// Records that a file has lost its name to the renamed file, unless both are the same file.

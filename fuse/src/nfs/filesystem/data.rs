@@ -28,7 +28,7 @@ const CHECK_INTERVAL: Duration = Duration::from_millis(200);
 
 impl NfsFilesystem {
     pub(super) async fn open(
-        &self,
+        self: &Rc<Self>,
         node: &Rc<NfsNode>,
         flags: u32,
         nfs_request: &NfsRequest,
@@ -38,6 +38,7 @@ impl NfsFilesystem {
             self.refuse_if_read_only()?;
         }
         let credential = self.credential(nfs_request);
+        let _opening = self.begin_open(node).await;
         let before = node.freshness.borrow().attributes().copied();
         let found = self.admit(node, flags, &credential).await?;
         let is_same = node.freshness.borrow_mut().opened(&found);

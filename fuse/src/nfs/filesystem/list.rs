@@ -86,13 +86,22 @@ impl NfsFilesystem {
         let page = match self.fetch_page(open, offset, verifier, plus).await {
             Err(error) if error.status() == Some(NfsStatus::BAD_COOKIE) && offset != 0 => {
                 // The directory was rearranged. podfs reads it from the start, and skips as many entries as the kernel got.
-                let page = self.fetch_page(open, 0, [0; 8], plus).await.map_err(|error| error.errno())?;
-                let mut state = listing.borrow_mut();
-                if state.at != offset {
+                let (at, given, restarted_after) = {
+                    let state = listing.borrow();
+                    (state.at, state.given, state.restarted_after)
+                };
+                if at != offset {
                     // podfs does not know how many entries were before this offset.
                     return Err(Errno::IO);
                 }
-                (state.skip, state.given) = (state.given, 0);
+                if given <= restarted_after {
+                    // Since podfs began from the start, it has got no entry that the kernel does not have.
+                    self.warn_of_loop(&open.node);
+                    return Err(Errno::IO);
+                }
+                let page = self.fetch_page(open, 0, [0; 8], plus).await.map_err(|error| error.errno())?;
+                let mut state = listing.borrow_mut();
+                (state.restarted_after, state.skip, state.given) = (given, given, 0);
                 open.set_verifier(page.verifier);
                 // For the kernel, the page still begins at `offset`.
                 state.page = Some((offset, page));

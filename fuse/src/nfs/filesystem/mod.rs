@@ -22,11 +22,13 @@
 //! | `locking` | locks |
 //! | `store` | accepted data on its way to the server |
 //! | `silly` | files that are removed while they are open |
+//! | `at_once` | requests of one file that run at once, and changes that outlive their request |
 //! | `call_effects` | whether a call had its effect |
 //! | `stale_handles` | handles that the server does not know any more |
 //! | `nfs_request` | a request that a task answers |
 //! | `attributes` | attributes as the kernel has them |
 
+mod at_once;
 pub mod attributes;
 mod call_effects;
 mod change;
@@ -65,6 +67,7 @@ use crate::region::Region;
 use crate::region::cells::OwnedCell;
 use crate::session::abi::init;
 use crate::session::{Answer, FuseOperation, NodeId, Notifier, PageInvalidator, Request, WantedFeatures};
+use at_once::{ChangesUnderWay, Removals};
 use attributes::AttributeConverter;
 use nfs_request::NfsRequest;
 use store::ExportStore;
@@ -99,6 +102,10 @@ pub struct NfsFilesystem {
     notifier: Notifier,
     invalidator: PageInvalidator,
     writeback: OnceCell<Writeback<ExportStore>>,
+    /// Files whose names are being removed.
+    removals: Removals,
+    /// Changes that podfs makes to their end.
+    changes: ChangesUnderWay,
     /// The root's attributes and figures, for a successor.
     root: RefCell<OwnedCell<RootCell>>,
     /// The server's last answer to FSSTAT.
@@ -171,6 +178,8 @@ impl NfsFilesystem {
             invalidator: PageInvalidator::start("nfs-drop")?,
             notifier,
             writeback: OnceCell::new(),
+            removals: Removals::default(),
+            changes: ChangesUnderWay::default(),
             root: RefCell::new(root),
             last_fsstat: Cell::new(None),
             seed: seed(&region),
@@ -201,7 +210,11 @@ impl NfsFilesystem {
     ///
     /// # Errors
     /// The errno for the caller.
-    pub async fn answer(self: &Rc<Self>, request: &Request<'_>, nfs_request: &NfsRequest) -> Result<NfsAnswer, Errno> {
+    pub async fn answer(
+        self: &Rc<Self>,
+        request: &Request<'_>,
+        nfs_request: &Rc<NfsRequest>,
+    ) -> Result<NfsAnswer, Errno> {
         if let FuseOperation::IoCtl = request.operation {
             return Err(Errno::NOTTY);
         }

@@ -4,6 +4,12 @@
 //! file until its last close, as Linux' own client does (*silly rename*), to `.nfs`, the file's number and the number of the
 //! request. podfs leaves the name out of listings; other clients see it, and rmdir(2) of its directory fails. The name follows
 //! from the request, so that a successor that gets the same request again knows it.
+//!
+//! 1. podfs removes the file as soon as it has such a name and is not in use: at its last close, and when it has the name, because
+//!    its last close may come while the NFS server gives it the name.
+//! 2. An OPEN that is not answered yet is a use. An OPEN that comes while podfs removes the last name waits for that (`at_once`).
+//! 3. podfs gives the name even if the process that removes the file is killed meanwhile (`at_once`): podfs alone knows the name.
+//! 4. If the NFS server refuses to remove the file, podfs tries again at the end of the volume.
 
 use std::rc::Rc;
 
@@ -36,7 +42,9 @@ impl NfsFilesystem {
                     known.is(directory.id, name) || *known.name == *silly_name(node.fileid, nfs_request.unique)
                 })
             };
-            return Ok(self.state.files.all().into_iter().map(|open| Rc::clone(&open.node)).find(is_it));
+            let known = self.state.nodes.all().into_iter().find(is_it);
+            // podfs is removing a file that was closed after it got its silly name.
+            return Ok(known.filter(|node| node.is_in_use() || !node.is_silly()));
         }
         if nfs_request.resent && self.state.calls.was_begun(nfs_request.unique, MAIN_STEP) {
             // A dead server has found that there is no such file.
@@ -50,7 +58,7 @@ impl NfsFilesystem {
             }
             None => None,
         };
-        let is_affected = |node: &Rc<NfsNode>| node.kind == FileType::File && node.is_open() && !node.is_silly();
+        let is_affected = |node: &Rc<NfsNode>| node.kind == FileType::File && node.is_in_use() && !node.is_silly();
         let Some(node) = node.filter(is_affected) else { return Ok(None) };
         // A file that has other names stays on the server without this one.
         let has_others = may_have_another_name(&node) && self.fetch_attributes(&node).await?.links > 1;
@@ -75,7 +83,10 @@ impl NfsFilesystem {
         if let Some((from, _)) = named.map_err(|error| error.errno())? {
             self.changed(directory, &from);
         }
-        self.record_silly(node, directory, nfs_request, credential)
+        self.record_silly(node, directory, nfs_request, credential)?;
+        // Its last close may have come meanwhile.
+        self.remove_if_unused(node).await;
+        Ok(())
     }
 
     /// Gives an open file its silly name as a second name, before another file takes its first one. So the first name always
@@ -130,9 +141,25 @@ impl NfsFilesystem {
 
     /// Removes a file that is not open any more. No request waits for it.
     pub async fn remove_silly(self: Rc<Self>, node: Rc<NfsNode>) {
-        if node.is_silly() && !node.is_open() {
-            self.remove_silly_file(&node).await;
+        self.remove_if_unused(&node).await;
+    }
+
+    /// Removes a file with a silly name that is not in use.
+    pub(super) async fn remove_if_unused(&self, node: &Rc<NfsNode>) {
+        if node.is_silly() && !node.is_in_use() {
+            self.remove_silly_file(node).await;
         }
+    }
+
+    /// Removes the files with silly names in a directory that are not in use. Returns whether there were some.
+    pub(super) async fn remove_unused_in(&self, directory: &NfsNode) -> bool {
+        let is_there = |node: &Rc<NfsNode>| node.name().is_some_and(|name| name.parent == directory.id);
+        let unused = |node: &Rc<NfsNode>| node.is_silly() && !node.is_in_use() && is_there(node);
+        let all: Vec<_> = self.state.nodes.all().into_iter().filter(unused).collect();
+        for node in &all {
+            self.remove_silly_file(node).await;
+        }
+        !all.is_empty()
     }
 
     async fn remove_silly_file(&self, node: &Rc<NfsNode>) {
@@ -140,14 +167,19 @@ impl NfsFilesystem {
         if let Some(name) = node.name()
             && let Ok(parent) = self.state.nodes.get(name.parent)
         {
-            self.remove_silly_name(&parent, &name.name, node.remover.take()).await;
+            // Another task may be removing the file, too.
+            let remover = node.remover.borrow().clone();
+            if !self.remove_silly_name(&parent, &name.name, remover).await {
+                return;
+            }
         }
         self.state.nodes.unname(node);
         node.set_silly(false);
         self.state.nodes.drop_forgotten(|node| self.writeback().is_dirty(node));
     }
 
-    async fn remove_silly_name(&self, parent: &Rc<NfsNode>, name: &[u8], remover: Option<Credential>) {
+    /// Removes a silly name. Returns whether it is gone.
+    async fn remove_silly_name(&self, parent: &Rc<NfsNode>, name: &[u8], remover: Option<Credential>) -> bool {
         // A successor does not know the credential of the removal. Most servers map root to an unprivileged user, so the
         // directory's owner is tried too.
         let owner = self.owner(parent).await;
@@ -157,12 +189,13 @@ impl NfsFilesystem {
             match self.with_handle(parent, &credential, remove).await {
                 Ok(around) => {
                     self.changed(parent, &around);
-                    break;
+                    return true;
                 }
-                Err(error) if error.status() == Some(NfsStatus::NOENT) => break,
+                Err(error) if matches!(error.status(), Some(NfsStatus::NOENT | NfsStatus::STALE)) => return true,
                 Err(_) => {}
             }
         }
+        false
     }
 
     async fn owner(&self, directory: &Rc<NfsNode>) -> Option<Credential> {

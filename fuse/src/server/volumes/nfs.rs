@@ -85,6 +85,13 @@ impl ServerResources {
 }
 
 impl ServedVolumes {
+    /// Completes what NFS volumes that are unmounted still have to do: the process is about to end.
+    pub(in crate::server) fn finish_nfs(&self) {
+        if let Some(thread) = &self.shared.nfs {
+            thread.finish();
+        }
+    }
+
     /// Uses another address for the NFS server of a volume, and of all volumes that share its sockets.
     pub(in crate::server) fn move_nfs(&mut self, number: VolumeNumber, place: NfsAddress) -> io::Result<()> {
         let (_, export) = self.of_kind::<NfsExport>(number)?;
