@@ -42,9 +42,8 @@ fn locks_are_refused_unless_they_may_be_local() {
 #[test]
 fn local_locks_are_those_of_one_volume() {
     let server = Ganesha::start();
-    let volumes = [(); 2].map(|()| {
-        Mounted::with(&server, |options| options.local_locks = LocalLocks { posix: true, flock: true })
-    });
+    let volumes = [(); 2]
+        .map(|()| Mounted::with(&server, |options| options.local_locks = LocalLocks { posix: true, flock: true }));
     let files = [0, 1].map(|number| File::create(volumes[number].at("file")).expect("created"));
     assert_eq!(files.each_ref().map(|file| flock(file, libc::LOCK_EX)), [None, None]);
 }
