@@ -3,6 +3,8 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use nix::unistd::Pid;
+
 use super::outcome::{Outcome, finish};
 use super::{Fixture, PODFS, PODFS_FUSE, PODFS_SUPERVISOR, Running};
 
@@ -120,6 +122,7 @@ impl Builds {
     #[track_caller]
     pub fn upgrade(&mut self, fixture: &Fixture) {
         self.put_other();
+        let _shown = ThreadsShown(fixture);
         let outcome = upgrade(fixture);
         let line = format!("done, podfs {} serves it", self.versions[self.current]);
         assert!(outcome.code == Some(0) && outcome.stdout.contains(&line), "{}{}", outcome.stdout, outcome.stderr);
@@ -146,6 +149,29 @@ impl Builds {
 #[track_caller]
 pub fn upgrade(fixture: &Fixture) -> Outcome {
     finish(fixture.operator("upgrade").arg("--all"))
+}
+
+/// Prints what the processes of the fixture do when a test fails: a supervisor that does not answer is slow, or waits for something.
+struct ThreadsShown<'a>(&'a Fixture);
+
+impl Drop for ThreadsShown<'_> {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            self.0.processes().into_iter().for_each(|process| println!("{}", threads_of(process)));
+        }
+    }
+}
+
+/// What each thread of a process does: its name and state, the system call and the place in the kernel in which it waits.
+fn threads_of(process: Pid) -> String {
+    let tasks = fs::read_dir(format!("/proc/{process}/task")).into_iter().flatten().flatten();
+    let describe = |task: fs::DirEntry| {
+        let read = |name: &str| fs::read_to_string(task.path().join(name)).unwrap_or_default();
+        let state = read("stat").rsplit_once(") ").and_then(|(_, rest)| rest.chars().next()).unwrap_or('?');
+        let (name, call, place) = (read("comm"), read("syscall"), read("stack"));
+        format!("{process} {} {state} {}\n{place}", name.trim(), call.trim())
+    };
+    tasks.map(describe).collect()
 }
 
 /// Another version, and a copy of the program of this build that differs only in having that version.
