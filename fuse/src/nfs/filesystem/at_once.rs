@@ -34,15 +34,15 @@ pub struct Removals {
 }
 
 /// The removal of a name. Dropping it ends it.
-pub struct Removal<'a> {
+pub struct NameRemoval<'a> {
     removals: &'a Removals,
     file: NodeId,
 }
 
 impl Removals {
-    fn begin(&self, file: NodeId) -> Removal<'_> {
+    fn begin(&self, file: NodeId) -> NameRemoval<'_> {
         *self.files.borrow_mut().entry(file).or_default() += 1;
-        Removal { removals: self, file }
+        NameRemoval { removals: self, file }
     }
 
     /// Waits until no name of the file is being removed.
@@ -57,7 +57,7 @@ impl Removals {
     }
 }
 
-impl Drop for Removal<'_> {
+impl Drop for NameRemoval<'_> {
     fn drop(&mut self) {
         let mut files = self.removals.files.borrow_mut();
         let Some(count) = files.get_mut(&self.file) else { return };
@@ -112,7 +112,7 @@ impl NfsFilesystem {
     }
 
     /// Begins the removal of a name. OPENs of its file wait until it ends.
-    pub(super) fn begin_removal(&self, directory: &NfsNode, name: &[u8]) -> Option<Removal<'_>> {
+    pub(super) fn begin_removal(&self, directory: &NfsNode, name: &[u8]) -> Option<NameRemoval<'_>> {
         self.state.nodes.at(directory.id, name).map(|node| self.removals.begin(node.id))
     }
 
