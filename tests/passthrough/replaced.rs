@@ -14,14 +14,15 @@ use podfs_fuse::passthrough::CacheMode;
 use rustix::fs::{CWD, RenameFlags, access, renameat_with};
 
 use crate::common::caller::in_thread;
+use crate::common::load::number;
 use crate::common::loop_device::LoopDevice;
 use crate::common::passthrough::{Mounted, disk_directory};
 use crate::common::scratch::Scratch;
 use crate::common::set_on_drop::SetOnDrop;
 use crate::common::twins::names;
 
-/// The calls of each scenario.
-const CALLS: usize = 30_000;
+/// The calls of each scenario, unless `PODFS_REPLACED_CALLS` sets another number.
+const CALLS: u64 = 4_000;
 
 type Act = fn(&Path) -> io::Result<()>;
 
@@ -83,7 +84,7 @@ fn errors_while(
     thread::scope(|scope| {
         let stop = SetOnDrop(&stopped);
         scope.spawn(|| (1..).take_while(|_| !stopped.load(Ordering::SeqCst)).for_each(|round| replace(source, round)));
-        for call in 0..CALLS {
+        for call in 0..number("PODFS_REPLACED_CALLS").unwrap_or(CALLS) as usize {
             let (what, act) = acts[call % acts.len()];
             if let Err(error) = act(&shown.join("path")) {
                 *errors.entry(format!("{what}: {error}")).or_default() += 1;
