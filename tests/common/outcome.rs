@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use super::{Fixture, TIMEOUT, eventually};
+use super::{Fixture, TIMEOUT};
 
 /// The outcome of a command.
 pub struct Outcome {
@@ -92,8 +92,7 @@ impl Fixture {
     #[track_caller]
     pub fn assert_nothing_left(&self) {
         assert_eq!(self.mounts(), Vec::<PathBuf>::new());
-        // The children of a server end after it, and the supervisor does not wait for them.
-        eventually("every process has ended", || self.processes().is_empty());
+        assert_eq!(self.processes(), []);
         for name in ["root", "run"] {
             assert_eq!(tree(&self.path(name)), Vec::<PathBuf>::new(), "{name} stays behind");
         }
