@@ -8,7 +8,7 @@
 //! 2. From this decision until the NFS server's answer, the file is among the [`Removals`], without an `await` in between. An OPEN
 //!    that comes now waits for the answer. If the file is gone then, the OPEN fails with `ESTALE`, and the kernel looks the name up
 //!    again.
-//! 3. A RELEASE does not wait. Whoever gives a file a silly name looks again whether the file is in use.
+//! 3. A RELEASE does not wait. The request that has given a file a silly name checks again whether the file is in use.
 //!
 //! A request ends early if its process is killed, or the volume ends. A change of several calls, of which podfs has to know all,
 //! runs as a task of its own ([`NfsFilesystem::make_to_the_end`]), and the end of the volume waits for it.
