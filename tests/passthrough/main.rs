@@ -27,6 +27,7 @@ mod fuser_gaps;
 mod host_path;
 mod identity;
 mod io_uring;
+mod late_drivers;
 mod limit;
 mod locked_changes;
 mod locks;
