@@ -120,7 +120,9 @@ fn the_chart_gives_the_plain_manifests_with_its_default_values() {
 fn each_value_of_the_chart_arrives_in_valid_objects() {
     let image = json!({"image": {"repository": "registry.example/podfs", "tag": "1"}});
     let values = [
-        (image, "\"image\":\"registry.example/podfs:1\""),
+        (image, "\"image\":\"registry.example/podfs:1\",\"imagePullPolicy\":\"IfNotPresent\""),
+        (json!({}), "\"image\":\"localhost/podfs:0.1.0-1\",\"imagePullPolicy\":\"Never\""),
+        (json!({"image": {"pullPolicy": "Always"}}), "\"imagePullPolicy\":\"Always\""),
         (json!({"kubeletRoot": "/data/kubelet"}), "\"--csi=/data/kubelet/plugins/podfs.io/csi.sock\""),
         (json!({"programs": "/opt/podfs"}), "\"--on-host=/opt/podfs\""),
         (json!({"kubeconfig": "/etc/kubernetes/kubelet.conf"}), "\"--kubeconfig=/etc/kubernetes/kubelet.conf\""),
