@@ -38,6 +38,7 @@ mod programs;
 mod public_suites;
 mod replaced;
 mod setid;
+mod several_devices;
 mod shared;
 #[path = "../suites/mod.rs"]
 mod suites;

@@ -23,7 +23,7 @@ use super::open_node::{BackingId, OpenNode};
 use super::options::PassthroughOptions;
 use super::share::Share;
 use super::source_mount::{MountRoute, SourceMount};
-use super::state::{DIRECTORY, HeldCell, LockCell, MountCell, NodeCell, OpenCell, number};
+use super::state::{DIRECTORY, DeviceCell, HeldCell, LockCell, MountCell, NodeCell, OpenCell, number};
 use super::tables::FilesystemTables;
 use super::usage::QuotaUsage;
 use crate::mount::table::MountTable;
@@ -144,7 +144,7 @@ impl<'a> RegionReader<'a> {
     fn new(region: &'a Arc<Region>) -> Self {
         let mut cells: HashMap<u32, Vec<CellId>, HashKey> = HashMap::default();
         region.cells().tagged().for_each(|(id, tag)| cells.entry(tag).or_default().push(id));
-        let known = [NodeCell::TAG, OpenCell::TAG, LockCell::TAG, MountCell::TAG, HeldCell::TAG];
+        let known = [NodeCell::TAG, OpenCell::TAG, LockCell::TAG, MountCell::TAG, HeldCell::TAG, DeviceCell::TAG];
         let strange = cells.iter().filter(|(tag, _)| !known.contains(tag));
         let lost = strange.flat_map(|(_, ids)| ids.iter().copied()).collect();
         let (taken, kept, losses) = (HashSet::new(), Vec::new(), LostObjects::default());
@@ -186,6 +186,15 @@ impl<'a> RegionReader<'a> {
                 (word != 0).then(|| source.map_or_else(|| MountRoute::recorded(&record, &mounts), MountRoute::Source));
             let mount = SourceMount::inherit(record, anchor, route, &table);
             mounts.insert(mount.index(), Arc::new(mount));
+        }
+        for record in self.records::<DeviceCell>() {
+            match mounts.get(&record.mount.load(Relaxed)) {
+                Some(mount) => {
+                    self.kept.push(record.id());
+                    mount.inherit_device(record);
+                }
+                None => self.lost.push(record.id()),
+            }
         }
         mounts
     }

@@ -47,6 +47,7 @@ mod attributes;
 mod cached_listings;
 mod data_path;
 mod descriptor;
+mod devices;
 mod extents;
 mod filesystem;
 mod handle;

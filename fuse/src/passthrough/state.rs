@@ -104,6 +104,17 @@ shared! {
         handle_kind: AtomicU32,
         handle: [AtomicU64; HANDLE_WORDS],
     }
+    /// A device that files of a mount have.
+    pub(crate) struct DeviceCell {
+        tag: AtomicU32,
+        spare: AtomicU32,
+        /// The mount, as the volume numbers it.
+        mount: AtomicU64,
+        /// The device's `st_dev`: major number in the upper half, minor number in the lower half.
+        device: AtomicU64,
+        /// The volume's number for the device on that mount.
+        index: AtomicU64,
+    }
 }
 
 /// Of an open file: it was opened with `O_APPEND`.
@@ -145,6 +156,10 @@ impl CellContent for MountCell {
 
 impl CellContent for HeldCell {
     const TAG: u32 = 5;
+}
+
+impl CellContent for DeviceCell {
+    const TAG: u32 = 6;
 }
 
 /// The numbers of all descriptors that a successor needs, in order.
