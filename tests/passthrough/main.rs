@@ -23,6 +23,7 @@ mod escape;
 mod failing_disks;
 mod file_handles;
 mod flex_volume;
+mod forgetful_sources;
 mod fuser_gaps;
 mod host_path;
 mod identity;

@@ -12,6 +12,7 @@ use rustix::io::Errno;
 use super::attributes::attributes_of_name;
 use super::devices::{device_of, next_index};
 use super::handle::FileHandle;
+use super::lasting_handles;
 use super::node::{FileIdentity, Node};
 use super::source_mount::{SourceMount, anchor};
 use super::state::{MountCell, no_memory};
@@ -143,7 +144,8 @@ impl SourceMounts {
             None => restrictions_of(file)?,
         };
         // Done without the lock, so that a file system that hangs delays no other request.
-        let anchor = handle.and_then(|handle| anchor(file, handle));
+        let name = mounted.as_ref().map(|mounted| mounted.fs_type.as_str());
+        let anchor = handle.filter(|_| lasting_handles::lasts(name, file)).and_then(|handle| anchor(file, handle));
         self.add(id, anchor, restrictions, parent)
     }
 
