@@ -23,6 +23,7 @@ mod escape;
 mod failing_disks;
 mod file_handles;
 mod flex_volume;
+mod forgetful_sources;
 mod fuser_gaps;
 mod host_path;
 mod identity;
@@ -39,6 +40,7 @@ mod programs;
 mod public_suites;
 mod replaced;
 mod setid;
+mod several_devices;
 mod shared;
 #[path = "../suites/mod.rs"]
 mod suites;
