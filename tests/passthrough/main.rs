@@ -17,6 +17,7 @@ mod csi_volume;
 mod data;
 mod descriptors;
 mod devices;
+mod differential;
 mod directories;
 mod empty_dir;
 mod escape;

@@ -93,8 +93,7 @@ impl PassthroughFilesystem {
         self.check_space(exchange, |account| account.check_space_for_name(parent, directory.as_fd(), 0))?;
         exchange.begin(0);
         let linked = linkat(&*file, c"", &*directory, component(name)?, AtFlags::EMPTY_PATH);
-        outcome::success_if_done(linked, Errno::EXIST, exchange, |_| outcome::leads_to(&directory, name, &file))
-            .map_err(|errno| if errno == Errno::NOENT && is_removed(&file) { Errno::STALE } else { errno })?;
+        outcome::success_if_done(linked, Errno::EXIST, exchange, |_| outcome::leads_to(&directory, name, &file))?;
         old.set_nameless(false);
         self.settle(parent, directory.as_fd());
         // The name may lead elsewhere by now.
@@ -490,11 +489,6 @@ impl LastNameRemoval {
     fn note(&self) -> u64 {
         self.node.as_ref().map_or(0, |node| node.id.0)
     }
-}
-
-/// Whether a file has no name any more.
-fn is_removed(file: &OwnedFd) -> bool {
-    attributes_of(file.as_fd()).is_ok_and(|found| found.stx_nlink == 0)
 }
 
 /// The errno of a request that has made a name which is gone again.

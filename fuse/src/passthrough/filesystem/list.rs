@@ -166,7 +166,7 @@ impl PassthroughFilesystem {
             },
             (_, Some(kept)) => kept,
             (_, None) => {
-                UnopenedListing { listing: SourceListing::resume(self.open_to_read(node)?), with_attributes: false }
+                UnopenedListing { listing: SourceListing::new(self.open_to_read(node)?), with_attributes: false }
             }
         };
         if read(&mut unopened.listing, unopened.with_attributes)? {
