@@ -22,6 +22,7 @@
 pub mod block;
 pub mod delete;
 pub mod device;
+pub mod disk_errors;
 pub mod disks;
 pub mod empty_dir;
 pub mod error;
