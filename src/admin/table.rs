@@ -19,6 +19,7 @@ use std::path::Path;
 
 use podfs_fuse::printable::printable_line;
 
+use crate::host::disk_errors::in_words;
 use crate::supervisor::status::{AuditStatus, ObjectStatus, PodStatus, ProcessStatus, VolumeState, VolumeStatus};
 
 const HEADINGS: [&str; 7] = ["VOLUME", "KIND", "MODE", "GENERATION", "AGE", "REQUESTS", "PATH"];
@@ -90,7 +91,16 @@ fn volumes(volumes: &[VolumeStatus], base: Option<&Path>) -> String {
 }
 
 fn remarks(volume: &VolumeStatus) -> Vec<String> {
-    volume.audit.as_ref().map(audit).into_iter().chain(trouble(volume)).collect()
+    let remarks = volume.audit.as_ref().map(audit).into_iter().chain(errors(volume));
+    remarks.chain(trouble(volume)).collect()
+}
+
+/// The errors of the volume's source.
+fn errors(volume: &VolumeStatus) -> Option<String> {
+    let counted = [("calls that failed", &volume.source_errors), ("errors of the disk", &volume.disk_errors)];
+    let counted = counted.into_iter().filter(|(_, counts)| !counts.is_empty());
+    let parts: Vec<_> = counted.map(|(what, counts)| format!("{what}: {}", in_words(counts))).collect();
+    (!parts.is_empty()).then(|| format!("its source has errors: {}", parts.join("; ")))
 }
 
 /// The cost of the access log.
@@ -202,6 +212,8 @@ pub fn one_line(text: &str) -> String {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeMap;
+
     use super::*;
     use crate::supervisor::status::{PodState, ServerStatus};
 
@@ -226,6 +238,8 @@ mod tests {
             supplemental_group: None,
             expansion: None,
             ownership: None,
+            source_errors: BTreeMap::new(),
+            disk_errors: BTreeMap::new(),
             restarts: 2,
             last_error: None,
         };
@@ -252,6 +266,15 @@ mod tests {
             ..volume("data", "/r/volumes/kubernetes.io~host-path/data", VolumeState::Live)
         };
         assert_eq!(cells(&ringed, None)[2], "passthrough/io_uring");
+        let failing = VolumeStatus {
+            source_errors: BTreeMap::from([("EIO".to_owned(), 3), ("EROFS".to_owned(), 1)]),
+            disk_errors: BTreeMap::from([("ext4".to_owned(), 2)]),
+            ..volume("data", "/r/volumes/kubernetes.io~host-path/data", VolumeState::Live)
+        };
+        assert_eq!(
+            remarks(&failing),
+            ["its source has errors: calls that failed: EIO 3, EROFS 1; errors of the disk: ext4 2"]
+        );
         let process = |pid| ProcessStatus { pid, version: Some("0.1.0".to_owned()) };
         let status = PodStatus {
             namespace: Some("default".to_owned()),

@@ -61,6 +61,11 @@ impl Trace {
         let directory = pod_directory(&run_dir, &pod)?;
         let mut requests = attach(&directory, &volume).map_err(Failure::general)?;
         say(&format!("requests of volume {volume:?} of pod {pod}; Ctrl-C ends this"));
+        if is_passed_through(&directory, &volume) {
+            say(
+                "the kernel reads and writes the files of this volume by itself: this shows neither these reads and writes nor their errors",
+            );
+        }
         loop {
             if !copy(&mut requests)? {
                 return Ok(());
@@ -115,6 +120,12 @@ fn has_ended(directory: &Path, volume: &str) -> bool {
         }
         sleep(PAUSE);
     }
+}
+
+/// Whether the kernel reads and writes the files of the volume without the server.
+fn is_passed_through(directory: &Path, volume: &str) -> bool {
+    let Ok(ControlAnswer::Status(pod)) = ask(directory, &ControlQuestion::Status, None) else { return false };
+    pod.volumes.iter().any(|found| found.name == volume && found.mode.as_deref() == Some("passthrough"))
 }
 
 /// Prints the requests until the end of the pipe. Returns `false` if the reader has closed standard output.

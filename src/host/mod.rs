@@ -24,6 +24,7 @@ pub mod block;
 pub mod bounded_file;
 pub mod delete;
 pub mod device;
+pub mod disk_errors;
 pub mod disks;
 pub mod empty_dir;
 pub mod error;

@@ -12,6 +12,7 @@
 //! | `change` | making, removing and changing names and attributes |
 //! | `data` | open files and their data |
 //! | `directories` | directories that stay open for the next lookups |
+//! | `holding` | descriptors that nodes without lasting handles keep, and how the server finds such nodes again |
 //! | `list` | directories and their entries |
 //! | `locking` | locks |
 //! | `replacement` | names in directories that the host has replaced |
@@ -24,6 +25,7 @@ mod change;
 mod data;
 mod directories;
 mod export;
+mod holding;
 mod list;
 mod locking;
 mod look;
@@ -71,6 +73,7 @@ use crate::session::{
 };
 use crate::trace::Trace;
 use directories::{OpenedDirectories, no_directories};
+use holding::close_surplus;
 
 /// With these the kernel asks the server for locks; otherwise it keeps them by itself.
 const LOCKS: u64 = init::POSIX_LOCKS | init::FLOCK_LOCKS;
@@ -385,29 +388,6 @@ impl PassthroughFilesystem {
         Ok((node, found))
     }
 
-    /// Keeps a node open if it has no handle that opens it again. If this fails, the kernel must not get the node.
-    fn keep_open(&self, node: &Arc<Node>, open: impl FnOnce() -> Result<OwnedFd, Errno>) -> Result<(), Errno> {
-        if node.handle().is_some() {
-            return Ok(());
-        }
-        if node.held().is_none() {
-            let taken = self.descriptors.take().or_else(|errno| match self.held.pop_oldest() {
-                Some(oldest) => {
-                    close_surplus(&self.nodes, vec![oldest]);
-                    self.descriptors.take()
-                }
-                None => Err(errno),
-            });
-            let kept = taken.and_then(|taken| Ok((open()?, taken)));
-            let (file, taken) = kept.inspect_err(|_| self.forget(node.id, 1))?;
-            node.hold(file, taken);
-        }
-        if node.id != NodeId::ROOT {
-            close_surplus(&self.nodes, self.held.used(node.id));
-        }
-        Ok(())
-    }
-
     /// A place among the volume's descriptors. Never refuses a request for which a dead server may have opened a file already.
     fn place(&self, exchange: &Exchange<'_>) -> Result<SharePlace, Errno> {
         if exchange.is_resent() { Ok(self.descriptors.take_anyway()) } else { self.descriptors.take() }
@@ -499,11 +479,6 @@ impl Filesystem for PassthroughFilesystem {
     fn answer_from_cache(&self, question: RootQuestion) -> Option<Answer> {
         self.remembered(question)
     }
-}
-
-/// Closes the descriptors of nodes that the server finds again by their places.
-fn close_surplus(nodes: &Nodes, surplus: Vec<NodeId>) {
-    surplus.into_iter().filter_map(|node| nodes.get(node)).for_each(|node| node.let_go_if_placed());
 }
 
 /// Checks that a name is one component, as the kernel promises: the server looks up no other names.

@@ -50,6 +50,7 @@ mod descriptor;
 mod devices;
 mod extents;
 mod filesystem;
+mod found_by_place;
 mod handle;
 mod hashing;
 mod inherit;

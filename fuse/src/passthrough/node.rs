@@ -20,7 +20,7 @@ use super::devices::device_of;
 use super::handle::FileHandle;
 use super::nodes::SharedNodes;
 use super::open_node::OpenNode;
-use super::places::{self, NodePlace};
+use super::places::{self, PlaceInDirectory};
 use super::share::SharePlace;
 use super::source_mount::SourceMount;
 use super::state::{HANDLE_LENGTH, MAPPABLE, NO_HANDLE, NodeCell, PLACE, recordable};
@@ -174,7 +174,7 @@ impl Node {
     }
 
     /// The place at which the server finds the node again; `None` for a node with a handle, and for one that keeps its descriptor.
-    pub fn place(&self) -> Option<NodePlace> {
+    pub fn place(&self) -> Option<PlaceInDirectory> {
         let _held = self.lock_held();
         places::read(self.record.region(), self.place_cell()?, self.id).map(|(place, _)| place)
     }

@@ -20,7 +20,7 @@
 
 use std::collections::HashMap;
 use std::hash::BuildHasher;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::ptr;
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
@@ -28,13 +28,12 @@ use std::sync::{Arc, Mutex, MutexGuard, Weak};
 
 use hashbrown::HashTable;
 use lru::LruCache;
-use rustix::fs::{FileType, Mode, OFlags, openat};
+use rustix::fs::FileType;
 use rustix::io::Errno;
 
-use super::attributes::attributes_of;
 use super::hashing::{HashKey, random};
 use super::node::{FileIdentity, Node, is_special, place_cell};
-use super::places::{self, NodePlace};
+use super::places;
 use super::share::Share;
 use super::source_mount::SourceMount;
 use super::state::{MAPPABLE, NodeCell, no_memory};
@@ -478,29 +477,11 @@ impl SharedNodes {
         }
     }
 
-    fn get(self: &Arc<Self>, id: NodeId) -> Option<Arc<Node>> {
+    /// As [`Nodes::get`].
+    pub fn get(self: &Arc<Self>, id: NodeId) -> Option<Arc<Node>> {
         let mut tables = self.lock();
         let cell = self.find_id(&tables, id)?;
         self.node(&mut tables, cell)
-    }
-
-    /// Opens a node without a handle by its place, with `O_PATH`. `levels` limits the number of directories above it.
-    ///
-    /// # Errors
-    /// `ESTALE` when the place has another file or none, and those of `open(2)`.
-    pub fn open_by_place(self: &Arc<Self>, node: &Node, levels: usize) -> Result<OwnedFd, Errno> {
-        let levels = levels.checked_sub(1).ok_or(Errno::STALE)?;
-        let NodePlace { parent, name } = node.place().ok_or(Errno::STALE)?;
-        let parent = self.get(parent).ok_or(Errno::STALE)?;
-        let directory = match parent.held() {
-            Some(held) => held,
-            None if parent.handle().is_some() => Arc::new(parent.reopen(OFlags::PATH)?),
-            None => Arc::new(self.open_by_place(&parent, levels)?),
-        };
-        let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        let opened = openat(&*directory, &*name, flags, Mode::empty());
-        let file = opened.map_err(|errno| if errno == Errno::NOENT { Errno::STALE } else { errno })?;
-        if node.is_of(&attributes_of(file.as_fd())?) { Ok(file) } else { Err(Errno::STALE) }
     }
 
     /// Takes a cell out of the table by identity: another file has the identity now.

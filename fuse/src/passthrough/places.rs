@@ -37,7 +37,7 @@ const LONGEST: usize = 255;
 
 /// A directory and a name in it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct NodePlace {
+pub struct PlaceInDirectory {
     /// The directory.
     pub parent: NodeId,
     /// The name.
@@ -74,7 +74,7 @@ pub fn record(region: &Arc<Region>, node: NodeId, parent: NodeId, name: &OsStr) 
 }
 
 /// The place of `node` that begins in the cell `first`, and all its cells. `None` if the cells contradict each other.
-pub fn read(region: &Region, first: CellId, node: NodeId) -> Option<(NodePlace, Vec<CellId>)> {
+pub fn read(region: &Region, first: CellId, node: NodeId) -> Option<(PlaceInDirectory, Vec<CellId>)> {
     let (mut name, mut cells, mut next) = (Vec::new(), Vec::new(), Some(first));
     let mut parent = None;
     let mut remaining = None;
@@ -96,7 +96,7 @@ pub fn read(region: &Region, first: CellId, node: NodeId) -> Option<(NodePlace, 
         }
     }
     let is_name = remaining == Some(0) && !name.contains(&b'/') && !name.contains(&0) && name != b"." && name != b"..";
-    Some((NodePlace { parent: parent?, name: OsString::from_vec(name) }, cells)).filter(|_| is_name)
+    Some((PlaceInDirectory { parent: parent?, name: OsString::from_vec(name) }, cells)).filter(|_| is_name)
 }
 
 /// Frees the cells of the place of `node` that begins in the cell `first`.
@@ -170,7 +170,7 @@ mod tests {
             let name = OsString::from_vec((0..length).map(|n| b'a' + n % 26).collect());
             let first = record(&region, NODE, PARENT, &name).expect("memory");
             let (place, cells) = read(&region, first, NODE).expect("a place");
-            assert_eq!(place, NodePlace { parent: PARENT, name });
+            assert_eq!(place, PlaceInDirectory { parent: PARENT, name });
             assert_eq!(cells.len(), usize::from(length).div_ceil(BYTES));
             assert_eq!(read(&region, first, NodeId(9)), None, "it is another node's");
             free(&region, first, NODE);
@@ -212,6 +212,6 @@ mod tests {
         assert_eq!((cells.len(), cells[0].1, PlaceCell::TAG), (3, 7, 7), "other versions know the cells by this tag");
         let read = cells.iter().filter_map(|(cell, _)| read(&adopted, *cell, NODE));
         let places: Vec<_> = read.map(|(place, _)| place).filter(|place| place.name == name).collect();
-        assert_eq!(places, [NodePlace { parent: PARENT, name }]);
+        assert_eq!(places, [PlaceInDirectory { parent: PARENT, name }]);
     }
 }
