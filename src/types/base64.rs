@@ -26,7 +26,7 @@ fn without_stray_bits(mut text: String) -> Option<String> {
         _ => return Some(text),
     };
     let padding = text.split_off(text.trim_end_matches('=').len());
-    let value = ALPHABET.iter().position(|letter| Some(char::from(*letter)) == text.chars().next_back())?;
+    let value = ALPHABET.iter().position(|letter| text.ends_with(char::from(*letter)))?;
     text.pop();
     text.push(char::from(ALPHABET[value & mask]));
     Some(text + &padding)
