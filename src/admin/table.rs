@@ -17,6 +17,9 @@
 use std::fmt::Write;
 use std::path::Path;
 
+use podfs_fuse::printable::printable_line;
+
+use crate::host::disk_errors::in_words;
 use crate::supervisor::status::{AuditStatus, ObjectStatus, PodStatus, ProcessStatus, VolumeState, VolumeStatus};
 
 const HEADINGS: [&str; 7] = ["VOLUME", "KIND", "MODE", "GENERATION", "AGE", "REQUESTS", "PATH"];
@@ -34,7 +37,7 @@ fn pod(pod: &PodStatus) -> String {
     let base = base(&pod.volumes);
     let mut text = format!("{}  {}\n", pod.title(), pod.state.word());
     let mut fact = |name: &str, value: &str| {
-        let _ = writeln!(text, "  {name:<10}  {value}");
+        let _ = writeln!(text, "  {name:<10}  {}", printable_line(value));
     };
     if let Some(reason) = &pod.reason {
         fact("reason", &one_line(reason));
@@ -88,7 +91,16 @@ fn volumes(volumes: &[VolumeStatus], base: Option<&Path>) -> String {
 }
 
 fn remarks(volume: &VolumeStatus) -> Vec<String> {
-    volume.audit.as_ref().map(audit).into_iter().chain(trouble(volume)).collect()
+    let remarks = volume.audit.as_ref().map(audit).into_iter().chain(errors(volume));
+    remarks.chain(trouble(volume)).collect()
+}
+
+/// The errors of the volume's source.
+fn errors(volume: &VolumeStatus) -> Option<String> {
+    let counted = [("calls that failed", &volume.source_errors), ("errors of the disk", &volume.disk_errors)];
+    let counted = counted.into_iter().filter(|(_, counts)| !counts.is_empty());
+    let parts: Vec<_> = counted.map(|(what, counts)| format!("{what}: {}", in_words(counts))).collect();
+    (!parts.is_empty()).then(|| format!("its source has errors: {}", parts.join("; ")))
 }
 
 /// The cost of the access log.
@@ -133,14 +145,17 @@ fn objects(objects: &[ObjectStatus]) -> String {
 /// right-aligned.
 pub fn grid<const N: usize>(headings: [&str; N], numeric: &[usize], rows: &[([String; N], Vec<String>)]) -> String {
     let headings = headings.map(str::to_owned);
+    // A manifest or a driver may have given a cell.
+    let escape = |cell: &String| printable_line(cell).into_owned();
+    let rows: Vec<_> = rows.iter().map(|(cells, remarks)| (cells.each_ref().map(escape), remarks)).collect();
     let cells = || rows.iter().map(|(cells, _)| cells).chain([&headings]);
     let width = |column: usize| cells().map(|row| row[column].chars().count()).max();
     let widths: Vec<_> = (0..N).map(|column| width(column).unwrap_or_default()).collect();
     let mut text = line(&headings, &widths, numeric);
-    for (row, remarks) in rows {
+    for (row, remarks) in &rows {
         text.push_str(&line(row, &widths, numeric));
-        for remark in remarks {
-            let _ = writeln!(text, "    {remark}");
+        for remark in remarks.iter() {
+            let _ = writeln!(text, "    {}", printable_line(remark));
         }
     }
     text
@@ -197,6 +212,8 @@ pub fn one_line(text: &str) -> String {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeMap;
+
     use super::*;
     use crate::supervisor::status::{PodState, ServerStatus};
 
@@ -221,6 +238,8 @@ mod tests {
             supplemental_group: None,
             expansion: None,
             ownership: None,
+            source_errors: BTreeMap::new(),
+            disk_errors: BTreeMap::new(),
             restarts: 2,
             last_error: None,
         };
@@ -247,6 +266,15 @@ mod tests {
             ..volume("data", "/r/volumes/kubernetes.io~host-path/data", VolumeState::Live)
         };
         assert_eq!(cells(&ringed, None)[2], "passthrough/io_uring");
+        let failing = VolumeStatus {
+            source_errors: BTreeMap::from([("EIO".to_owned(), 3), ("EROFS".to_owned(), 1)]),
+            disk_errors: BTreeMap::from([("ext4".to_owned(), 2)]),
+            ..volume("data", "/r/volumes/kubernetes.io~host-path/data", VolumeState::Live)
+        };
+        assert_eq!(
+            remarks(&failing),
+            ["its source has errors: calls that failed: EIO 3, EROFS 1; errors of the disk: ext4 2"]
+        );
         let process = |pid| ProcessStatus { pid, version: Some("0.1.0".to_owned()) };
         let status = PodStatus {
             namespace: Some("default".to_owned()),
@@ -286,6 +314,12 @@ mod tests {
     the server is away
 "#;
         assert_eq!(table(&[status]), expected);
+    }
+
+    #[test]
+    fn no_cell_and_no_remark_begins_a_row() {
+        let rows = [(["a\nforged".to_owned()], vec!["b\nforged".to_owned()])];
+        assert_eq!(grid(["NAME"], &[], &rows), "  NAME\n  a\\u000aforged\n    b\\u000aforged\n");
     }
 
     #[test]

@@ -10,7 +10,7 @@ use anyhow::anyhow;
 use clap::{Args, ValueHint};
 use podfs_fuse::printable::Printer;
 
-use super::exit::Failure;
+use super::exit::{Failure, say};
 use super::status::pod_directory;
 use crate::supervisor::control::{ControlAnswer, ControlQuestion, ask};
 use crate::supervisor::program::options::{RUN_DIRECTORY, directory};
@@ -60,7 +60,12 @@ impl Trace {
         let Self { pod, volume, run_dir } = self;
         let directory = pod_directory(&run_dir, &pod)?;
         let mut requests = attach(&directory, &volume).map_err(Failure::general)?;
-        eprintln!("podfs: requests of volume {volume:?} of pod {pod}; Ctrl-C ends this");
+        say(&format!("requests of volume {volume:?} of pod {pod}; Ctrl-C ends this"));
+        if is_passed_through(&directory, &volume) {
+            say(
+                "the kernel reads and writes the files of this volume by itself: this shows neither these reads and writes nor their errors",
+            );
+        }
         loop {
             if !copy(&mut requests)? {
                 return Ok(());
@@ -69,12 +74,12 @@ impl Trace {
             match attach(&directory, &volume) {
                 Ok(again) => requests = again,
                 Err(_) if has_ended(&directory, &volume) => {
-                    eprintln!("podfs: volume {volume:?} has ended");
+                    say(&format!("volume {volume:?} has ended"));
                     return Ok(());
                 }
                 Err(error) => return Err(Failure::general(error)),
             }
-            eprintln!("podfs: the server was replaced; requests in between are not shown");
+            say("the server was replaced; requests in between are not shown");
         }
     }
 }
@@ -115,6 +120,12 @@ fn has_ended(directory: &Path, volume: &str) -> bool {
         }
         sleep(PAUSE);
     }
+}
+
+/// Whether the kernel reads and writes the files of the volume without the server.
+fn is_passed_through(directory: &Path, volume: &str) -> bool {
+    let Ok(ControlAnswer::Status(pod)) = ask(directory, &ControlQuestion::Status, None) else { return false };
+    pod.volumes.iter().any(|found| found.name == volume && found.mode.as_deref() == Some("passthrough"))
 }
 
 /// Prints the requests until the end of the pipe. Returns `false` if the reader has closed standard output.

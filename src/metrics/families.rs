@@ -88,6 +88,10 @@ families! {
         "When podfs last could not mount or refresh the volume, in seconds since 1970; podfs status has the reason";
     SOURCE_ANSWERING: Gauge "podfs_volume_source_answering" ["volume"]
         "Whether the source of the volume on the host answers";
+    SOURCE_ERRORS: Counter "podfs_volume_source_errors_total" ["volume" "errno"]
+        "Calls on the volume that failed because of its source, by errno; what the kernel reads and writes by itself does not count";
+    DISK_ERRORS: Gauge "podfs_volume_disk_errors" ["volume" "counter"]
+        "Errors that the kernel has counted on the disk of the volume's source: ext4, btrfs, or the device; zero has no series";
     GENERATION: Gauge "podfs_generation" ["volume"]
         "How many generations of files the volume has shown since it was mounted";
     GENERATION_TIME: Gauge "podfs_generation_timestamp_seconds" ["volume"]

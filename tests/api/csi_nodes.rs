@@ -10,7 +10,8 @@ use crate::common::node::Node;
 use crate::common::{Running, eventually};
 use crate::csi_driver::{CsiDriver, DRIVER, Fault};
 use crate::rig::NODE;
-use crate::source::permissions::rules_of;
+use crate::roles::node::account;
+use crate::roles::{Account, permissions_in};
 use podfs::csi::v1::{NodeGetInfoResponse, Topology};
 use tonic::Code;
 
@@ -19,6 +20,7 @@ const NODE_IDS: &str = "csi.volume.kubernetes.io/nodeid";
 /// A server with the Node, and a node of it.
 struct Cluster {
     server: ApiServer,
+    podfs: Account,
     node: Node,
 }
 
@@ -29,12 +31,14 @@ impl Cluster {
             "apiVersion": "v1", "kind": "Node",
             "metadata": {"name": NODE, "uid": "node-uid", "labels": {"kubernetes.io/hostname": NODE}},
         }));
-        Cluster { server, node: Node::new() }
+        let podfs = account(&server, &["csi-drivers.yaml"]);
+        Cluster { server, podfs, node: Node::new() }
     }
 
     fn start(&self) -> Running {
         let mut command: Command = self.node.bare_command();
-        command.arg("--kubeconfig").arg(self.server.kubeconfig(NODE, Style::Embedded)).arg("--node-name").arg(NODE);
+        command.arg("--kubeconfig").arg(self.server.kubeconfig_of(&self.podfs.user, Style::Token));
+        command.arg("--node-name").arg(NODE);
         command.arg("--register-csi-drivers");
         self.node.start_command(command)
     }
@@ -93,9 +97,9 @@ fn cs_16_a_driver_that_registers_is_in_the_cluster_until_it_goes() {
     driver.unregister(&cluster.node.fixture.path("root"));
     eventually("the driver has no entry", || cluster.drivers() == json!([]));
     eventually("the driver has no name for the node", || cluster.metadata()["annotations"][NODE_IDS].is_null());
-    let is_unused = |(verb, resource): &(String, String)| cluster.server.count(verb, resource) == 0;
-    let unused: Vec<_> = rules_of("podfs-csi-drivers").into_iter().filter(is_unused).collect();
-    assert_eq!(unused, [], "rules that podfs does not need");
+    let added = permissions_in("examples/rbac/csi-drivers.yaml", "podfs-csi-drivers");
+    assert_eq!(added.difference(&cluster.podfs.used(&cluster.server)).count(), 0, "rules that podfs does not need");
+    cluster.podfs.assert_suffices(&cluster.server);
     cluster.server.assert_conventions();
 }
 

@@ -12,16 +12,22 @@ use std::process::Command;
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use serde_json::{Value, json};
 
-use crate::api_server::{Answer, ApiServer, InitialEvents, Style, User};
+use crate::api_server::{Answer, ApiServer, InitialEvents, Style};
 use crate::common::loop_device::LoopDevice;
 use crate::common::node::Node;
 use crate::common::{Running, eventually};
 use crate::rig::NODE;
-use crate::source::permissions::rules_of;
+use crate::roles::node::{account, bind_role};
+use crate::roles::{Account, create, objects_of, permissions_in};
+
+/// The role for `--discover`, which the account of the node has besides its own.
+const ROLE: &str = "podfs-local-volumes";
+const ROLE_FILE: &str = "examples/rbac/local-volumes.yaml";
 
 /// A server with a StorageClass `fast`, and a node with a directory for it.
 struct Rig {
     server: ApiServer,
+    podfs: Account,
     node: Node,
     directory: PathBuf,
     mounted: Vec<PathBuf>,
@@ -30,10 +36,9 @@ struct Rig {
 impl Rig {
     fn new(reclaim: &str) -> Rig {
         let server = ApiServer::start();
-        let user = User::node(NODE);
-        for (verb, resource) in rules_of("podfs-local-volumes") {
-            server.permit(&user, &[&verb], &resource);
-        }
+        create(&server, objects_of(ROLE_FILE));
+        bind_role(&server, ROLE);
+        let podfs = account(&server, &[]);
         let labels = json!({"kubernetes.io/hostname": "host-1"});
         server.put_value(json!({"apiVersion": "v1", "kind": "Node", "metadata": {"name": NODE, "labels": labels}}));
         server.put_value(json!({
@@ -44,7 +49,7 @@ impl Rig {
         let directory = node.fixture.path("fast");
         fs::create_dir(&directory).expect("a directory");
         let directory = directory.canonicalize().expect("its path");
-        Rig { server, node, directory, mounted: Vec::new() }
+        Rig { server, podfs, node, directory, mounted: Vec::new() }
     }
 
     /// Mounts a tmpfs as an entry of the directory.
@@ -58,8 +63,8 @@ impl Rig {
 
     fn command(&self) -> Command {
         let mut command = self.node.bare_command();
-        command.arg("--kubeconfig").arg(self.server.kubeconfig(NODE, Style::Embedded)).arg("--node-name").arg(NODE);
-        command.arg("--discover").arg(format!("fast={}", self.directory.display()));
+        command.arg("--kubeconfig").arg(self.server.kubeconfig_of(&self.podfs.user, Style::Token));
+        command.arg("--node-name").arg(NODE).arg("--discover").arg(format!("fast={}", self.directory.display()));
         command
     }
 
@@ -117,6 +122,7 @@ impl Drop for Rig {
         }
         if !std::thread::panicking() {
             self.server.assert_conventions();
+            self.podfs.assert_suffices(&self.server);
         }
     }
 }
@@ -220,9 +226,8 @@ fn a_released_volume_is_cleaned_and_offered_again_and_one_to_retain_is_not() {
             rig.wait_offered_again(&path, &uid);
             assert!(is_empty(&path));
             assert!(rig.records().is_empty(), "{:?}", rig.records());
-            let is_unused = |(verb, resource): &(String, String)| rig.server.count(verb, resource) == 0;
-            let unused: Vec<_> = rules_of("podfs-local-volumes").into_iter().filter(is_unused).collect();
-            assert_eq!(unused, [], "rules that podfs does not need");
+            let unused = permissions_in(ROLE_FILE, ROLE).difference(&rig.podfs.used(&rig.server)).count();
+            assert_eq!(unused, 0, "rules that podfs does not need");
         } else {
             let third = rig.mount("three");
             rig.wait_offered(&third);

@@ -11,7 +11,6 @@ mod csi;
 #[allow(dead_code, reason = "each test program uses its part")]
 mod csi_driver;
 mod csi_nodes;
-mod deployment;
 mod feed;
 #[path = "../cli/node/csi/kubelet.rs"]
 #[allow(dead_code)]
@@ -20,6 +19,7 @@ mod local_volumes;
 mod metrics;
 mod node;
 mod rig;
+mod roles;
 #[path = "../cli/node/nri/runtime.rs"]
 #[allow(dead_code)]
 mod runtime;

@@ -23,15 +23,18 @@ pub struct Rules {
 
 struct Rule {
     user: String,
+    /// The only namespace of the rule; `None` if it holds in all of them.
+    namespace: Option<String>,
     verbs: Vec<String>,
     resource: String,
 }
 
 impl Rules {
-    /// Permits a user these verbs on a resource (such as `serviceaccounts/token`) in every namespace.
-    pub fn permit(&mut self, user: &str, verbs: &[&str], resource: &str) {
+    /// Permits a user these verbs on a resource (such as `serviceaccounts/token`) in this namespace, or in all of them.
+    pub fn permit(&mut self, user: &str, namespace: Option<&str>, verbs: &[&str], resource: &str) {
         let verbs = verbs.iter().map(|verb| (*verb).to_owned()).collect();
-        self.rules.push(Rule { user: user.to_owned(), verbs, resource: resource.to_owned() });
+        let (user, namespace) = (user.to_owned(), namespace.map(str::to_owned));
+        self.rules.push(Rule { user, namespace, verbs, resource: resource.to_owned() });
     }
 
     /// Removes all permissions of a user.
@@ -41,8 +44,12 @@ impl Rules {
 
     pub fn check(&self, store: &Store, user: &User, request: &ApiRequest) -> Result<(), Failure> {
         let resource = request.resource_and_subresource();
-        let permits =
-            |rule: &Rule| rule.user == user.name && rule.resource == resource && rule.verbs.contains(&request.verb);
+        let permits = |rule: &Rule| {
+            rule.user == user.name
+                && rule.resource == resource
+                && rule.verbs.contains(&request.verb)
+                && (rule.namespace.is_none() || rule.namespace == request.namespace)
+        };
         if user.is_in(MASTERS) || self.rules.iter().any(permits) {
             return Ok(());
         }

@@ -104,7 +104,12 @@ impl ApiServer {
 
     /// Permits a user that is no node these verbs on a resource (such as `serviceaccounts/token`).
     pub fn permit(&self, user: &User, verbs: &[&str], resource: &str) {
-        self.cluster.state().rules.permit(&user.name, verbs, resource);
+        self.cluster.state().rules.permit(&user.name, None, verbs, resource);
+    }
+
+    /// Permits the same in one namespace.
+    pub fn permit_in(&self, user: &User, namespace: &str, verbs: &[&str], resource: &str) {
+        self.cluster.state().rules.permit(&user.name, Some(namespace), verbs, resource);
     }
 
     /// Removes all permissions of a user that is no node.

@@ -7,6 +7,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
 use std::process::Command;
 
+use nix::sys::signal::Signal;
 use nix::sys::stat::Mode;
 use nix::unistd::mkfifo;
 
@@ -31,6 +32,29 @@ fn assert_refuses(fixture: &Fixture, arguments: &[&OsStr], parts: &[&str]) -> Ou
     outcome.says(2, parts);
     fixture.assert_nothing_left();
     outcome
+}
+
+#[test]
+fn a_line_end_in_a_manifest_begins_no_line_of_the_log_or_of_the_status() {
+    let volumes = [
+        r#"{name: v, hostPath: {path: "/nowhere\nforged", type: Directory}}"#,
+        r#"{name: v, persistentVolumeClaim: {claimName: "c\nforged"}}"#,
+        r#"{name: v, configMap: {name: app, items: [{key: "k\nforged", path: p}]}}"#,
+        r#"{name: v, csi: {driver: "d\nforged"}}"#,
+    ];
+    let is_forged = |text: &str| text.lines().any(|line| line.trim_start().starts_with("forged"));
+    for volume in volumes {
+        let fixture = Fixture::new(&pod(&format!("[{volume}]")));
+        fixture.write("objects/app.json", &config_map("app", &[("a", "1")]));
+        let mut running = fixture.start();
+        running.wait_log("forged");
+        let status = fixture.status(&[]);
+        running.signal(Signal::SIGTERM);
+        running.wait();
+        assert!(running.log().contains("\\nforged") || running.log().contains("\\u000aforged"), "{}", running.log());
+        assert!(!is_forged(&running.log()), "{volume}: {}", running.log());
+        assert!(!is_forged(&status.stdout), "{volume}: {}", status.stdout);
+    }
 }
 
 #[test]

@@ -345,3 +345,26 @@ fn a_kernel_file_system_below_the_source_can_be_read() {
     let guarded = fs::read_link(shown.join("cwd")).expect_err("the server may trace no process");
     assert_eq!(guarded.raw_os_error(), Some(libc::EACCES));
 }
+
+#[test]
+fn noatime_of_the_sources_mount_holds_and_that_of_the_volume_does_not() {
+    let source = disk_directory();
+    let (plain, without) = (source.path().join("plain"), source.path().join("without"));
+    fs::create_dir(&plain).expect("a directory");
+    fs::create_dir(&without).expect("a directory");
+    fs::write(plain.join("file"), "content").expect("written");
+    let _without = Below::bind(&plain, &without, MsFlags::MS_NOATIME);
+    let is_set_by_a_read = |volume: &Mounted| {
+        // The kernel sets the access time if it is not later than that of the last change.
+        let old = fs::FileTimes::new().set_accessed(std::time::UNIX_EPOCH);
+        fs::File::options().write(true).open(plain.join("file")).and_then(|file| file.set_times(old)).expect("set");
+        assert_eq!(fs::read_to_string(volume.path().join("file")).expect("read"), "content");
+        fs::metadata(plain.join("file")).expect("attributes").atime() != 0
+    };
+    assert!(is_set_by_a_read(&Mounted::of(&plain)));
+    assert!(!is_set_by_a_read(&Mounted::of(&without)));
+    let volume = Mounted::of(&plain);
+    let flags = MsFlags::MS_BIND | MsFlags::MS_REMOUNT | MsFlags::MS_NOATIME;
+    mount(None::<&str>, volume.path(), None::<&str>, flags, None::<&str>).expect("the flag is set");
+    assert!(is_set_by_a_read(&volume), "docs/reference/differences.md says so");
+}

@@ -49,13 +49,17 @@ func join(separator string, values []interface{}) string {
 	return strings.Join(words, separator)
 }
 
+func hasPrefix(prefix, text string) bool {
+	return strings.HasPrefix(text, prefix)
+}
+
 func main() {
 	var data map[string]interface{}
 	decoder := json.NewDecoder(os.Stdin)
 	decoder.UseNumber()
 	die(decoder.Decode(&data))
 	functions := template.FuncMap{
-		"toYaml": toYaml, "nindent": nindent, "quote": quote, "default": orDefault, "join": join,
+		"toYaml": toYaml, "nindent": nindent, "quote": quote, "default": orDefault, "join": join, "hasPrefix": hasPrefix,
 	}
 	for _, path := range os.Args[1:] {
 		text, err := os.ReadFile(path)

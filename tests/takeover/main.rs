@@ -16,6 +16,7 @@ mod next_server;
 mod operations;
 mod other_version;
 mod publishing;
+mod replaced_sources;
 mod soak;
 mod upgrade;
 mod watchdog;

@@ -111,6 +111,12 @@ impl MountedVolume {
         self.held.kind().rings().is_some_and(RingMemory::is_in_use)
     }
 
+    /// The device and inode number of the source of a passthrough volume.
+    pub fn source(&self) -> Option<(u64, u64)> {
+        let source = self.held.of_kind::<HeldPassthrough>()?;
+        rustix::fs::fstat(source.source()).ok().map(|source| (source.st_dev, source.st_ino))
+    }
+
     /// A handle to observe the volume.
     pub fn watch(&self) -> VolumeObserver {
         VolumeObserver::new(&self.server, self.volume, &self.held)

@@ -20,7 +20,7 @@ use crate::passthrough::SpaceUsage;
 use crate::projection::steps::ProjectionStep;
 use crate::projection::{GenerationName, Image};
 use crate::protocol::{Greeting, ServerReply, ServerRequest, VolumeNumber};
-use crate::region::{Distribution, Moment, OpenCount, Region};
+use crate::region::{Distribution, Moment, OpenCount, Region, VolumeKind};
 use crate::session::abi::init;
 use crate::session::{NodeId, operation_name};
 
@@ -84,6 +84,11 @@ impl VolumeObserver {
         operations
     }
 
+    /// The calls that failed because of the volume's source, by errno. A projection has no source that can fail. Never blocks.
+    pub fn source_errors(&self) -> BTreeMap<&'static str, u64> {
+        source_errors(&self.region)
+    }
+
     /// The switches to new generations so far, by duration in seconds.
     pub fn commits(&self) -> Distribution {
         self.region.counts().commits.distribution()
@@ -114,6 +119,13 @@ impl VolumeObserver {
     /// When there is no server any more, or the server refuses the pipe.
     pub fn trace(&self, pipe: BorrowedFd<'_>) -> io::Result<()> {
         self.server.expect_done(&ServerRequest::Trace { volume: self.volume }, &[pipe])
+    }
+}
+
+fn source_errors(region: &Region) -> BTreeMap<&'static str, u64> {
+    match region.kind() {
+        VolumeKind::Passthrough | VolumeKind::Nfs => region.counts().errors(),
+        VolumeKind::Projection | VolumeKind::Live => BTreeMap::new(),
     }
 }
 
@@ -341,6 +353,22 @@ impl ServerClient {
             connection: held.mount.connection(),
         };
         self.volumes().values().map(activity).collect()
+    }
+
+    /// The calls of each volume that failed because of its source, by errno. Never blocks.
+    pub fn source_errors(&self) -> Vec<(String, BTreeMap<&'static str, u64>)> {
+        let errors =
+            |held: &Arc<HeldVolume>| (name_in(&held.about).unwrap_or_default().to_owned(), source_errors(&held.region));
+        self.volumes().values().map(errors).collect()
+    }
+
+    /// The type of the file system that the volume's source is on, and the number of its block device, if it has one. Sends no request
+    /// to the file system.
+    pub fn source_disk(&self, volume: &str) -> Option<(String, u64)> {
+        let volumes = self.volumes();
+        let held = volumes.values().find(|held| name_in(&held.about) == Some(volume)).cloned();
+        drop(volumes);
+        held?.of_kind::<HeldPassthrough>()?.disk()
     }
 
     /// Whether the connection to the present server has failed. The server may still serve its volumes, and gets no more requests.

@@ -118,6 +118,11 @@ impl AdoptedVolume {
         name_in(self.about())
     }
 
+    /// Whether the volume was mounted after the other one.
+    pub fn is_newer_than(&self, other: &AdoptedVolume) -> bool {
+        self.mounted.volume > other.mounted.volume
+    }
+
     /// The record of the previous supervisor about the volume.
     pub fn about(&self) -> &Value {
         &self.mounted.held.about

@@ -37,7 +37,20 @@ enum CoveredObject {
 #[derive(Debug)]
 pub struct MountPoint {
     path: PathBuf,
+    placement: Placement,
 }
+
+/// Where a new mount goes if a mount is at the mount point already.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Placement {
+    /// On top of it.
+    Top,
+    /// Beneath it, so that the new mount appears when the old one is unmounted (Linux 6.5); on earlier kernels, on top of it.
+    Beneath,
+}
+
+/// The flag of move_mount(2) that puts the mount beneath the topmost one of its target (linux/mount.h).
+const MOVE_MOUNT_BENEATH: MoveMountFlags = MoveMountFlags::from_bits_retain(0x200);
 
 impl MountPoint {
     /// Prepares the directory `path` as a mount point. Makes missing directories, adds them to `directories`, and handles old podfs
@@ -65,7 +78,7 @@ impl MountPoint {
             MountPointType::File => directories.make_file(&absolute)?,
         }
         let path = resolve(&absolute).map_err(|cause| MountError::at("find", &absolute, cause))?;
-        let point = Self { path };
+        let point = Self { path, placement: Placement::Top };
         match (point.clear(leftovers)?, shape) {
             // The directory below a dead mount is not readable.
             (CoveredObject::Dead, _) => {}
@@ -82,12 +95,20 @@ impl MountPoint {
     pub fn of_mount(path: &Path) -> Result<Self, MountError> {
         let absolute = std::path::absolute(path).map_err(|cause| MountError::at("find", path, cause))?;
         let path = resolve(&absolute).map_err(|cause| MountError::at("find", &absolute, cause))?;
-        Ok(Self { path })
+        Ok(Self { path, placement: Placement::Top })
     }
 
     /// The mount point of a recorded mount. `path` has no symbolic links; it may not exist any more.
     pub fn recorded(path: &Path) -> Self {
-        Self { path: path.to_owned() }
+        Self { path: path.to_owned(), placement: Placement::Top }
+    }
+
+    /// The mount point of `old`, for a mount that [takes its place](VisibleMount::take_place_of).
+    ///
+    /// # Errors
+    /// Those of [`Self::of_mount`].
+    pub fn beneath(old: &VisibleMount) -> Result<Self, MountError> {
+        Ok(Self { placement: Placement::Beneath, ..Self::of_mount(&old.path)? })
     }
 
     /// The path, without symbolic links.
@@ -116,7 +137,13 @@ impl MountPoint {
     }
 
     fn move_here(&self, clone: &OwnedFd) -> Result<(), MountError> {
-        move_mount(clone, c"", CWD, &self.path, MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH)
+        let of_descriptor = MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH;
+        if self.placement == Placement::Beneath
+            && move_mount(clone, c"", CWD, &self.path, of_descriptor | MOVE_MOUNT_BENEATH).is_ok()
+        {
+            return Ok(());
+        }
+        move_mount(clone, c"", CWD, &self.path, of_descriptor)
             .map_err(|errno| MountError::at("mount on", &self.path, errno))
     }
 
@@ -358,6 +385,20 @@ impl VisibleMount {
         self.unmount()
     }
 
+    /// Makes this mount, which was attached [beneath](MountPoint::beneath) `old`, the visible one at their path. Processes keep
+    /// their open files on `old`, and its clones elsewhere stay. Before Linux 6.5, `old` stays mounted below this mount.
+    ///
+    /// # Errors
+    /// When the kernel does not unmount `old`.
+    pub fn take_place_of(&mut self, mut old: VisibleMount) -> Result<(), MountError> {
+        if old.open().is_ok() {
+            detach(&old.path)?;
+            old.mounted = false;
+        }
+        self.cover(old);
+        Ok(())
+    }
+
     /// Notes that this is mounted on `below`. [`Self::unmount`] unmounts both (see [`OldMountPolicy::Cover`]).
     pub fn cover(&mut self, mut below: VisibleMount) {
         self.covers += u32::from(below.mounted) + below.covers;
@@ -438,6 +479,30 @@ mod tests {
     use super::*;
     use crate::mount::bind::bind;
     use crate::mount::private::ContainerAccess;
+
+    #[test]
+    fn a_mount_takes_the_place_of_another_one_and_the_directory_below_never_shows() {
+        let base = tempfile::tempdir().expect("a directory");
+        let (at, first, second) = (base.path().join("at"), base.path().join("first"), base.path().join("second"));
+        for directory in [&at, &first, &second] {
+            fs::create_dir(directory).expect("a directory");
+            fs::write(directory.join(directory.file_name().expect("a name")), "").expect("a file");
+        }
+        let clone = |directory: &Path| {
+            let source = open(directory, OFlags::PATH | OFlags::CLOEXEC, Mode::empty()).expect("open");
+            crate::mount::bind::bind(source.as_fd(), crate::mount::private::ContainerAccess::ReadWrite)
+                .expect("a clone")
+        };
+        let old = MountPoint::of_mount(&at).expect("a point").attach_bind(&clone(&first)).expect("mounted");
+        let kept = open(&at, OFlags::PATH | OFlags::CLOEXEC, Mode::empty()).expect("open");
+        let point = MountPoint::beneath(&old).expect("a point");
+        let mut new = point.attach_bind(&clone(&second)).expect("mounted");
+        new.take_place_of(old).expect("exchanged");
+        assert!(at.join("second").exists() && !at.join("first").exists());
+        assert!(rustix::fs::statat(&kept, "first", AtFlags::empty()).is_ok(), "an open directory stays what it was");
+        new.unmount().expect("unmounted");
+        assert!(at.join("at").exists(), "no mount is left");
+    }
 
     #[test]
     fn a_file_volume_is_mounted_on_a_file_that_is_removed_later() {

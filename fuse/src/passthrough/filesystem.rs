@@ -12,6 +12,7 @@
 //! | `change` | making, removing and changing names and attributes |
 //! | `data` | open files and their data |
 //! | `directories` | directories that stay open for the next lookups |
+//! | `holding` | descriptors that nodes without lasting handles keep, and how the server finds such nodes again |
 //! | `list` | directories and their entries |
 //! | `locking` | locks |
 //! | `replacement` | names in directories that the host has replaced |
@@ -24,6 +25,7 @@ mod change;
 mod data;
 mod directories;
 mod export;
+mod holding;
 mod list;
 mod locking;
 mod look;
@@ -54,6 +56,7 @@ use super::node::{FileIdentity, Node};
 use super::nodes::{NewNode, Nodes};
 use super::open_files::OpenFiles;
 use super::options::{CacheMode, PassthroughOptions};
+use super::places::HeldNodes;
 use super::pruner::Pruner;
 use super::readdirplus::ReaddirplusPolicy;
 use super::replaced::ReplacedFiles;
@@ -70,6 +73,7 @@ use crate::session::{
 };
 use crate::trace::Trace;
 use directories::{OpenedDirectories, no_directories};
+use holding::close_surplus;
 
 /// With these the kernel asks the server for locks; otherwise it keeps them by itself.
 const LOCKS: u64 = init::POSIX_LOCKS | init::FLOCK_LOCKS;
@@ -86,6 +90,7 @@ pub struct PassthroughFilesystem {
     mounts: SourceMounts,
     nodes: Nodes,
     directories: Mutex<OpenedDirectories>,
+    held: HeldNodes,
     replaced: ReplacedFiles,
     files: OpenFiles,
     /// Whether the kernel opens directories without OPENDIR.
@@ -171,7 +176,12 @@ impl PassthroughFilesystem {
             options.cache = CacheMode::Auto;
         }
         let root = nodes.get(NodeId::ROOT).and_then(|root| root.held());
+        let held = HeldNodes::default();
+        for node in nodes.held() {
+            close_surplus(&nodes, held.used(node));
+        }
         Self {
+            held,
             validity: CacheTimeouts::of(&options, root.as_deref()),
             lists_unopened: options.has_exclusive_source() && root.as_deref().is_some_and(lists_reliably),
             unopened: UnopenedListings::default(),
@@ -276,6 +286,7 @@ impl PassthroughFilesystem {
 
     fn forget(&self, node: NodeId, lookups: u64) {
         if self.nodes.forget(node, lookups) {
+            self.held.forget(node);
             self.forget_directory(node);
             if self.lists_unopened {
                 let _listing = self.unopened.take(node);
@@ -289,6 +300,9 @@ impl PassthroughFilesystem {
     /// A descriptor of the node, which may be `O_PATH`.
     fn descriptor(&self, node: &Arc<Node>) -> Result<Arc<OwnedFd>, Errno> {
         if let Some(held) = node.held() {
+            if node.handle().is_none() && node.id != NodeId::ROOT {
+                close_surplus(&self.nodes, self.held.used(node.id));
+            }
             return Ok(held);
         }
         if node.kind != FileType::Directory {
@@ -372,17 +386,6 @@ impl PassthroughFilesystem {
             self.keep_open(&node, || reopen(file.as_fd(), OFlags::PATH))?;
         }
         Ok((node, found))
-    }
-
-    /// Keeps a node open if it has no handle that opens it again. If this fails, the kernel must not get the node.
-    fn keep_open(&self, node: &Arc<Node>, open: impl FnOnce() -> Result<OwnedFd, Errno>) -> Result<(), Errno> {
-        if node.handle().is_some() || node.held().is_some() {
-            return Ok(());
-        }
-        let kept = self.descriptors.take().and_then(|taken| Ok((open()?, taken)));
-        let (file, taken) = kept.inspect_err(|_| self.forget(node.id, 1))?;
-        node.hold(file, taken);
-        Ok(())
     }
 
     /// A place among the volume's descriptors. Never refuses a request for which a dead server may have opened a file already.

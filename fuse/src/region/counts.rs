@@ -3,10 +3,12 @@
 //! No successor depends on a count, so the counters have no layout version: a program that does not know them leaves them as they
 //! are, and counts nothing while it serves.
 
+use std::collections::BTreeMap;
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
+use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 
 use super::shared::shared;
@@ -17,6 +19,19 @@ const OPERATIONS: usize = 64;
 /// other bounds need other counters.
 pub(crate) const BOUNDS: [f64; 12] = [0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.5, 1.0, 5.0, 30.0];
 
+/// The errnos of calls that fail because of their source, with their names. Regions that outlive this program have counts at these
+/// places, so later errnos come behind these.
+const SOURCE_ERRORS: [(Errno, &str); 8] = [
+    (Errno::IO, "EIO"),
+    (Errno::UCLEAN, "EUCLEAN"),
+    (Errno::BADMSG, "EBADMSG"),
+    (Errno::ROFS, "EROFS"),
+    (Errno::NOTCONN, "ENOTCONN"),
+    (Errno::TIMEDOUT, "ETIMEDOUT"),
+    (Errno::REMOTEIO, "EREMOTEIO"),
+    (Errno::NODEV, "ENODEV"),
+];
+
 shared! {
     /// All counters of a volume.
     pub(crate) struct Counts {
@@ -26,6 +41,8 @@ shared! {
         commits: Durations,
         /// Changes, by the time from podfs's first notice of a change until containers see it.
         propagations: Durations,
+        /// Answers with the errnos of [`SOURCE_ERRORS`].
+        errors: [AtomicU64; SOURCE_ERRORS.len()],
     }
     /// A histogram of durations.
     pub(crate) struct Durations {
@@ -75,6 +92,21 @@ impl Counts {
     pub(crate) fn request(&self, opcode: u32) {
         let place = self.requests.get(opcode as usize).unwrap_or(&self.requests[0]);
         place.fetch_add(1, Relaxed);
+    }
+
+    /// Counts an answer, if it is an error of the source. An answer without an error costs nothing.
+    pub(crate) fn answer<T>(&self, outcome: &Result<T, Errno>) {
+        if let Err(errno) = outcome
+            && let Some(place) = SOURCE_ERRORS.iter().position(|(known, _)| known == errno)
+        {
+            self.errors[place].fetch_add(1, Relaxed);
+        }
+    }
+
+    /// The answers with an error of the source, by the errno's name. Leaves out errnos without answers.
+    pub(crate) fn errors(&self) -> BTreeMap<&'static str, u64> {
+        let counts = SOURCE_ERRORS.iter().zip(&self.errors).map(|((_, name), count)| (*name, count.load(Relaxed)));
+        counts.filter(|(_, count)| *count > 0).collect()
     }
 
     /// Requests by FUSE opcode. Opcode 0 has the requests with an unknown opcode.

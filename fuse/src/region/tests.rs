@@ -274,7 +274,7 @@ proptest! {
 #[test]
 fn the_header_of_a_region_has_the_layout_that_other_versions_read() {
     assert_layout::<Header>(
-        "magic 0, layout 8, cell_size 12, kind 16, session_thread 20, accepted 24, requests 32, applied 40, counters 48, opens 112, calls 136, silence 144, limit 152, root_free 160, spare 168, slots 384, waits 4032, counts 8128; 8896 bytes",
+        "magic 0, layout 8, cell_size 12, kind 16, session_thread 20, accepted 24, requests 32, applied 40, counters 48, opens 112, calls 136, silence 144, limit 152, root_free 160, spare 168, slots 384, waits 4032, counts 8128; 8960 bytes",
     );
     assert_layout::<header::PassthroughCounters>(
         "data_path 0, backing 4, next_node 8, last_handle 16, next_mount 24, used 32, redo 40; 64 bytes",
@@ -285,7 +285,7 @@ fn the_header_of_a_region_has_the_layout_that_other_versions_read() {
     assert_layout::<Silence>("since 0; 8 bytes");
     assert_layout::<Waits>("uniques 0; 4096 bytes");
     assert_layout::<InFlightSlots>("slots 0, to_replay 1024, order 3584; 3648 bytes");
-    assert_layout::<Counts>("requests 0, commits 512, propagations 624; 736 bytes");
+    assert_layout::<Counts>("requests 0, commits 512, propagations 624, errors 736; 800 bytes");
     assert_layout::<in_flight::InFlightSlot>("unique 0, last 8, begun 16, thread 40; 64 bytes");
     assert_layout::<in_flight::BegunRecord>("seconds 0, note 8, nanoseconds 16, is_begun 20; 24 bytes");
     assert_layout::<in_flight::Replay>("unique 0, order 8, begun 16; 40 bytes");

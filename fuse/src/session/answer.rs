@@ -202,6 +202,7 @@ impl DeferredAnswer {
     /// # Errors
     /// When no caller waits any more: the request was aborted, or the file system unmounted.
     pub fn send(self, outcome: Result<Answer, Errno>) -> io::Result<()> {
+        self.region.counts().answer(&outcome);
         self.responder.send(outcome)
     }
 

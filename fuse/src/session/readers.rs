@@ -171,6 +171,7 @@ impl Readers {
         buffer.clear();
         let mut exchange = Exchange { buffer, responder: &responder, region: &self.region, slot, earlier };
         let outcome = self.service.answer(request, &mut exchange);
+        self.region.counts().answer(&outcome);
         // The kernel takes no answer to a request that was aborted, or that another thread has answered.
         let granted = outcome.as_ref().ok().and_then(KernelReferences::of);
         let is_refused = responder.send_with(outcome, buffer).is_err();

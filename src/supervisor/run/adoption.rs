@@ -2,6 +2,7 @@
 //! nothing was unmounted.
 
 use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 use std::io;
 use std::mem::ManuallyDrop;
 use std::os::unix::net::UnixStream;
@@ -27,9 +28,33 @@ use crate::supervisor::volume::adopted::{KeptVolume, VolumeRecord};
 use crate::volume::{Volume, VolumeSource};
 
 /// Volumes that the adopted server serves, by name.
-pub(in crate::supervisor) struct Adoption(HashMap<String, (VolumeRecord, AdoptedVolume)>);
+pub(in crate::supervisor) struct Adoption(HashMap<String, NamedVolume>);
+
+/// The served volume of a name.
+struct NamedVolume {
+    record: VolumeRecord,
+    served: AdoptedVolume,
+    /// Earlier mounts of the volume.
+    earlier: Vec<AdoptedVolume>,
+}
 
 impl Adoption {
+    /// Adds a volume. Of the volumes of one name, the last one is the volume, and the others are its earlier mounts.
+    fn add(&mut self, name: String, record: VolumeRecord, served: AdoptedVolume) {
+        match self.0.entry(name) {
+            Entry::Vacant(entry) => drop(entry.insert(NamedVolume { record, served, earlier: Vec::new() })),
+            Entry::Occupied(mut entry) => {
+                let named = entry.get_mut();
+                if served.is_newer_than(&named.served) {
+                    named.record = record;
+                    named.earlier.push(std::mem::replace(&mut named.served, served));
+                } else {
+                    named.earlier.push(served);
+                }
+            }
+        }
+    }
+
     /// Returns the served volumes that the pod still has, by place: those that are in `volumes`, of the same kind, and mounted
     /// below `site`. Unmounts the other served volumes. If it fails, all volumes stay mounted.
     ///
@@ -47,7 +72,7 @@ impl Adoption {
         let site = MountPoint::of_mount(site.path())?;
         for (place, volume) in volumes {
             let Some(name) = adoption.name_of(volume, pod) else { continue };
-            let Some((record, served)) = adoption.0.get(&name) else { continue };
+            let Some(NamedVolume { record, served, .. }) = adoption.0.get(&name) else { continue };
             let same_kind =
                 matches!(volume.source, VolumeSource::Projection(_)) == (served.kind() == VolumeKind::Projection);
             if !record.path.starts_with(site.path()) || !same_kind {
@@ -72,14 +97,15 @@ impl Adoption {
             }
             let Some(device) = served.device() else { continue };
             let Some((point, visible)) = mount_points.keep_served(&record.path, &device)? else { continue };
-            if let Some((record, served)) = adoption.0.remove(&name) {
-                kept.insert(*place, KeptVolume { record, served, point, visible });
+            if let Some(NamedVolume { record, served, earlier }) = adoption.0.remove(&name) {
+                kept.insert(*place, KeptVolume { record, served, point, visible, earlier });
             }
         }
         let Adoption(mut unwanted) = ManuallyDrop::into_inner(adoption);
         leave_elsewhere(&mut unwanted, &site);
-        for (name, (record, served)) in unwanted {
+        for (name, NamedVolume { record, served, earlier }) in unwanted {
             discard(&name, &record, served);
+            drop(earlier);
             mount_points.forget(&record.path, None, site.path()).unwrap_or_else(|error| warn!("{error}"));
         }
         Ok(ManuallyDrop::into_inner(kept))
@@ -89,11 +115,11 @@ impl Adoption {
     /// name of the volume that was their leader when podfs mounted them.
     fn name_of(&self, volume: &Volume, pod: &PodIdentity) -> Option<String> {
         let claim = volume.claim_name(&pod.name);
-        let of_claim = || self.0.iter().find(|(_, (record, _))| claim.is_some() && record.claim == claim);
+        let of_claim = || self.0.iter().find(|(_, named)| claim.is_some() && named.record.claim == claim);
         let named = || {
             let named = self.0.get_key_value(volume.name.as_str());
             // Earlier versions of podfs recorded no claims.
-            named.filter(|(_, (record, _))| record.claim.is_none())
+            named.filter(|(_, named)| named.record.claim.is_none())
         };
         of_claim().or_else(named).map(|(name, _)| name.clone())
     }
@@ -105,10 +131,10 @@ fn is_read_only(volume: &Volume) -> bool {
 
 /// Removes the volumes that are not below the pod's directory, and leaves their mounts: the paths come from the server, which a
 /// container may control.
-fn leave_elsewhere(served: &mut HashMap<String, (VolumeRecord, AdoptedVolume)>, site: &MountPoint) {
-    let elsewhere: Vec<_> = served.extract_if(|_, (record, _)| !record.path.starts_with(site.path())).collect();
-    if let Some((_, (first, _))) = elsewhere.first() {
-        let (mounts, first, site) = (elsewhere.len(), first.path.display(), site.path().display());
+fn leave_elsewhere(served: &mut HashMap<String, NamedVolume>, site: &MountPoint) {
+    let elsewhere: Vec<_> = served.extract_if(|_, named| !named.record.path.starts_with(site.path())).collect();
+    if let Some((_, first)) = elsewhere.first() {
+        let (mounts, first, site) = (elsewhere.len(), first.record.path.display(), site.path().display());
         warn!(
             "podfs no longer serves {mounts} mounts of the podfs before, such as {first}, which are not below {site}; it leaves them"
         );
@@ -193,6 +219,9 @@ fn adopt(
         records => records,
     };
     let volumes = ManuallyDrop::into_inner(volumes);
-    let adoption = records?.into_iter().zip(volumes).map(|((name, record), served)| (name, (record, served)));
-    Ok((server, Adoption(adoption.collect())))
+    let mut adoption = Adoption(HashMap::new());
+    for ((name, record), served) in records?.into_iter().zip(volumes) {
+        adoption.add(name, record, served);
+    }
+    Ok((server, adoption))
 }

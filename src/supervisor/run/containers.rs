@@ -33,7 +33,7 @@ use crate::supervisor::run_dir::container_files::{ContainerFileError, ContainerF
 use crate::supervisor::run_dir::mount_points::MountPoints;
 use crate::supervisor::run_dir::site::Site;
 use crate::supervisor::status::store::VolumeReport;
-use crate::supervisor::volume::sub_path::SubPathRequest;
+use crate::supervisor::volume::sub_path::{PartError, SubPathRequest};
 use crate::supervisor::volume::{PodVolume, ShownContent, VolumeLife};
 use crate::types::is_dns_label;
 use crate::volume::VolumeSource;
@@ -74,8 +74,8 @@ struct PendingContainerOperation {
 
 /// The part of a volume in an operation.
 pub(super) enum ContainerOperationPart {
-    /// Mount these subPaths of the volume.
-    Prepare(Vec<SubPathRequest>),
+    /// Follow the path of the volume for this container, and mount these subPaths.
+    Prepare { container: String, sub_paths: Vec<SubPathRequest> },
     /// Unmount the subPaths of this container, or of all containers (`None`).
     Release(Option<String>),
 }
@@ -243,15 +243,17 @@ impl Supervisor {
                 // A volume has at most one part of an operation.
                 let Some(mut volume) = self.idle.remove(&place) else { continue };
                 pending.busy += 1;
-                let number = pending.number;
+                let (number, view) = (pending.number, Arc::clone(&self.view));
                 self.working.spawn_blocking(move || {
                     let outcome = match part {
-                        ContainerOperationPart::Prepare(requests) => {
+                        ContainerOperationPart::Prepare { container, sub_paths } => {
+                            let followed = volume.follow_path(&view, &container).map_err(PartError::Path);
                             let prepare =
                                 |request: &SubPathRequest| Ok((request.index, volume.prepare_sub_path(request)?));
-                            requests.iter().map(prepare).collect()
+                            followed.and_then(|()| sub_paths.iter().map(prepare).collect())
                         }
                         ContainerOperationPart::Release(container) => {
+                            volume.release_container(container.as_deref());
                             match volume.release_sub_paths(container.as_deref()) {
                                 Ok(()) => Ok(Vec::new()),
                                 Err(error) => Err(error.into()),
@@ -285,23 +287,37 @@ impl Supervisor {
         });
         let mut parts: BTreeMap<usize, Vec<SubPathRequest>> = BTreeMap::new();
         for mount in &mounts {
-            let PlannedSource::SubPath(path) = &mount.source else { continue };
+            let sub_path = match &mount.source {
+                PlannedSource::SubPath(path) => Some(path),
+                PlannedSource::Volume(_) => None,
+                _ => continue,
+            };
             let place = self.volumes.iter().find(|(_, volume)| volume.name.as_str() == mount.name);
             let leader = place.map(|(place, _)| self.sharing.leader(*place));
             let leader = leader.ok_or_else(|| ContainerOperationError::NotServed(mount.name.clone()))?;
-            parts.entry(leader).or_default().push(SubPathRequest {
+            if sub_path.is_none() && !self.follows_path(leader) {
+                continue;
+            }
+            parts.entry(leader).or_default().extend(sub_path.map(|path| SubPathRequest {
                 volume: mount.name.clone(),
                 container: container.clone(),
                 index: mount.index,
                 path: path.clone(),
                 read_only: mount.read_only,
                 both_ways: mount.propagation == Propagation::Bidirectional,
-            });
+            }));
         }
-        let parts =
-            parts.into_iter().map(|(place, requests)| (place, ContainerOperationPart::Prepare(requests))).collect();
+        let part =
+            |(place, sub_paths)| (place, ContainerOperationPart::Prepare { container: container.clone(), sub_paths });
+        let parts = parts.into_iter().map(part).collect();
         let hosts = HostsFile::of(pod, environment);
         Ok((parts, LastStep::Prepare { container: container.clone(), mounts, hosts }))
+    }
+
+    /// Whether containers get what the path of the volume leads to when they start.
+    fn follows_path(&self, place: usize) -> bool {
+        let source = self.volumes.get(&place).map(|volume| &volume.source);
+        matches!(source, Some(VolumeSource::HostPath(_) | VolumeSource::Claim(_)))
     }
 
     /// Plans the release of a container, or of all containers (`None`).
@@ -324,7 +340,7 @@ impl Supervisor {
             })
         };
         let leaders: BTreeSet<_> = self.volumes.keys().map(|place| self.sharing.leader(*place)).collect();
-        let leaders = leaders.into_iter().filter(has_targets);
+        let leaders = leaders.into_iter().filter(|leader| self.follows_path(*leader) || has_targets(leader));
         let parts = leaders.map(|leader| (leader, ContainerOperationPart::Release(container.clone()))).collect();
         Ok((parts, LastStep::Release { container }))
     }

@@ -13,10 +13,12 @@ pub(super) mod oom;
 mod process;
 pub(crate) mod program;
 mod replace;
+mod source_errors;
 pub(crate) mod spawn;
 mod unkillable;
 mod watchdog;
 
+use std::collections::BTreeMap;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
@@ -40,6 +42,7 @@ pub(super) use process::Program;
 pub(crate) use process::{ProcessEnd, WatchedProcess, kill_server};
 use program::ServerProgram;
 pub use replace::UpgradeError;
+use source_errors::SourceErrors;
 use watchdog::WatchdogState;
 
 /// The first and the longest pause before the supervisor starts another server.
@@ -68,6 +71,7 @@ pub(super) struct PodServer {
     /// Whether a takeover has given up volumes since the last report.
     gave_up: bool,
     watchdog: WatchdogState,
+    errors: SourceErrors,
 }
 
 /// The history of a pod's servers.
@@ -81,6 +85,8 @@ pub struct ServerHistory {
     pub unanswered: u32,
     /// The names of the volumes whose sources do not answer.
     pub silent_sources: Vec<String>,
+    /// The errors that the kernel has counted on the disks of sources, by volume.
+    pub disk_errors: BTreeMap<String, BTreeMap<String, u64>>,
 }
 
 /// An event while a server serves.
@@ -171,6 +177,7 @@ impl PodServer {
             restarts: 0,
             gave_up: false,
             watchdog: WatchdogState::default(),
+            errors: SourceErrors::default(),
         };
         server.watch_keeper();
         server
@@ -228,7 +235,7 @@ impl PodServer {
                 let event = tokio::select! {
                     end = process.ended() => ServerEvent::Ended(end),
                     change = self.keeper.changed() => ServerEvent::FdKeeper(change),
-                    problem = self.watchdog.next_look(process.pid(), &self.client) => ServerEvent::Looked(problem),
+                    problem = self.watchdog.next_look(process.pid(), &self.client, &mut self.errors) => ServerEvent::Looked(problem),
                 };
                 match event {
                     ServerEvent::Ended(end) => self.mark_dead(end.to_string(), end),
@@ -277,7 +284,7 @@ impl PodServer {
         loop {
             tokio::select! {
                 _ = process.ended() => return,
-                problem = self.watchdog.next_look(process.pid(), &self.client) => if problem.is_some() {
+                problem = self.watchdog.next_look(process.pid(), &self.client, &mut self.errors) => if problem.is_some() {
                     return;
                 },
             }
@@ -287,6 +294,7 @@ impl PodServer {
     /// Records which sources do not answer, and kills a server that hangs. `problem` says how it hangs.
     async fn handle_look(&mut self, problem: Option<String>) {
         self.history.silent_sources = self.watchdog.silent_sources();
+        self.history.disk_errors = self.errors.of_disks();
         if let (Some(reason), ServerLife::Serving { process, .. }) = (problem, &self.life) {
             error!("the server (pid {}) hangs: {reason}; podfs replaces it", process.pid());
             process.kill();

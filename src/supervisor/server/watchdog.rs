@@ -27,6 +27,7 @@ use tracing::warn;
 
 use super::alarm::Alarm;
 use super::call::{Call, CpuTime, call};
+use super::source_errors::SourceErrors;
 use super::{fusectl, unkillable};
 
 /// The time between two looks at an idle server. It is long, because each look wakes an idle machine.
@@ -61,11 +62,17 @@ impl WatchdogState {
 
     /// Waits for the next look at a server that is not at rest, and for its outcome. Returns the problem if the server hangs.
     /// Cancel-safe: the next call continues.
-    pub(super) async fn next_look(&mut self, pid: i32, client: &Arc<ServerClient>) -> Option<String> {
+    pub(super) async fn next_look(
+        &mut self,
+        pid: i32,
+        client: &Arc<ServerClient>,
+        errors: &mut SourceErrors,
+    ) -> Option<String> {
         if let Self::Waiting { watchdog, until, alarm } = self {
             loop {
                 alarm.get_or_insert_with(|| Alarm::at(*until)).expires().await;
-                if !watchdog.is_idle() || !is_at_rest(pid, client) {
+                let has_errors = errors.look(client);
+                if has_errors || !watchdog.is_idle() || !is_at_rest(pid, client) {
                     break;
                 }
                 // The pool keeps a thread that has had work. Without a thread, work would end the process if the kernel makes no

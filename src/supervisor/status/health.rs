@@ -91,7 +91,7 @@ mod tests {
 
     fn history(pid: Option<i32>, unanswered: u32) -> ServerHistory {
         let last_end = Some("killed by SIGKILL".to_owned());
-        ServerHistory { pid, last_end, unanswered, silent_sources: Vec::new() }
+        ServerHistory { pid, last_end, unanswered, ..ServerHistory::default() }
     }
 
     #[test]

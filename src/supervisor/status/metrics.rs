@@ -126,6 +126,12 @@ fn volume(reading: &mut PodReading, report: &VolumeReport, errors: Option<&Error
     for (operation, count) in watch.requests_by_operation() {
         reading.add(&FUSE_REQUESTS, &[name, operation], count as f64);
     }
+    for (errno, count) in report.source_errors() {
+        reading.add(&SOURCE_ERRORS, &[name, &errno], count as f64);
+    }
+    for (counter, count) in &report.disk_errors {
+        reading.add(&DISK_ERRORS, &[name, counter], *count as f64);
+    }
     if let Some(generation) = report.state.generation() {
         let commits = watch.commits();
         reading.add(&GENERATION, &[name], commits.count() as f64);

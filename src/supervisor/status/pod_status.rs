@@ -1,6 +1,7 @@
 //! The status of a pod and its volumes, as its supervisor and `podfs status` report it: these types are the JSON. A field that
 //! does not apply is left out.
 
+use std::collections::BTreeMap;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::path::PathBuf;
 
@@ -139,6 +140,12 @@ pub struct VolumeStatus {
     /// A report about the group of the volume's files.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ownership: Option<OwnershipNotice>,
+    /// The calls that failed because of the volume's source, by errno.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub source_errors: BTreeMap<String, u64>,
+    /// The errors that the kernel has counted on the disk of the source, by counter.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub disk_errors: BTreeMap<String, u64>,
     /// How many servers have been replaced since a server began to serve the volume.
     pub restarts: u64,
     /// The last error, even if the volume has recovered since.
@@ -250,13 +257,14 @@ impl PodStatus {
         }
     }
 
-    /// A hash of the status without ages, counts of requests and opens, and old generations.
+    /// A hash of the status without ages, counts of requests, opens and errors, and old generations.
     pub(in crate::supervisor) fn digest(&self) -> u64 {
         let mut plain = self.clone();
         for volume in &mut plain.volumes {
             volume.generation_age_seconds = None;
             volume.requests = None;
             volume.audit = None;
+            volume.source_errors.clear();
             volume.old_generations = None;
             volume.old_generation_bytes = None;
         }
@@ -346,6 +354,8 @@ mod tests {
             supplemental_group: None,
             expansion: None,
             ownership: None,
+            source_errors: BTreeMap::new(),
+            disk_errors: BTreeMap::new(),
             restarts: 0,
             last_error: None,
         }

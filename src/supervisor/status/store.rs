@@ -90,6 +90,8 @@ pub(in crate::supervisor) struct VolumeReport {
     awaited: Option<String>,
     /// Whether the volume's source does not answer.
     pub(in crate::supervisor) source_is_silent: bool,
+    /// The errors that the kernel has counted on the disk of the source.
+    pub(in crate::supervisor) disk_errors: BTreeMap<String, u64>,
     /// The observer of the volume's requests, if the server serves it.
     pub(in crate::supervisor) watch: Option<VolumeObserver>,
     /// The name of the PersistentVolumeClaim that the volume shows.
@@ -211,6 +213,7 @@ impl StoredStatus {
             },
             old: mounted.old_generations(),
             source_is_silent: before.as_ref().is_some_and(|before| before.source_is_silent),
+            disk_errors: before.as_ref().map(|before| before.disk_errors.clone()).unwrap_or_default(),
             last_error: mounted.last_error().map(str::to_owned),
             awaited: None,
             watch: mounted.watch(),
@@ -253,6 +256,7 @@ impl StoredStatus {
         self.health.note(history, restarts, version, Instant::now());
         for volume in self.volumes.values_mut().filter(|volume| volume.watch.is_some()) {
             volume.source_is_silent = history.silent_sources.contains(&volume.name);
+            volume.disk_errors = history.disk_errors.get(&volume.name).cloned().unwrap_or_default();
         }
     }
 
@@ -332,6 +336,7 @@ impl VolumeReport {
             last_error: None,
             awaited: None,
             source_is_silent: false,
+            disk_errors: BTreeMap::new(),
             watch: None,
             claim: volume.claim_name(&pod.name),
             reports_capacity: matches!(volume.source, VolumeSource::Claim(_) | VolumeSource::EmptyDir(_)),
@@ -380,9 +385,19 @@ impl VolumeReport {
             supplemental_group: self.group,
             expansion: self.expansion.clone().map(ExpansionStatus::of),
             ownership: self.ownership.clone(),
+            source_errors: self.source_errors(),
+            disk_errors: self.disk_errors.clone(),
             restarts: counters.restarts_of(&self.name),
             last_error: self.last_error.clone(),
         }
+    }
+}
+
+impl VolumeReport {
+    /// The calls that failed because of the volume's source, by errno.
+    pub(in crate::supervisor) fn source_errors(&self) -> BTreeMap<String, u64> {
+        let errors = self.watch.as_ref().map(VolumeObserver::source_errors).unwrap_or_default();
+        errors.into_iter().map(|(errno, count)| (errno.to_owned(), count)).collect()
     }
 }
 

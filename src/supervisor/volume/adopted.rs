@@ -46,6 +46,8 @@ pub(in crate::supervisor) struct KeptVolume {
     pub(in crate::supervisor) served: AdoptedVolume,
     pub(in crate::supervisor) point: MountPoint,
     pub(in crate::supervisor) visible: VisibleMount,
+    /// Earlier mounts of the volume, which containers may still use.
+    pub(in crate::supervisor) earlier: Vec<AdoptedVolume>,
 }
 
 #[cfg(test)]

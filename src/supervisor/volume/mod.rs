@@ -333,6 +333,34 @@ impl PodVolume {
         }
     }
 
+    /// Makes the volume show what its path on the node leads to now, because a container is about to start. Containers that run keep
+    /// what they have.
+    ///
+    /// # Errors
+    /// A sentence for the pod's user, in the kubelet's words.
+    pub(in crate::supervisor) fn follow_path(&mut self, pod: &PodView, container: &str) -> Result<(), String> {
+        let _span = self.enter_span();
+        match self.mounter.follow_path(&self.spec, pod, container) {
+            Ok(true) => {
+                if let Some(shown) = self.mounter.shown().filter(|_| self.hidden.is_none()) {
+                    self.enter(VolumeLife::Live(shown));
+                }
+                Ok(())
+            }
+            Ok(false) => Ok(()),
+            Err(failure) => {
+                let name = self.spec.name.as_str();
+                warn!("container {container:?} cannot start: MountVolume.SetUp failed for volume {name:?} : {failure}");
+                Err(format!("MountVolume.SetUp failed for volume {name:?} : {failure}"))
+            }
+        }
+    }
+
+    /// Ends earlier mounts that only this container may still use, or all of them if all containers have ended (`None`).
+    pub(in crate::supervisor) fn release_container(&mut self, container: Option<&str>) {
+        self.mounter.release_container(container);
+    }
+
     /// When the next old generation of the volume is due for removal.
     pub fn next_removal(&self) -> Option<Instant> {
         self.mounter.next_removal()

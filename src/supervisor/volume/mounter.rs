@@ -62,6 +62,15 @@ pub(super) trait Mounter: Send {
         Ok(())
     }
 
+    /// Makes the volume show what its path on the node leads to now, because the container with this name is about to start. Containers
+    /// that run keep what they have. Returns whether the volume has another mount now.
+    fn follow_path(&mut self, _spec: &Volume, _pod: &PodView, _container: &str) -> Result<bool, RefreshFailure> {
+        Ok(false)
+    }
+
+    /// Ends earlier mounts that only this container may still use, or all of them if all containers have ended (`None`).
+    fn release_container(&mut self, _container: Option<&str>) {}
+
     /// The outcome of the volume's last growth on the node, if its claim does not report it.
     fn expansion(&self) -> Option<&Expansion> {
         None

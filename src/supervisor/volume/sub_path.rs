@@ -56,6 +56,9 @@ pub(in crate::supervisor) enum PartError {
         #[source]
         trouble: SubPathTrouble,
     },
+    /// What the path of the volume leads to now cannot be mounted. The sentence is for the pod's user.
+    #[error("{0}")]
+    Path(String),
     #[error(transparent)]
     Release(#[from] RemovalError),
 }

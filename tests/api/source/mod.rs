@@ -8,7 +8,6 @@ mod drivers;
 mod node;
 mod objects;
 mod outages;
-pub mod permissions;
 mod pods;
 mod refusals;
 mod tokens;

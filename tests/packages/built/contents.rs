@@ -28,6 +28,7 @@ const COMMON: &[&str] = &[
     "/usr/share/doc/podfs/examples/objects/web-secret.yaml",
     "/usr/share/doc/podfs/examples/pod.yaml",
     "/usr/share/doc/podfs/examples/pods/web.yaml",
+    "/usr/share/doc/podfs/examples/rbac/run.yaml",
     "/usr/share/doc/podfs/examples/single/agent.sh",
     "/usr/share/doc/podfs/rust-library.html.gz",
     "/usr/share/fish/vendor_completions.d/podfs.fish",

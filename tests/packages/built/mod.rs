@@ -15,6 +15,7 @@
 //! | [`equal_builds`] | builds from two directories are equal |
 //! | [`refusals`] | errors of `packaging/build` |
 
+mod advisories;
 mod checkers;
 mod contents;
 mod deny;

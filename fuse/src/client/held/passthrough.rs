@@ -2,12 +2,15 @@
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::Path;
 use std::sync::Arc;
+
+use rustix::fs::{AtFlags, StatxFlags, makedev, stat, statx};
 
 use super::{HeldKind, impossible_volume};
 use crate::mount::enclosed::SourceWithMounts;
 use crate::mount::private::PASSTHROUGH_SOURCE;
-use crate::mount::table::MountTable;
+use crate::mount::table::{MountTable, mount_id};
 use crate::passthrough::PassthroughOptions;
 use crate::projection::Image;
 use crate::protocol::VolumeBody;
@@ -46,6 +49,24 @@ impl HeldPassthrough {
     /// The source.
     pub(in crate::client) fn source(&self) -> BorrowedFd<'_> {
         self.source.as_fd()
+    }
+
+    /// The type of the source's file system, and the number of its block device (`st_rdev`), if the file system has one.
+    pub(in crate::client) fn disk(&self) -> Option<(String, u64)> {
+        let mounted = self.table.mount_with_id(mount_id(self.source.as_fd()).ok()?).ok()??;
+        let flags = AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC;
+        let found = statx(&self.source, c"", flags, StatxFlags::empty()).ok()?;
+        let device = match found.stx_dev_major {
+            // btrfs has several devices, and device numbers without a driver. The mount table has one of the devices.
+            0 => {
+                stat(Path::new(&mounted.source))
+                    .ok()
+                    .filter(|found| found.st_mode & libc::S_IFMT == libc::S_IFBLK)?
+                    .st_rdev
+            }
+            major => makedev(major, found.stx_dev_minor),
+        };
+        Some((mounted.fs_type, device))
     }
 
     /// The options of its mount.

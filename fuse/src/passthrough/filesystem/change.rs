@@ -168,13 +168,18 @@ impl PassthroughFilesystem {
         };
         let is_identified = !self.is_remote() && parent.handle().is_some();
         let (node, removed) = if is_identified { opened(known()?).or_else(named) } else { named() }?;
+        if node.handle().is_none() && needs_descriptor(&node) {
+            // The descriptor that the node keeps stays until the kernel forgets the node.
+            node.forget_place();
+        }
         let has_other_name =
             || is_special(node.kind) && attributes_of(removed.as_fd()).is_ok_and(|found| found.stx_nlink > 1);
         if !needs_descriptor(&node) || node.held().is_some() || has_other_name() {
             return None;
         }
         node.hold(removed, self.descriptors.take().ok()?);
-        Some(node)
+        // Without a handle, the node needs the descriptor also if its name stays.
+        node.handle().is_some().then_some(node)
     }
 
     pub(super) fn rename(
@@ -227,6 +232,10 @@ impl PassthroughFilesystem {
         let renamed = outcome::success_if_done(renamed, Errno::NOENT, exchange, is_moved);
         outcome::success_if_done(renamed, Errno::EXIST, exchange, is_moved)
             .inspect_err(|_| held.iter().for_each(|node| node.let_go()))?;
+        self.record_move(to.as_fd(), new_parent, new_name);
+        if flags.contains(RenameFlags::EXCHANGE) {
+            self.record_move(from.as_fd(), parent, name);
+        }
         self.settle(new_parent, to.as_fd());
         Ok(self.removed(removal, exchange))
     }

@@ -77,6 +77,7 @@ impl ExecutingRequest {
             }
             outcome => outcome,
         };
+        served.region.counts().answer(&outcome);
         if responder.send_with(outcome, buffer).is_err() {
             // The answer was too long.
             let _short = responder.send(Err(Errno::IO));

@@ -131,6 +131,18 @@ impl PassthroughSource for ClaimSource {
         Ok(MountPlan { lock, selinux_context, ..MountPlan::of_host(spec, path, source, access)? })
     }
 
+    fn follow_path(
+        &mut self,
+        _: &PassthroughParts,
+        spec: &Volume,
+        pod: &PodView,
+    ) -> Result<Option<HostSource>, RefreshFailure> {
+        match &resolve(spec, &self.claim, pod)?.source {
+            BoundSource::HostPath(source) if self.device.is_none() => host_path::follow(source),
+            _ => Ok(None),
+        }
+    }
+
     fn complete(&mut self, volume: &PassthroughParts, spec: &Volume, pod: &PodView) -> Result<(), RefreshFailure> {
         self.follow_capacity(&volume.setting, spec, pod)
     }

@@ -35,11 +35,29 @@ impl PassthroughSource for HostPathSource {
         MountPlan::of_host(spec, path, source, ContainerAccess::ReadWrite)
     }
 
+    fn follow_path(
+        &mut self,
+        _: &PassthroughParts,
+        _: &Volume,
+        _: &PodView,
+    ) -> Result<Option<HostSource>, RefreshFailure> {
+        match self.device {
+            Some(_) => Ok(None),
+            None => follow(&self.source),
+        }
+    }
+
     fn take_down(self: Box<Self>, volume: &PassthroughParts, name: &str, end: PodEnd) {
         if self.device.is_some() && end == PodEnd::Stopped {
             forget_disk(&volume.setting, name);
         }
     }
+}
+
+/// The file or directory to which the path leads now; `None` if that is a disk, which the pod gets only at its start.
+pub(super) fn follow(source: &HostPath) -> Result<Option<HostSource>, RefreshFailure> {
+    let source = host_path::open(source)?;
+    Ok((source.kind() != FileKind::BlockDevice).then_some(source))
 }
 
 /// An open path of the node, and the disk to which it leads, if it leads to one.

@@ -1,7 +1,8 @@
 //! A volume that shows a source of the node or of an NFS server as it is. podfs finds and opens the source, then mounts it once.
 //!
-//! The mount stays as it is. A later change of the manifests, or of the file at the source's path, has an effect only on pods that
-//! start later.
+//! The mount stays as it is: a later change of the manifests has an effect only on pods that start later. If the path of a hostPath
+//! leads to another file or directory when a container is prepared, this container and later ones get a mount of that one
+//! ([`earlier`]).
 //!
 //! | module | owns |
 //! |---|---|
@@ -9,10 +10,12 @@
 //! | `empty_dir` | emptyDirs, which belong to the pod |
 //! | `claim` | PersistentVolumes |
 //! | `nfs` | nfs volumes: exports of NFS servers |
+//! | `earlier` | mounts of a volume whose path leads elsewhere now |
 //! | `flex`, `csi` | volumes that a driver of another vendor mounts |
 
 pub(super) mod claim;
 pub(super) mod csi;
+mod earlier;
 pub(super) mod empty_dir;
 pub(super) mod flex;
 pub(super) mod host_path;
@@ -30,12 +33,16 @@ use podfs_fuse::mount::private::{ContainerAccess, MountOptions, MountPointType};
 use podfs_fuse::mount::visible::{MountPoint, VisibleMount};
 use podfs_fuse::passthrough::{CacheMode, DataPath, PassthroughOptions};
 use podfs_fuse::region::VolumeKind;
+use rustix::fs::{FileType, fstat};
+use tracing::{info, warn};
 
+use self::earlier::EarlierMounts;
 use super::growth::Expansion;
 use super::mount_plan::{MountPlan, PlannedContent, access};
 use super::mounter::Mounter;
 use super::nfs::ReachedExport;
 use super::{PodEnd, RefreshFailure, ShownContent, VolumeContext};
+use crate::host::HostSource;
 use crate::manifest::PodView;
 use crate::manifest::pod::PodIdentity;
 use crate::supervisor::volume::adopted::KeptVolume;
@@ -60,6 +67,16 @@ pub(super) trait PassthroughSource: Send {
         _pod: &PodView,
     ) -> Result<bool, RefreshFailure> {
         Ok(true)
+    }
+
+    /// What the path of the volume leads to now, if a container that starts gets that. `None` if it gets the mounted source.
+    fn follow_path(
+        &mut self,
+        _: &PassthroughParts,
+        _: &Volume,
+        _: &PodView,
+    ) -> Result<Option<HostSource>, RefreshFailure> {
+        Ok(None)
     }
 
     /// A hook that podfs calls right after it has mounted the volume.
@@ -126,6 +143,7 @@ pub(super) struct PassthroughVolume {
     mounted: Option<VisibleVolume>,
     /// The last mount, if it no longer shows the source or was given up, until a new mount covers it.
     outdated: Option<VisibleVolume>,
+    earlier: EarlierMounts,
 }
 
 /// Fields are dropped in this order, so that the volume is no longer visible when its server is released.
@@ -145,6 +163,28 @@ impl VisibleVolume {
             (_, DataPath::Kernel) => ShownContent::Passthrough,
             (_, DataPath::Server) => ShownContent::ReadWrite,
         }
+    }
+
+    /// The type of the root of the mount, if it is visible.
+    fn shape(&self) -> Option<MountPointType> {
+        if let Some(served) = &self.served {
+            return Some(served.shape());
+        }
+        let root = self.visible.open().ok().and_then(|root| fstat(root).ok())?;
+        Some(match FileType::from_raw_mode(root.st_mode) {
+            FileType::Directory => MountPointType::Directory,
+            _ => MountPointType::File,
+        })
+    }
+
+    /// Whether the mount shows this file or directory of the node. The mount holds its source, so no other file can have the same inode
+    /// number.
+    fn shows(&self, source: &HostSource) -> bool {
+        let shown = match &self.served {
+            Some(served) => served.source(),
+            None => self.visible.open().ok().and_then(|root| fstat(root).ok()).map(|root| (root.st_dev, root.st_ino)),
+        };
+        shown.is_some() && shown == fstat(source).ok().map(|source| (source.st_dev, source.st_ino))
     }
 
     /// Whether a takeover has given the volume up: the successor of its dead server could not continue it.
@@ -184,8 +224,9 @@ impl Mounter for PassthroughVolume {
     }
 
     fn adopt(&mut self, kept: KeptVolume) {
-        let KeptVolume { record, served, visible, .. } = kept;
+        let KeptVolume { record, served, visible, earlier, .. } = kept;
         let Err(volume) = served.into_projection() else { return };
+        self.earlier = EarlierMounts::adopted(earlier.into_iter().filter_map(|mount| mount.into_projection().err()));
         let access = access(visible.is_read_only().or(record.read_only).unwrap_or_default());
         self.mounted = Some(VisibleVolume { visible, access, served: Some(volume) });
         self.common.path = Some(record.path);
@@ -208,7 +249,10 @@ impl Mounter for PassthroughVolume {
             return Ok(mounted.shown());
         }
         let mount_plan = source.find(common, spec, pod)?;
-        let mut mounted = self.mount(spec, &pod.identity, mount_plan)?;
+        let outdated = self.outdated.as_ref().filter(|outdated| !outdated.visible.is_lost());
+        let point = outdated.map(|outdated| MountPoint::of_mount(outdated.visible.path())).transpose();
+        let point = point.map_err(RefreshFailure::temporary)?;
+        let mut mounted = self.mount(spec, &pod.identity, mount_plan, point)?;
         let shown = mounted.shown();
         if let Some(outdated) = self.outdated.take() {
             mounted.visible.cover(outdated.visible);
@@ -231,6 +275,18 @@ impl Mounter for PassthroughVolume {
         Ok(())
     }
 
+    fn follow_path(&mut self, spec: &Volume, pod: &PodView, container: &str) -> Result<bool, RefreshFailure> {
+        let moved = self.show_path(spec, pod);
+        if moved.is_ok() {
+            self.earlier.prepare(container);
+        }
+        moved
+    }
+
+    fn release_container(&mut self, container: Option<&str>) {
+        self.earlier.release(container);
+    }
+
     fn expansion(&self) -> Option<&Expansion> {
         self.source.expansion()
     }
@@ -240,7 +296,7 @@ impl Mounter for PassthroughVolume {
     }
 
     fn take_down(self: Box<Self>, volume: &str, end: PodEnd) -> Result<(), MountError> {
-        let Self { common, source, mounted, outdated } = *self;
+        let Self { common, source, mounted, outdated, earlier: _ended } = *self;
         let unmounted = mounted.or(outdated).map_or(Ok(()), |mounted| {
             let is_remote = mounted.served.as_ref().is_some_and(MountedVolume::is_remote);
             // The unmount may wait for an NFS server that cannot be reached. After the pod's end, no supervisor tries it again.
@@ -257,13 +313,60 @@ impl Mounter for PassthroughVolume {
 impl PassthroughVolume {
     pub(super) fn new(source: Box<dyn PassthroughSource>, setting: VolumeContext) -> Self {
         let common = PassthroughParts { setting, path: None, group: None };
-        Self { common, source, mounted: None, outdated: None }
+        Self { common, source, mounted: None, outdated: None, earlier: EarlierMounts::default() }
     }
 
-    /// Mounts the volume as planned. Adopts a bind mount of an earlier supervisor instead, if there is one.
-    fn mount(&self, spec: &Volume, pod: &PodIdentity, mount_plan: MountPlan) -> Result<VisibleVolume, RefreshFailure> {
+    /// Mounts what the path leads to now in place of the present mount. Returns whether that is another file or directory.
+    fn show_path(&mut self, spec: &Volume, pod: &PodView) -> Result<bool, RefreshFailure> {
+        let can_follow = |mounted: &&VisibleVolume| mounted.visible.open().is_ok() && !mounted.is_given_up();
+        let Some(mounted) = self.mounted.as_ref().filter(can_follow) else { return Ok(false) };
+        let found = self.source.follow_path(&self.common, spec, pod)?;
+        let Some(source) = found.filter(|source| !mounted.shows(source)) else { return Ok(false) };
+        let path = mounted.visible.path().to_owned();
+        let (has_same_shape, access) = (mounted.shape() == Some(source.shape()), mounted.access);
+        let mount_plan = MountPlan::of_host(spec, path, source, access)?;
+        let Some(old) = self.mounted.take() else { return Ok(false) };
+        if has_same_shape {
+            let point = MountPoint::beneath(&old.visible).map_err(RefreshFailure::temporary);
+            let mounted = point.and_then(|point| self.mount(spec, &pod.identity, mount_plan, Some(point)));
+            let mut new = match mounted {
+                Ok(new) => new,
+                Err(error) => {
+                    self.mounted = Some(old);
+                    return Err(error);
+                }
+            };
+            new.visible.take_place_of(old.visible).unwrap_or_else(|error| warn!("{error}"));
+            self.mounted = Some(new);
+        } else {
+            // A directory cannot be mounted on a file, nor a file on a directory, so the path has nothing for a moment.
+            let (setting, path) = (&self.common.setting, old.visible.path().to_owned());
+            old.visible.unmount().map_err(RefreshFailure::temporary)?;
+            let forgotten = setting.mount_points().forget(&path, None, setting.site.path());
+            forgotten.map_err(RefreshFailure::temporary)?;
+            self.mounted = Some(self.mount(spec, &pod.identity, mount_plan, None)?);
+        }
+        old.served.into_iter().for_each(|served| self.earlier.replace(served));
+        info!(
+            earlier_mounts = self.earlier.len(),
+            "the path of volume {:?} leads to another file or directory now; containers that start from now on get that one",
+            spec.name.as_str()
+        );
+        Ok(true)
+    }
+
+    /// Mounts the volume as planned, at `point` if there is an earlier mount. Otherwise adopts a bind mount of an earlier supervisor
+    /// instead, if there is one.
+    fn mount(
+        &self,
+        spec: &Volume,
+        pod: &PodIdentity,
+        mount_plan: MountPlan,
+        point: Option<MountPoint>,
+    ) -> Result<VisibleVolume, RefreshFailure> {
         let MountPlan { path, content, access, selinux_context, lock: _until_it_is_mounted } = mount_plan;
-        if let PlannedContent::Source { served_by: ServedBy::Bind, .. } = &content
+        if point.is_none()
+            && let PlannedContent::Source { served_by: ServedBy::Bind, .. } = &content
             && let Some((_, visible)) =
                 self.common.setting.mount_points().adopt(&path).map_err(RefreshFailure::temporary)?
         {
@@ -274,17 +377,16 @@ impl PassthroughVolume {
             PlannedContent::Source { source, .. } => source.shape(),
             PlannedContent::Export(_) => MountPointType::Directory,
         };
-        let point = match &self.outdated {
-            Some(outdated) if !outdated.visible.is_lost() => MountPoint::of_mount(outdated.visible.path()),
-            _ => {
+        let point = match point {
+            Some(point) => point,
+            None => {
                 let mut mount_points = self.common.setting.mount_points();
                 mount_points.expect(&path, shape).map_err(RefreshFailure::temporary)?;
                 let point = mount_points.prepare(&path, shape);
                 mount_points.record().map_err(RefreshFailure::temporary)?;
-                point
+                point.map_err(RefreshFailure::temporary)?
             }
         };
-        let point = point.map_err(RefreshFailure::temporary)?;
         let mount = MountOptions { selinux_context, shape };
         match content {
             PlannedContent::Source { source, served_by: ServedBy::Bind, .. } => {

@@ -1,5 +1,6 @@
 //! The part of the Container Runtime Interface (runtime.v1) that tests call as a kubelet does: messages with the interface's
 //! field numbers, and a client.
+#![allow(dead_code, reason = "each test program uses its part")]
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
@@ -133,6 +134,21 @@ message!(ExecSyncResponse {
     exit_code: i32,
 });
 
+message!(ImageStatusRequest {
+    #[prost(message, optional, tag = "1")]
+    image: Option<Named>,
+});
+message!(ImageStatusResponse {
+    #[prost(message, optional, tag = "1")]
+    image: Option<Image>,
+});
+message!(Image {
+    #[prost(string, tag = "1")]
+    id: String,
+    #[prost(string, repeated, tag = "2")]
+    repo_tags: Vec<String>,
+});
+
 /// The network namespace of the node.
 pub const NODE: i32 = 2;
 
@@ -154,7 +170,21 @@ impl Cri {
         Q: prost::Message + Send + Sync + 'static,
         A: prost::Message + Default + Send + Sync + 'static,
     {
-        let path = format!("/runtime.v1.RuntimeService/{method}").parse::<PathAndQuery>().expect("a path");
+        self.call_service("RuntimeService", method, request)
+    }
+
+    /// The image to which a pod's name of an image leads, if the runtime has it.
+    pub fn image(&self, name: &str) -> Result<Option<Image>, Status> {
+        let request = ImageStatusRequest { image: Some(Named { name: name.to_owned() }) };
+        self.call_service::<_, ImageStatusResponse>("ImageService", "ImageStatus", request).map(|answer| answer.image)
+    }
+
+    fn call_service<Q, A>(&self, service: &str, method: &str, request: Q) -> Result<A, Status>
+    where
+        Q: prost::Message + Send + Sync + 'static,
+        A: prost::Message + Default + Send + Sync + 'static,
+    {
+        let path = format!("/runtime.v1.{service}/{method}").parse::<PathAndQuery>().expect("a path");
         self.runtime.block_on(async {
             let mut client = Grpc::new(channel(&self.socket));
             client.ready().await.map_err(|error| Status::unavailable(error.to_string()))?;

@@ -65,7 +65,7 @@ pub fn prepare(machine: &Machine) {
 }
 
 /// The DaemonSet of the manifest.
-fn daemon_set() -> DaemonSet {
+pub fn daemon_set() -> DaemonSet {
     let path = top().join("packaging/kubernetes/podfs.yaml");
     let documents = parse_documents(&path, &fs::read(&path).expect("the manifest")).expect("YAML");
     let document = documents.into_iter().find(|document| document.kind == "DaemonSet").expect("a DaemonSet");

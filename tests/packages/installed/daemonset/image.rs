@@ -29,6 +29,11 @@ pub fn images() -> Option<&'static [Image; 2]> {
     IMAGES.as_ref()
 }
 
+/// The archive of the first image, from [`images`].
+pub fn archive() -> PathBuf {
+    work_path("first").with_extension("oci.tar")
+}
+
 /// The directory with the packages of Debian for images, which the first run downloads.
 fn debian() -> Option<PathBuf> {
     let directory = work_path("debian");
@@ -61,7 +66,6 @@ impl Image {
         let _ = fs::remove_dir_all(&layout);
         fs::create_dir_all(&layout).expect("a directory");
         stdout_of(Command::new("tar").arg("--extract").arg("--file").arg(&archive).arg("--directory").arg(&layout));
-        fs::remove_file(archive).expect("removed");
         Image { layout, digest }
     }
 

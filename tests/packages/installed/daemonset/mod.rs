@@ -2,7 +2,10 @@
 //! upgrade the container while a process reads a volume: no call fails, and nothing is left in the end.
 
 mod container;
+#[path = "../../../cli/node/nri/cri.rs"]
+mod cri;
 mod image;
+mod imported;
 mod storm;
 
 use std::fs;

@@ -1,0 +1,77 @@
+//! Nodes without lasting file handles: the descriptors that they keep, and the places at which the server finds them again
+//! ([`places`](super::super::places)).
+
+use std::ffi::OsStr;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+
+use rustix::fs::{FileType, Mode, OFlags, openat};
+use rustix::io::Errno;
+
+use super::super::handle::FileHandle;
+use super::super::node::Node;
+use super::super::nodes::Nodes;
+use super::PassthroughFilesystem;
+use crate::session::NodeId;
+
+impl PassthroughFilesystem {
+    /// Keeps a node open if it has no handle that opens it again. If this fails, the kernel must not get the node.
+    pub(super) fn keep_open(
+        &self,
+        node: &Arc<Node>,
+        open: impl FnOnce() -> Result<OwnedFd, Errno>,
+    ) -> Result<(), Errno> {
+        if node.handle().is_some() {
+            return Ok(());
+        }
+        if node.held().is_none() {
+            let taken = self.descriptors.take().or_else(|errno| match self.held.pop_oldest() {
+                Some(oldest) => {
+                    close_surplus(&self.nodes, vec![oldest]);
+                    self.descriptors.take()
+                }
+                None => Err(errno),
+            });
+            let kept = taken.and_then(|taken| Ok((open()?, taken)));
+            let (file, taken) = kept.inspect_err(|_| self.forget(node.id, 1))?;
+            node.hold(file, taken);
+        }
+        if node.id != NodeId::ROOT {
+            close_surplus(&self.nodes, self.held.used(node.id));
+        }
+        Ok(())
+    }
+
+    /// Records the name of a node without a lasting handle, so that the server finds the node again when its descriptor is closed.
+    pub(super) fn record_place(&self, node: &Node, parent: &Node, name: &OsStr) {
+        if node.handle().is_none() && (node.kind != FileType::Directory || has_lasting_number(node)) {
+            node.set_place(parent.id, name);
+        }
+    }
+
+    /// As [`Self::record_place`], for the file that has just been moved to `name`.
+    pub(super) fn record_move(&self, directory: BorrowedFd<'_>, parent: &Node, name: &OsStr) {
+        if parent.handle().is_some() {
+            return;
+        }
+        let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let Ok(file) = openat(directory, name, flags, Mode::empty()) else { return };
+        let identity = self.mounts.identify(file.as_fd(), Some(parent));
+        if let Some(node) = identity.ok().and_then(|(identity, _)| self.nodes.find(&identity)) {
+            self.record_place(&node, parent, name);
+        }
+    }
+}
+
+/// Closes the descriptors of nodes that the server finds again by their places.
+pub(super) fn close_surplus(nodes: &Nodes, surplus: Vec<NodeId>) {
+    surplus.into_iter().filter_map(|node| nodes.get(node)).for_each(|node| node.let_go_if_placed());
+}
+
+/// Whether the file system will give the directory the same inode number again. A server of FUSE that leaves the numbers to libfuse has
+/// another one after each time that the kernel forgets the directory: the number by which the server knows it.
+fn has_lasting_number(directory: &Node) -> bool {
+    let Some(held) = directory.held() else { return directory.place().is_some() };
+    let number = FileHandle::of(held.as_fd()).ok().and_then(|(handle, _)| handle.fuse_node());
+    number.is_some_and(|number| !directory.has_number(number))
+}
