@@ -138,7 +138,7 @@ fn with_origins(file: &Path, bytes: &[u8]) -> Vec<(Origin, Result<Value, Manifes
     origins.zip(values).collect()
 }
 
-/// Replaces a list by its items. The items of a typed list, as the API server writes it, need not repeat their kind.
+/// Replaces a list by its items, and lists among them by theirs. The items of a typed list, as the API server writes it, need not repeat their kind.
 fn flatten(mut list: Document, documents: &mut Vec<Result<Document, ManifestError>>) {
     let Some(item_kind) = list_of(&list) else {
         return documents.push(Ok(list));
@@ -150,13 +150,18 @@ fn flatten(mut list: Document, documents: &mut Vec<Result<Document, ManifestErro
     };
     for (number, item) in (1..).zip(items) {
         let origin = list.origin.item(number);
-        documents.push(mapping(&origin, item).and_then(|mut item| {
+        let document = mapping(&origin, item).and_then(|mut item| {
             if !item_kind.is_empty() {
                 item.entry("kind").or_insert_with(|| item_kind.clone().into());
                 item.entry("apiVersion").or_insert_with(|| list.api_version.clone().into());
             }
             Document::from_value(origin, Value::Object(item))
-        }));
+        });
+        match document {
+            // The text is not nested so deeply that this takes much of the stack.
+            Ok(document) => flatten(document, documents),
+            Err(error) => documents.push(Err(error)),
+        }
     }
 }
 

@@ -8,6 +8,7 @@
 
 mod document;
 mod error;
+mod go_yaml;
 mod null;
 pub mod objects;
 mod origin;

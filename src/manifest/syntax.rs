@@ -1,14 +1,17 @@
 //! Text into untyped values: YAML and JSON.
 //!
 //! YAML is read as kubectl reads it, which is YAML 1.1 for scalars: `0644` is the number 420, `yes` and `on` are
-//! booleans. A quoted scalar is a string, always. A mapping with the same key twice is refused in both syntaxes.
+//! booleans. A quoted scalar is a string, always; keys are texts (`go_yaml`). A mapping with the same key twice is refused in both syntaxes.
 
+use std::borrow::Cow;
 use std::path::Path;
+use std::thread;
 
 use serde_json::Value;
-use serde_saphyr::{DuplicateKeyPolicy, Options};
+use serde_saphyr::{DuplicateKeyPolicy, MergeKeyPolicy, Options};
 
 use super::ManifestError;
+use super::go_yaml::{GoValue, is_own_error};
 use super::unique::Unique;
 
 /// The non-empty documents of a file. A document that cannot be read leaves the others as they are.
@@ -101,15 +104,55 @@ fn json(text: &str) -> impl Iterator<Item = Result<Value, serde_json::Error>> {
 }
 
 fn yaml(text: &str) -> Result<Vec<Value>, serde_saphyr::Error> {
-    serde_saphyr::from_multiple_with_options(text, options(text.len()))
+    let text = without_marks(text);
+    match yaml_of_depth(&text, DEPTH) {
+        Err(error) if is_beyond_budget(&error) => thread::scope(|scope| {
+            let deep = thread::Builder::new().stack_size(DEEP_STACK);
+            let parsed = deep.spawn_scoped(scope, || yaml_of_depth(&text, MOST_DEPTH));
+            parsed.map_or(Err(error), |parsed| parsed.join().expect("the parser does not panic"))
+        }),
+        parsed => parsed,
+    }
 }
 
-fn options(len: usize) -> Options {
+/// The nesting that fits on the stack of any thread.
+const DEPTH: usize = 64;
+/// The nesting that JSON may have, too, and the stack that it takes in a build without optimization.
+const MOST_DEPTH: usize = 127;
+const DEEP_STACK: usize = 16 << 20;
+
+fn yaml_of_depth(text: &str, depth: usize) -> Result<Vec<Value>, serde_saphyr::Error> {
+    let values: Vec<GoValue> = serde_saphyr::from_multiple_with_options(text, options(text.len(), depth))?;
+    Ok(values.into_iter().map(|GoValue(value)| value).collect())
+}
+
+fn is_beyond_budget(error: &serde_saphyr::Error) -> bool {
+    match error.without_snippet() {
+        serde_saphyr::Error::AliasError { error, .. } => is_beyond_budget(error),
+        error => matches!(error, serde_saphyr::Error::Budget { .. }),
+    }
+}
+
+/// The text without byte order marks at the begin of documents, as files have them that were joined.
+fn without_marks(text: &str) -> Cow<'_, str> {
+    if !text.contains('\u{feff}') {
+        return Cow::Borrowed(text);
+    }
+    let mut is_behind_marker = false;
+    let lines = text.split_inclusive('\n').map(|line| {
+        let shown = if is_behind_marker { line.trim_start_matches('\u{feff}') } else { line };
+        is_behind_marker = line.starts_with("---");
+        shown
+    });
+    Cow::Owned(lines.collect())
+}
+
+fn options(len: usize, depth: usize) -> Options {
     // Without aliases, the parsed text takes memory in proportion to its length, whatever its structure; a file of a thousand
     // ConfigMaps with several MiB of data is legitimate. Aliases multiply content. So the budget allows as much as the text
-    // itself can hold, and a fixed amount more for aliases. The depth stays at the default of 64 levels, which fits on the
-    // stack of a thread.
+    // itself can hold, and a fixed amount more for aliases.
     let budget = serde_saphyr::budget! {
+        max_depth: depth,
         max_documents: usize::MAX,
         max_nodes: len + 250_000,
         max_events: 2 * len + 1_000_000,
@@ -119,6 +162,8 @@ fn options(len: usize) -> Options {
     serde_saphyr::options! {
         budget: budget,
         duplicate_keys: DuplicateKeyPolicy::Error,
+        // A merge acts at its place, see `go_yaml`.
+        merge_keys: MergeKeyPolicy::AsOrdinary,
         legacy_octal_numbers: true,
         // A snippet of the source could show a secret.
         with_snippet: false,
@@ -142,6 +187,7 @@ fn yaml_fault(file: &Path, error: &serde_saphyr::Error, lines_before: u64) -> Ma
     };
     let problem = match cause {
         Error::ExternalMessage { msg, .. } => msg.clone(),
+        Error::Message { msg, .. } if is_own_error(msg) => msg.clone(),
         Error::DuplicateMappingKey { key: Some(key), .. } => {
             format!("the key `{key}` appears twice in one mapping; remove one")
         }

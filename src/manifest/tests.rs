@@ -243,13 +243,66 @@ fn a_scalar_where_a_string_belongs_asks_for_quotes() {
 }
 
 #[test]
-fn strings_and_keys_keep_their_text() {
-    let shape =
-        bare("data: {8080: a, 0644: b, yes: c, date: 2001-01-01, inf: inf, q: '0644', e: ''}\n").expect("strings");
+fn strings_keep_their_text_and_keys_are_texts() {
+    let shape = bare("data: {8080: a, 0644: b, yes: c, date: 2001-01-01, inf: inf, q: '0644', e: '', 1.50: f}\n");
     assert_eq!(
-        shape.data.iter().map(|(key, value)| (key.as_str(), value.as_str())).collect::<Vec<_>>(),
-        [("0644", "b"), ("8080", "a"), ("date", "2001-01-01"), ("e", ""), ("inf", "inf"), ("q", "0644"), ("yes", "c"),]
+        shape.expect("strings").data.iter().map(|(key, value)| (key.as_str(), value.as_str())).collect::<Vec<_>>(),
+        [
+            ("1.5", "f"),
+            ("420", "b"),
+            ("8080", "a"),
+            ("date", "2001-01-01"),
+            ("e", ""),
+            ("inf", "inf"),
+            ("q", "0644"),
+            ("true", "c"),
+        ]
     );
+    assert_eq!(
+        bare_complaint("data: {on: a, yes: b}\n"),
+        "app.yaml:1:7: the key `true` appears twice in one mapping; remove one"
+    );
+}
+
+#[test]
+fn a_key_that_is_no_text_is_named_as_such() {
+    for key in ["~", "[a]", "{a: b}"] {
+        let complaint = bare_complaint(&format!("data: {{? {key} : x}}\n"));
+        assert!(complaint.ends_with("a key must be a text, a number or a boolean"), "{complaint}");
+    }
+}
+
+#[test]
+fn a_merge_acts_at_its_place() {
+    let shape = bare("data: {a: '1', <<: {a: '2', b: '2'}, b: '3'}\n").expect("strings");
+    assert_eq!((shape.data["a"].as_str(), shape.data["b"].as_str()), ("2", "3"));
+    let shape = bare("data: {<<: [{a: '1'}, {a: '2', b: '2'}]}\n").expect("strings");
+    assert_eq!((shape.data["a"].as_str(), shape.data["b"].as_str()), ("1", "2"));
+    let complaint = bare_complaint("data: {<<: hunter2}\n");
+    assert!(complaint.ends_with("a merge key (<<) takes a mapping or a list of mappings"), "{complaint}");
+}
+
+#[test]
+fn lists_in_lists_are_lists() {
+    let text = "apiVersion: v1\nkind: List\nitems:\n- {apiVersion: v1, kind: List, items: [{apiVersion: v1, kind: Pod}]}\n\
+                - {apiVersion: v1, kind: SecretList, items: [{}]}\n";
+    let kinds: Vec<_> = yaml(text).expect("documents").into_iter().map(|document| document.kind).collect();
+    assert_eq!(kinds, ["Pod", "Secret"]);
+}
+
+#[test]
+fn a_byte_order_mark_may_begin_each_document() {
+    let documents = yaml("\u{feff}apiVersion: v1\nkind: Pod\n---\n\u{feff}apiVersion: v1\nkind: Secret\n");
+    assert_eq!(documents.expect("two documents").len(), 2);
+}
+
+#[test]
+fn a_document_may_be_nested_as_deeply_as_json() {
+    let nested =
+        |levels: usize| yaml(&format!("apiVersion: v1\nkind: Pod\nx: {}1{}\n", "[".repeat(levels), "]".repeat(levels)));
+    let read =
+        std::thread::Builder::new().stack_size(2 << 20).spawn(move || (nested(120).is_ok(), nested(400).is_ok()));
+    assert_eq!(read.expect("a thread").join().expect("no overflow"), (true, false));
 }
 
 #[test]

@@ -8,12 +8,14 @@
 //! | `names` | Kubernetes' rules for names |
 //! | `quantity` | amounts of resources: `250m`, `1.5Gi` |
 //! | `allocatable` | the allocatable resources of a node |
+//! | `base64` | base64 as Go decodes it |
 //! | `mount_options` | lists of mount options
 //! | `golden` | golden files, in tests |
 //! | `record_version` | records of other versions of podfs, which are refused |
 //! | `invalid_field` | the error about a field of a manifest, and checks that several fields share |
 
 mod allocatable;
+mod base64;
 mod field_path;
 #[cfg(test)]
 pub(crate) mod golden;
@@ -26,6 +28,7 @@ mod quantity;
 mod record_version;
 
 pub use allocatable::Allocatable;
+pub(crate) use base64::decode_base64;
 pub use field_path::{InvalidFieldPath, PodField};
 pub use invalid_field::InvalidField;
 pub(crate) use invalid_field::{mode, numeric_id, payload_path, required};

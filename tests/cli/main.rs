@@ -9,6 +9,7 @@ mod cleanup;
 mod common;
 mod config;
 mod frozen;
+mod go_manifests;
 mod lifecycle;
 mod manual;
 mod mount;

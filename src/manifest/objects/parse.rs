@@ -5,14 +5,12 @@
 
 use std::collections::BTreeMap;
 
-use k8s_openapi::ByteString;
 use serde::Deserialize;
-use serde::de::IntoDeserializer;
-use serde::de::value::{Error as ValueError, StrDeserializer};
 
 use super::metadata::{Metadata, Parsed, Texts, field};
 use super::{ConfigMap, NamedObject, ObjectContent, ObjectKind, Secret, csi, node, storage, trust};
 use crate::manifest::{Document, ManifestError, Origin};
+use crate::types::decode_base64;
 
 /// Longest key the API accepts.
 const MAX_KEY: usize = 253;
@@ -134,12 +132,8 @@ fn decode_all(origin: &Origin, map: &str, texts: Texts) -> Result<BTreeMap<Strin
     texts.into_iter().map(decode).collect()
 }
 
-/// Decodes base64 as Go does, which skips line breaks: YAML's block scalars have them.
 fn decode(origin: &Origin, map: &str, key: &str, text: &str) -> Result<Vec<u8>, ManifestError> {
-    let joined: String = text.chars().filter(|c| !matches!(c, '\n' | '\r')).collect();
-    let deserializer: StrDeserializer<'_, ValueError> = joined.as_str().into_deserializer();
-    // The decoder's own text quotes a byte of the value.
-    ByteString::deserialize(deserializer).map(|bytes| bytes.0).map_err(|_| {
+    decode_base64(text).ok_or_else(|| {
         let sentence = match map {
             "data" => "is not base64; encode the value, or move it to stringData as it is",
             _ => "is not base64; encode the value, or move it to data if it is text",

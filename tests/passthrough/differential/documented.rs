@@ -115,9 +115,9 @@ pub fn remove(value: &mut Value, key: &str) {
 /// Removes the files whose names begin with this from trees and listings.
 pub fn remove_names(answer: &mut Value, prefix: &str) {
     let is_gone = |path: &str| path.rsplit('/').next().is_some_and(|name| name.starts_with(prefix));
-    match &mut answer[1] {
-        Value::Object(files) => files.retain(|path, _| !is_gone(path)),
-        Value::Array(entries) => entries.retain(|entry| !entry[0].as_str().is_some_and(is_gone)),
+    match answer.get_mut(1) {
+        Some(Value::Object(files)) => files.retain(|path, _| !is_gone(path)),
+        Some(Value::Array(entries)) => entries.retain(|entry| !entry[0].as_str().is_some_and(is_gone)),
         _ => {}
     }
 }

@@ -31,9 +31,10 @@ use sources::{SourceDisk, SourceKind};
 
 use crate::common::io_uring;
 use crate::common::load::number;
+use crate::common::turn::Turn;
 
 /// How long each file system is tested, unless the environment says otherwise.
-const SECONDS: u64 = 20;
+const SECONDS: u64 = 15;
 /// How long the tester tries to make a failing program shorter.
 const SHRINKING: Duration = Duration::from_secs(150);
 
@@ -79,6 +80,7 @@ fn programs_that_have_found_an_error_on_btrfs_find_none() {
 
 /// Runs the programs of the directory that has the name of the file system.
 fn repeat_programs(kind: SourceKind) {
+    let _turn = Turn::of_soak();
     let disk = SourceDisk::new(kind);
     let pods = start_pods(&disk);
     let setups = setups(&disk, &pods);
@@ -163,6 +165,7 @@ fn compare(kind: SourceKind) {
     let seconds = number("PODFS_DIFFERENTIAL_SECONDS").unwrap_or(SECONDS);
     let seed = number("PODFS_DIFFERENTIAL_SEED").unwrap_or_else(|| fastrand::u64(..));
     println!("PODFS_DIFFERENTIAL_SEED={seed}");
+    let _turn = Turn::of_soak();
     let disk = SourceDisk::new(kind);
     let pods = start_pods(&disk);
     let setups = setups(&disk, &pods);
