@@ -242,7 +242,7 @@ impl Run<'_, '_> {
     fn call(&mut self, step: &Step, by: Actor, name: &str, arguments: &[Value]) -> Result<[Value; 2], String> {
         let is_lock = LOCKS.contains(&name);
         let is_fresh = self.fresh.is_some() && self.fresh == step.slot().map(|slot| (by, slot));
-        if !is_lock && !(is_fresh && AT_FRESH_FILE.contains(&name)) {
+        if !(is_lock || is_fresh && AT_FRESH_FILE.contains(&name)) {
             self.wait(by.view());
         }
         let during = std::mem::take(&mut self.during);
