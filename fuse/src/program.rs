@@ -15,7 +15,6 @@ use crate::confinement::{Profile, confine};
 use crate::log;
 use crate::log::LineFormat;
 use crate::memory_lock;
-use crate::printable::printable;
 use crate::server::fd_keeper::close_inherited;
 use crate::server::process;
 
@@ -54,9 +53,7 @@ pub fn main() -> ExitCode {
 }
 
 fn fail(code: u8, sentence: &str) -> ExitCode {
-    // One write(2) writes the whole line: the supervisor writes to the same file, and may kill this process at any time.
-    let line = format!("{NAME}: {}\n", printable(sentence));
-    crate::log::write_unless_stuck(line.as_bytes());
+    crate::log::say(NAME, sentence);
     ExitCode::from(code)
 }
 

@@ -34,8 +34,12 @@ use crate::projection::tree::Root;
 use crate::projection::tree::saved::SavedTree;
 use crate::session::NodeId;
 
-/// Longest frame, in bytes. Both programs send shorter ones.
+/// Longest frame of a process that the receiver trusts, in bytes. Both programs send shorter ones.
 const MAX_FRAME: usize = 256 << 20;
+
+/// Longest frame of a server. A container may have taken it over, and the supervisor needs several times as much memory for a frame. The
+/// description of a volume with 100,000 files is shorter.
+pub const MAX_REPLY: usize = 16 << 20;
 
 /// The number of a volume, which is the same in both processes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]

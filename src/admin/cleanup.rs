@@ -277,11 +277,8 @@ impl<'a> Cleanup<'a> {
         let outside: Vec<_> = bounds.apply(&mut record).into_iter().filter(|path| path_exists(path)).collect();
         outside.iter().for_each(|path| self.report_left(path, &format!("it {OUTSIDE}")));
         if let (Some(cgroup), false) = (&record.cgroup, self.dry_run) {
-            // The cgroup is empty, because the server has ended.
-            match self.scope.is_retirement() {
-                true => cgroup::remove_when_empty(cgroup),
-                false => cgroup::remove(cgroup),
-            }
+            // The server has ended, or does so now.
+            cgroup::remove_when_empty(cgroup);
             cgroup.parent().into_iter().for_each(cgroup::remove_of_supervisor);
         }
         // `volumes` removes the directories of the block devices.

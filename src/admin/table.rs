@@ -17,6 +17,8 @@
 use std::fmt::Write;
 use std::path::Path;
 
+use podfs_fuse::printable::printable_line;
+
 use crate::supervisor::status::{AuditStatus, ObjectStatus, PodStatus, ProcessStatus, VolumeState, VolumeStatus};
 
 const HEADINGS: [&str; 7] = ["VOLUME", "KIND", "MODE", "GENERATION", "AGE", "REQUESTS", "PATH"];
@@ -34,7 +36,7 @@ fn pod(pod: &PodStatus) -> String {
     let base = base(&pod.volumes);
     let mut text = format!("{}  {}\n", pod.title(), pod.state.word());
     let mut fact = |name: &str, value: &str| {
-        let _ = writeln!(text, "  {name:<10}  {value}");
+        let _ = writeln!(text, "  {name:<10}  {}", printable_line(value));
     };
     if let Some(reason) = &pod.reason {
         fact("reason", &one_line(reason));
@@ -133,14 +135,17 @@ fn objects(objects: &[ObjectStatus]) -> String {
 /// right-aligned.
 pub fn grid<const N: usize>(headings: [&str; N], numeric: &[usize], rows: &[([String; N], Vec<String>)]) -> String {
     let headings = headings.map(str::to_owned);
+    // A manifest or a driver may have given a cell.
+    let escape = |cell: &String| printable_line(cell).into_owned();
+    let rows: Vec<_> = rows.iter().map(|(cells, remarks)| (cells.each_ref().map(escape), remarks)).collect();
     let cells = || rows.iter().map(|(cells, _)| cells).chain([&headings]);
     let width = |column: usize| cells().map(|row| row[column].chars().count()).max();
     let widths: Vec<_> = (0..N).map(|column| width(column).unwrap_or_default()).collect();
     let mut text = line(&headings, &widths, numeric);
-    for (row, remarks) in rows {
+    for (row, remarks) in &rows {
         text.push_str(&line(row, &widths, numeric));
-        for remark in remarks {
-            let _ = writeln!(text, "    {remark}");
+        for remark in remarks.iter() {
+            let _ = writeln!(text, "    {}", printable_line(remark));
         }
     }
     text
@@ -286,6 +291,12 @@ mod tests {
     the server is away
 "#;
         assert_eq!(table(&[status]), expected);
+    }
+
+    #[test]
+    fn no_cell_and_no_remark_begins_a_row() {
+        let rows = [(["a\nforged".to_owned()], vec!["b\nforged".to_owned()])];
+        assert_eq!(grid(["NAME"], &[], &rows), "  NAME\n  a\\u000aforged\n    b\\u000aforged\n");
     }
 
     #[test]

@@ -17,7 +17,7 @@ use crate::manifest::objects::{
     ClaimKey, Controller, ObjectKind, Objects, PersistentSource, PersistentVolume, PersistentVolumeClaim, VolumeMode,
 };
 use crate::manifest::pod::{PodFacts, PodIdentity};
-use crate::types::InvalidField;
+use crate::types::{InvalidField, mount_options};
 use crate::volume::migration::instead_of;
 use crate::volume::nfs_options::NfsOptionsError;
 use crate::volume::{Claim, ClaimReference, ClaimUsage, Csi, Flex, HostPath, Nfs, NfsOptions};
@@ -356,7 +356,7 @@ fn source(persistent: &PersistentVolume) -> Result<(BoundSource, bool), VolumePr
                 fs_type: fs_type.clone().filter(|kind| !kind.is_empty()),
                 mount_options: options.clone(),
             };
-            let read_only = options.iter().flat_map(|entry| entry.split(',')).any(|word| word.trim() == "ro");
+            let read_only = options.iter().flat_map(|entry| mount_options(entry)).any(|word| word == "ro");
             Ok((BoundSource::Local(local), read_only))
         }
         PersistentSource::HostPath(source) => {

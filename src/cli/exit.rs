@@ -1,9 +1,14 @@
-//! Converts errors of commands to exit codes.
+//! Converts errors of commands to exit codes, and says sentences on standard error.
 
 pub(super) use crate::supervisor::program::failure::Failure;
 
 use crate::source::StartError;
 use crate::view::ViewError;
+
+/// A sentence for people, on standard error.
+pub(in crate::cli) fn say(sentence: &str) {
+    podfs_fuse::log::say("podfs", sentence);
+}
 
 impl From<StartError> for Failure {
     fn from(error: StartError) -> Self {

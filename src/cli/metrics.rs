@@ -8,7 +8,7 @@ use anyhow::anyhow;
 use clap::{ArgGroup, Args, ValueHint};
 use sd_notify::NotifyState;
 
-use super::exit::Failure;
+use super::exit::{Failure, say};
 use super::status::{pod_directory, pods, print_for_programs};
 use crate::admin::readings::Readings;
 use crate::admin::survey;
@@ -83,14 +83,14 @@ fn serve(address: SocketAddr, run_directory: PathBuf) -> Result<(), Failure> {
     let readings = Readings::default();
     let read = move || {
         let directories = survey::pods(&run_directory).unwrap_or_else(|error| {
-            eprintln!("podfs: cannot read {}: {error}", run_directory.display());
+            say(&format!("cannot read {}: {error}", run_directory.display()));
             Vec::new()
         });
         read(&directories, &readings)
     };
     let outcome = runtime.block_on(async {
         let mut stop = StopSignals::listen()?;
-        eprintln!("podfs: the metrics of all pods are at http://{address}/metrics");
+        say(&format!("the metrics of all pods are at http://{address}/metrics"));
         // An error means that systemd did not start this command.
         let _ = sd_notify::notify(&[NotifyState::Ready]);
         tokio::select! {
@@ -104,5 +104,5 @@ fn serve(address: SocketAddr, run_directory: PathBuf) -> Result<(), Failure> {
 
 /// The metrics of these pods.
 fn read(directories: &[PathBuf], readings: &Readings) -> Exposition {
-    Exposition::of(readings.take(directories, |_, sentence| eprintln!("podfs: {sentence}")))
+    Exposition::of(readings.take(directories, |_, sentence| say(sentence)))
 }

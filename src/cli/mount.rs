@@ -9,7 +9,7 @@ use podfs_fuse::passthrough;
 use serde_json::Value;
 
 use super::block_on;
-use super::exit::Failure;
+use super::exit::{Failure, say};
 use super::log::{LogFormat, LogOptions};
 use super::source::{SourceOptions, read_input};
 use crate::manifest::pod::{PodFacts, PodIdentity};
@@ -173,7 +173,7 @@ impl Mount {
         if self.has_no_objects() && !references.is_empty() {
             let needed = format!("the volume needs {} of namespace {}", references.join(", "), identity.namespace);
             if projection.references().all(|reference| reference.optional) {
-                eprintln!("podfs: {needed}; without --objects it stays empty");
+                say(&format!("{needed}; without --objects it stays empty"));
             } else {
                 return Err(Failure::input(anyhow!("{needed}; give the files that hold them with --objects")));
             }

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use anyhow::anyhow;
 use clap::{Args, ValueHint};
 
-use super::exit::Failure;
+use super::exit::{Failure, say};
 use super::source::read_input;
 use super::status::pod_directory;
 use crate::manifest::{Document, parse_documents};
@@ -68,7 +68,7 @@ impl Push {
         match ask(&directory, &question, None).map_err(Failure::general)? {
             ControlAnswer::Pushed(PushCounts { objects, tokens }) => {
                 let (objects, tokens) = (counted(objects, "object"), counted(tokens, "token"));
-                eprintln!("podfs: pod {} has {objects} and {tokens} now", self.pod);
+                say(&format!("pod {} has {objects} and {tokens} now", self.pod));
                 Ok(())
             }
             ControlAnswer::Refused(reason) | ControlAnswer::Busy(reason) => Err(Failure::general(anyhow!(reason))),

@@ -7,7 +7,7 @@ use clap::{Args, ValueEnum, ValueHint};
 use podfs_fuse::printable::printable;
 use serde::Serialize;
 
-use super::exit::Failure;
+use super::exit::{Failure, say};
 use crate::admin::{survey, table};
 use crate::manifest::pod::PodUid;
 use crate::supervisor::program::options::{RUN_DIRECTORY, directory};
@@ -64,7 +64,7 @@ impl Status {
         match self.output {
             StatusOutput::Json => print(&json(&statuses)?)?,
             StatusOutput::Table if statuses.is_empty() => {
-                eprintln!("podfs: no pod is served here ({})", self.run_dir.display())
+                say(&format!("no pod is served here ({})", self.run_dir.display()))
             }
             StatusOutput::Table => print(&table::table(&statuses))?,
         }

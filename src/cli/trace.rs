@@ -10,7 +10,7 @@ use anyhow::anyhow;
 use clap::{Args, ValueHint};
 use podfs_fuse::printable::Printer;
 
-use super::exit::Failure;
+use super::exit::{Failure, say};
 use super::status::pod_directory;
 use crate::supervisor::control::{ControlAnswer, ControlQuestion, ask};
 use crate::supervisor::program::options::{RUN_DIRECTORY, directory};
@@ -60,7 +60,7 @@ impl Trace {
         let Self { pod, volume, run_dir } = self;
         let directory = pod_directory(&run_dir, &pod)?;
         let mut requests = attach(&directory, &volume).map_err(Failure::general)?;
-        eprintln!("podfs: requests of volume {volume:?} of pod {pod}; Ctrl-C ends this");
+        say(&format!("requests of volume {volume:?} of pod {pod}; Ctrl-C ends this"));
         loop {
             if !copy(&mut requests)? {
                 return Ok(());
@@ -69,12 +69,12 @@ impl Trace {
             match attach(&directory, &volume) {
                 Ok(again) => requests = again,
                 Err(_) if has_ended(&directory, &volume) => {
-                    eprintln!("podfs: volume {volume:?} has ended");
+                    say(&format!("volume {volume:?} has ended"));
                     return Ok(());
                 }
                 Err(error) => return Err(Failure::general(error)),
             }
-            eprintln!("podfs: the server was replaced; requests in between are not shown");
+            say("the server was replaced; requests in between are not shown");
         }
     }
 }

@@ -8,8 +8,7 @@ use anyhow::anyhow;
 use clap::{ArgGroup, Args, ValueHint};
 use podfs_fuse::printable::printable;
 
-use super::exit::Failure;
-use super::render::say;
+use super::exit::{Failure, say};
 use super::status::{pod_directory, pods};
 use crate::admin::process_delay::ProcessDelay;
 use crate::supervisor::control::{self, AskError};
@@ -59,7 +58,7 @@ impl Upgrade {
             None => pods(&self.run_dir)?,
         };
         if pods.is_empty() {
-            eprintln!("podfs: no pod is served here ({})", self.run_dir.display());
+            say(&format!("no pod is served here ({})", self.run_dir.display()));
         }
         let failed = pods.iter().filter(|directory| !upgrade(directory)).count();
         match failed {

@@ -12,10 +12,10 @@ use podfs_fuse::memory_lock;
 use tokio::time::{Instant, sleep_until};
 
 use super::block_on;
-use super::exit::Failure;
+use super::exit::{Failure, say};
 use super::log::{LogFormat, LogOptions};
 use super::pod::PodOptions;
-use super::render::{reveal_hint, say, view_of};
+use super::render::{reveal_hint, view_of};
 use super::status::print;
 use crate::render::model::{RenderedContent, Rendering};
 use crate::source::{Snapshot, Source};

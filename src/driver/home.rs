@@ -3,15 +3,18 @@
 //! The driver mounts at `<root>/pods/UID/plugins/KIND/NAME/mount`. The record beside it is `vol_data.json`, in the kubelet's format
 //! with additional fields. NAME is the name of the PersistentVolume, or of the volume in the pod.
 
-use std::fs::{self, DirBuilder};
+use std::fs::{self, DirBuilder, File};
 use std::io::{self, ErrorKind};
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 
 use podfs_fuse::mount::table::mounts;
+use rustix::fs::{FlockOperation, flock};
+use rustix::io::{Errno, retry_on_intr};
 use serde::{Deserialize, Serialize};
 use tracing::warn;
 
+use super::unfinished::CallRecord;
 use crate::host::global_mount::{remove_whole, unfinished, write_synced};
 use crate::types::{UnusableRecord, parse_record};
 use crate::volume::Csi;
@@ -30,6 +33,12 @@ const NEXT: &str = "next";
 /// The directory in which a driver mounts a volume for a pod.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DriverHome(PathBuf);
+
+/// The lock of a home, while podfs calls the driver. No other thread and no other process calls the driver for the volume meanwhile.
+#[derive(Debug)]
+pub(super) struct HomeLock {
+    _directory: File,
+}
 
 /// The calls of podfs to a driver, for the process that undoes them.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -103,7 +112,9 @@ impl DriverHome {
             entries.map(|entry| entry.path()).filter(|path| path.is_dir() && !path.is_symlink()).collect::<Vec<_>>()
         };
         let homes = entries(&pod.join(PLUGINS)).into_iter().flat_map(|kind| entries(&kind)).map(DriverHome);
-        let first = |home: &DriverHome| home.unfinished_records().iter().any(|file| file.exists());
+        let first = |home: &DriverHome| {
+            home.unfinished_records().iter().any(|file| file.exists()) || CallRecord::of_home(home.path()).exists()
+        };
         let record = |home: &DriverHome| match home.read() {
             Ok(None) => first(home).then(DriverRecord::default),
             read => Some(read.ok().flatten().unwrap_or_default()),
@@ -125,6 +136,28 @@ impl DriverHome {
     /// Its directory.
     pub fn path(&self) -> &Path {
         &self.0
+    }
+
+    /// Takes the lock for calls to the driver. Waits while another thread or process has it.
+    ///
+    /// # Errors
+    /// When the home does not exist.
+    pub(super) fn lock(&self) -> io::Result<HomeLock> {
+        let directory = File::open(&self.0)?;
+        retry_on_intr(|| flock(&directory, FlockOperation::LockExclusive))?;
+        Ok(HomeLock { _directory: directory })
+    }
+
+    /// Takes the lock, unless another thread or process has it.
+    ///
+    /// # Errors
+    /// When the home does not exist.
+    pub(super) fn try_lock(&self) -> io::Result<Option<HomeLock>> {
+        let directory = File::open(&self.0)?;
+        match retry_on_intr(|| flock(&directory, FlockOperation::NonBlockingLockExclusive)) {
+            Err(Errno::WOULDBLOCK) => Ok(None),
+            locked => Ok(locked.map(|()| Some(HomeLock { _directory: directory }))?),
+        }
     }
 
     /// The directory on which the driver mounts.
@@ -201,6 +234,7 @@ impl DriverHome {
     /// When it has files of other programs, or a mount.
     pub fn remove(&self) -> io::Result<()> {
         absent_is_fine(remove_mount_point(&self.target()))?;
+        CallRecord::of_home(&self.0).end();
         remove_record(&self.record_file())?;
         absent_is_fine(fs::remove_dir(&self.0))?;
         // The directory above may have homes of other volumes.

@@ -6,6 +6,8 @@
 //! | module | owns |
 //! |---|---|
 //! | `home` | the directory in which a driver mounts a volume for a pod, with its record |
+//! | `unfinished` | the call that has not ended, for the process that makes the next one |
+//! | `process` | the process of a FlexVolume driver |
 //! | `node_mount` | the mount of a volume for the node, from which the pods' mounts are made |
 //! | [`csi`] | CSI drivers: services that speak gRPC |
 //! | [`flex`] | FlexVolume drivers: programs that print JSON |
@@ -13,20 +15,24 @@
 //! After podfs was killed, the next podfs can undo all calls to a driver:
 //! 1. podfs writes the record of a home before the first call to the driver, and updates it before each further
 //!    call. It removes the record after the last call.
-//! 2. A call that ended without a definite answer counts as done: podfs repeats it, or undoes it.
-//! 3. [`undo`] needs only a home. The process that removes the pod calls it: the pod's supervisor, the next supervisor of the pod,
+//! 2. Calls for one volume are serial, also those of two processes (`unfinished`).
+//! 3. A call that ended without a definite answer counts as done: podfs repeats it, or undoes it.
+//! 4. [`undo`] needs only a home. The process that removes the pod calls it: the pod's supervisor, the next supervisor of the pod,
 //!    or `podfs cleanup`.
 
 pub mod csi;
 pub mod flex;
 mod home;
 mod node_mount;
+mod process;
+mod unfinished;
 
 use std::error::Error;
 use std::fmt;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::thread::sleep;
 use std::time::Duration;
 
 pub use home::{DriverHome, DriverRecord, DriverRecordError};
@@ -35,7 +41,11 @@ pub use node_mount::NodeMount;
 use podfs_fuse::mount::MountError;
 
 use crate::host::HostError;
+use home::HomeLock;
+use unfinished::CallRecord;
 
+/// The pause before another look whether a call has ended.
+const LOCK_PAUSE: Duration = Duration::from_millis(20);
 /// Most characters of a driver's message in an error.
 const MOST_CHARACTERS: usize = 300;
 
@@ -189,6 +199,20 @@ pub enum LeaveError {
         /// The mount.
         target: PathBuf,
     },
+    /// A process that was killed had called the CSI driver to mount the volume, and the driver may still do so.
+    #[error(
+        "CSI driver {driver} may still execute {call}, which a podfs that was killed has called; podfs keeps the record of the volume, \
+         and has the driver unmount it when the {} s of that call are over",
+        longest.as_secs()
+    )]
+    StillExecuting {
+        /// The driver.
+        driver: String,
+        /// The method.
+        call: String,
+        /// The longest duration of a call.
+        longest: Duration,
+    },
     /// The FlexVolume driver reports success, but the mount is still there.
     #[error("cannot unmount {}: the driver says that it has, but it is still mounted", .0.display())]
     StillMounted(PathBuf),
@@ -240,20 +264,53 @@ fn quoted(message: &str) -> String {
     message.chars().filter(|c| !c.is_control()).take(MOST_CHARACTERS).collect()
 }
 
-/// Undoes the calls to a driver for a volume of a pod, and removes the volume's home. Blocks until the driver answers.
+/// Kills the program of a FlexVolume driver that executes a call for the volume with this home, and its process group. Returns whether
+/// there is such a call. The thread that has made the call gets an error.
+///
+/// # Errors
+/// When the processes do not end, or this version of podfs cannot read a record.
+pub fn interrupt(home: &DriverHome) -> Result<bool, DriverError> {
+    let node_mount = home.read()?.and_then(|record| record.node_mount);
+    let of_node = node_mount.map(|directory| CallRecord::of_node_mount(&directory, home.path()));
+    let mut has_interrupted = CallRecord::of_home(home.path()).interrupt_driver()?;
+    if let Some(of_node) = of_node {
+        has_interrupted |= of_node.interrupt_driver()?;
+    }
+    Ok(has_interrupted)
+}
+
+/// Takes the lock of a home whose calls are to be undone. Kills the program of a FlexVolume driver that executes a call, and waits for
+/// the answer of a CSI driver. `None` if there is no home.
+fn lock_to_undo(home: &DriverHome) -> Result<Option<HomeLock>, DriverError> {
+    loop {
+        match home.try_lock() {
+            Ok(Some(lock)) => return Ok(Some(lock)),
+            Ok(None) => drop(interrupt(home)?),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+            Err(error) => return Err(DriverError::of_node("lock", home.path(), error)),
+        }
+        sleep(LOCK_PAUSE);
+    }
+}
+
+/// Undoes the calls to a driver for a volume of a pod, and removes the volume's home. Blocks until the driver answers. If another
+/// thread calls the driver for the volume, that call ends first.
 ///
 /// # Errors
 /// The reason why podfs could not undo a call, or could not remove the home. The caller may try again.
 pub fn undo(home: &DriverHome) -> Result<(), UndoError> {
     let remove = || home.remove().map_err(|cause| UndoError::Home { home: home.path().to_owned(), cause });
+    let locked = lock_to_undo(home);
     let Some(record) = home.read()? else {
         return remove();
     };
+    let failed = |cause: LeaveError| UndoError::Volume { volume: record.volume.clone(), cause };
+    let Some(_lock) = locked.map_err(|error| failed(error.into()))? else { return Ok(()) };
     let undone = match &record.executable {
         Some(_) => flex::undo(home, &record),
         None => csi::undo(home, &record),
     };
-    undone.map_err(|cause| UndoError::Volume { volume: record.volume.clone(), cause })?;
+    undone.map_err(failed)?;
     remove()
 }
 

@@ -20,6 +20,7 @@ use std::path::{Path, PathBuf};
 use tracing::warn;
 
 use super::home::{absent_is_fine, is_mount, remove_record};
+use super::unfinished::CallRecord;
 use super::{DriverError, DriverHome, LeaveError};
 use crate::host::HostError;
 use crate::host::global_mount::{GlobalMount, GlobalMountUser, LockedGlobalMount, boot_id, write_whole};
@@ -140,6 +141,7 @@ impl NodeMount {
             return Ok(());
         }
         absent_is_fine(fs::remove_dir(self.path()))?;
+        CallRecord::of_node_mount(&self.0, home.path()).end();
         remove_record(&self.0.join("vol_data.json"))?;
         remove_record(&self.0.join(STAGED))?;
         held.remove_records();

@@ -6,6 +6,7 @@
 //! | [`host_path`] | the eight types of hostPath volumes, and making missing files and directories |
 //! | [`local`] | local PersistentVolumes |
 //! | [`block`] | block devices that containers get as they are |
+//! | [`bounded_file`] | a file of limited size in memory, for the output of a program |
 //! | [`disks`] | the record of the disks of a pod's hostPath volumes |
 //! | [`device`] | block devices: formatted, checked, mounted and grown |
 //! | [`empty_dir`] | the content of emptyDirs: made, found again, deleted |
@@ -20,6 +21,7 @@
 //! | [`error`] | errors, one sentence each |
 
 pub mod block;
+pub mod bounded_file;
 pub mod delete;
 pub mod device;
 pub mod disks;

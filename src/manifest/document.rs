@@ -56,6 +56,11 @@ impl Document {
         self.body.get("metadata")?.get("name")?.as_str()
     }
 
+    /// Its `metadata.namespace`, if it has one.
+    pub fn namespace(&self) -> Option<&str> {
+        self.body.get("metadata")?.get("namespace")?.as_str().filter(|namespace| !namespace.is_empty())
+    }
+
     pub(super) fn from_value(origin: Origin, value: Value) -> Result<Self, ManifestError> {
         let body = mapping(&origin, value)?;
         Ok(Self {
@@ -87,11 +92,19 @@ impl Debug for Document {
 ///
 /// Malformed text, with line and column; a document that is no Kubernetes object.
 pub fn parse_documents(file: &Path, bytes: &[u8]) -> Result<Vec<Document>, ManifestError> {
+    read_documents(file, bytes).into_iter().collect()
+}
+
+/// The same documents, and the errors of those that cannot be read, in the order of the file.
+pub fn read_documents(file: &Path, bytes: &[u8]) -> Vec<Result<Document, ManifestError>> {
     let mut documents = Vec::new();
-    for (origin, value) in with_origins(file, bytes)? {
-        flatten(Document::from_value(origin, value)?, &mut documents)?;
+    for (origin, value) in with_origins(file, bytes) {
+        match value.and_then(|value| Document::from_value(origin, value)) {
+            Ok(document) => flatten(document, &mut documents),
+            Err(error) => documents.push(Err(error)),
+        }
     }
-    Ok(documents)
+    documents
 }
 
 /// A single document without `kind` and `apiVersion`, such as a bare core/v1 Volume.
@@ -100,7 +113,8 @@ pub fn parse_documents(file: &Path, bytes: &[u8]) -> Result<Vec<Document>, Manif
 ///
 /// Malformed text; no document or several; a field of the wrong type.
 pub fn parse_bare<T: DeserializeOwned>(file: &Path, bytes: &[u8]) -> Result<T, ManifestError> {
-    let mut values = with_origins(file, bytes)?;
+    let values = with_origins(file, bytes).into_iter().map(|(origin, value)| Ok((origin, value?)));
+    let mut values = values.collect::<Result<Vec<_>, _>>()?;
     match (values.pop(), values.len()) {
         (Some((origin, value)), 0) => {
             let body = mapping(&origin, value)?;
@@ -113,38 +127,37 @@ pub fn parse_bare<T: DeserializeOwned>(file: &Path, bytes: &[u8]) -> Result<T, M
     }
 }
 
-fn with_origins(file: &Path, bytes: &[u8]) -> Result<Vec<(Origin, Value)>, ManifestError> {
-    let values = syntax::values(file, bytes)?;
+fn with_origins(file: &Path, bytes: &[u8]) -> Vec<(Origin, Result<Value, ManifestError>)> {
+    let values = syntax::values(file, bytes);
     let whole = Origin::file(file);
     let several = values.len() > 1;
     let origins = (1..).map(|number| match several {
         true => whole.document(number),
         false => whole.clone(),
     });
-    Ok(origins.zip(values).collect())
+    origins.zip(values).collect()
 }
 
 /// Replaces a list by its items. The items of a typed list, as the API server writes it, need not repeat their kind.
-fn flatten(mut list: Document, documents: &mut Vec<Document>) -> Result<(), ManifestError> {
+fn flatten(mut list: Document, documents: &mut Vec<Result<Document, ManifestError>>) {
     let Some(item_kind) = list_of(&list) else {
-        documents.push(list);
-        return Ok(());
+        return documents.push(Ok(list));
     };
     let items = match list.body.remove("items") {
         None | Some(Value::Null) => Vec::new(),
         Some(Value::Array(items)) => items,
-        Some(_) => return Err(ManifestError::invalid(&list.origin, "items", "must be a list")),
+        Some(_) => return documents.push(Err(ManifestError::invalid(&list.origin, "items", "must be a list"))),
     };
     for (number, item) in (1..).zip(items) {
         let origin = list.origin.item(number);
-        let mut item = mapping(&origin, item)?;
-        if !item_kind.is_empty() {
-            item.entry("kind").or_insert_with(|| item_kind.clone().into());
-            item.entry("apiVersion").or_insert_with(|| list.api_version.clone().into());
-        }
-        documents.push(Document::from_value(origin, Value::Object(item))?);
+        documents.push(mapping(&origin, item).and_then(|mut item| {
+            if !item_kind.is_empty() {
+                item.entry("kind").or_insert_with(|| item_kind.clone().into());
+                item.entry("apiVersion").or_insert_with(|| list.api_version.clone().into());
+            }
+            Document::from_value(origin, Value::Object(item))
+        }));
     }
-    Ok(())
 }
 
 /// The kind of a list's items: empty for a plain `List`, whose items each have a kind.

@@ -21,7 +21,7 @@ mod tests;
 pub(crate) mod tokens;
 mod unique;
 
-pub use document::{Document, parse_bare, parse_documents};
+pub use document::{Document, parse_bare, parse_documents, read_documents};
 pub use error::ManifestError;
 pub use origin::Origin;
 pub use pod_view::{KnownObjects, PodView};

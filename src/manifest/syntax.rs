@@ -11,27 +11,75 @@ use serde_saphyr::{DuplicateKeyPolicy, Options};
 use super::ManifestError;
 use super::unique::Unique;
 
-/// The non-empty documents of a file.
+/// The non-empty documents of a file. A document that cannot be read leaves the others as they are.
 ///
-/// # Errors
-///
-/// Malformed text, with line and column.
-pub(super) fn values(file: &Path, bytes: &[u8]) -> Result<Vec<Value>, ManifestError> {
-    let text = text(file, bytes)?;
+/// The errors are those of malformed text, with line and column. After a fault in JSON, nothing can be read: JSON does not mark where the next
+/// document begins.
+pub(super) fn values(file: &Path, bytes: &[u8]) -> Vec<Result<Value, ManifestError>> {
     if file.extension().is_some_and(|ending| ending == "json") {
-        return json(text).map_err(|error| json_fault(file, &error));
+        return match text(file, bytes, 0) {
+            Ok(text) => json(text).map(|value| value.map_err(|error| json_fault(file, &error))).collect(),
+            Err(error) => vec![Err(error)],
+        };
     }
-    // Standard input has no file name extension. JSON is YAML except for details such as surrogate pairs in escapes, so text
-    // that begins like JSON is parsed as JSON first.
-    if text.trim_start().starts_with('{')
-        && let Ok(values) = json(text)
-    {
-        return Ok(values);
+    if let Ok(text) = text(file, bytes, 0) {
+        // Standard input has no file name extension. JSON is YAML except for details such as surrogate pairs in escapes, so text
+        // that begins like JSON is parsed as JSON first.
+        if text.trim_start().starts_with('{')
+            && let Ok(values) = json(text).collect::<Result<Vec<_>, _>>()
+        {
+            return values.into_iter().map(Ok).collect();
+        }
+        if let Ok(values) = yaml(text) {
+            return values.into_iter().map(Ok).collect();
+        }
     }
-    yaml(text).map_err(|error| yaml_fault(file, &error))
+    one_by_one(file, bytes)
 }
 
-fn text<'a>(file: &Path, bytes: &'a [u8]) -> Result<&'a str, ManifestError> {
+/// The documents of YAML text with a fault, each parsed alone.
+fn one_by_one(file: &Path, bytes: &[u8]) -> Vec<Result<Value, ManifestError>> {
+    let mut values = Vec::new();
+    for (lines_before, document) in yaml_documents(bytes) {
+        let parsed = text(file, document, lines_before)
+            .and_then(|text| yaml(text).map_err(|error| yaml_fault(file, &error, lines_before)));
+        match parsed {
+            Ok(parsed) => values.extend(parsed.into_iter().map(Ok)),
+            Err(error) => values.push(Err(error)),
+        }
+    }
+    values
+}
+
+/// The documents of YAML text, each with the number of lines before it. A document begins at a line that starts with `---`, or
+/// at directives (`%YAML 1.2`) before this line.
+fn yaml_documents(bytes: &[u8]) -> Vec<(u64, &[u8])> {
+    let mut documents = Vec::new();
+    let (mut start, mut start_line, mut has_content) = (0, 0, false);
+    let mut position = 0;
+    for (line_number, line) in (0..).zip(bytes.split_inclusive(|byte| *byte == b'\n')) {
+        let is_marker = line.strip_prefix(b"---").is_some_and(|rest| rest.first().is_none_or(u8::is_ascii_whitespace));
+        let is_directive = line.starts_with(b"%");
+        if has_content && (is_marker || is_directive && ends_document(&bytes[start..position])) {
+            documents.push((start_line, &bytes[start..position]));
+            (start, start_line, has_content) = (position, line_number, false);
+        }
+        let is_blank = line.trim_ascii().is_empty() || line.trim_ascii_start().starts_with(b"#");
+        has_content |= is_marker || !is_blank && !is_directive;
+        position += line.len();
+    }
+    documents.push((start_line, &bytes[start..]));
+    documents
+}
+
+/// Whether the last line of the text marks the end of a document. Only behind this mark, a line that starts with `%` is a
+/// directive.
+fn ends_document(text: &[u8]) -> bool {
+    text.trim_ascii_end().rsplit(|byte| *byte == b'\n').next().is_some_and(|line| line.starts_with(b"..."))
+}
+
+/// The bytes as text. Before them are `lines_before` lines of the file.
+fn text<'a>(file: &Path, bytes: &'a [u8], lines_before: u64) -> Result<&'a str, ManifestError> {
     match std::str::from_utf8(bytes) {
         Ok(text) => Ok(text.strip_prefix('\u{feff}').unwrap_or(text)),
         Err(error) => {
@@ -40,17 +88,16 @@ fn text<'a>(file: &Path, bytes: &'a [u8]) -> Result<&'a str, ManifestError> {
             let column = valid.rsplit('\n').next().unwrap_or_default().chars().count() + 1;
             let problem =
                 "the text is not UTF-8; save the file as UTF-8, or put binary content into binaryData as base64";
-            Err(ManifestError::syntax(file, line as u64, column as u64, problem))
+            Err(ManifestError::syntax(file, lines_before + line as u64, column as u64, problem))
         }
     }
 }
 
-fn json(text: &str) -> Result<Vec<Value>, serde_json::Error> {
+fn json(text: &str) -> impl Iterator<Item = Result<Value, serde_json::Error>> {
     serde_json::Deserializer::from_str(text)
         .into_iter::<Unique>()
         .map(|value| value.map(|Unique(value)| value))
         .filter(|value| !matches!(value, Ok(Value::Null)))
-        .collect()
 }
 
 fn yaml(text: &str) -> Result<Vec<Value>, serde_saphyr::Error> {
@@ -86,7 +133,7 @@ fn json_fault(file: &Path, error: &serde_json::Error) -> ManifestError {
     ManifestError::syntax(file, line as u64, column.max(1) as u64, problem)
 }
 
-fn yaml_fault(file: &Path, error: &serde_saphyr::Error) -> ManifestError {
+fn yaml_fault(file: &Path, error: &serde_saphyr::Error, lines_before: u64) -> ManifestError {
     use serde_saphyr::Error;
 
     let cause = match error.without_snippet() {
@@ -115,5 +162,5 @@ fn yaml_fault(file: &Path, error: &serde_saphyr::Error) -> ManifestError {
         _ => "the text is not valid YAML".into(),
     };
     let (line, column) = error.location().map_or((1, 1), |location| (location.line(), location.column()));
-    ManifestError::syntax(file, line.max(1), column.max(1), problem)
+    ManifestError::syntax(file, lines_before + line.max(1), column.max(1), problem)
 }

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use serde::Deserialize;
 
-use super::{Document, ManifestError, parse_bare, parse_documents};
+use super::{Document, ManifestError, parse_bare, parse_documents, read_documents};
 
 fn yaml(text: &str) -> Result<Vec<Document>, ManifestError> {
     parse_documents(Path::new("app.yaml"), text.as_bytes())
@@ -62,6 +62,40 @@ fn documents_and_lists_are_flattened_in_order() {
         ["app.yaml, document 1", "app.yaml, document 2, item 1", "app.yaml, document 2, item 2"]
     );
     assert_eq!(documents[2].api_version, "apps/v1");
+}
+
+#[test]
+fn a_bad_document_leaves_the_others_as_they_are() {
+    let text =
+        |bad: &str| format!("apiVersion: v1\nkind: Pod\n---\n{bad}\n--- # the last\napiVersion: v1\nkind: Secret\n");
+    let read = |text: &[u8]| -> Vec<String> {
+        let documents = read_documents(Path::new("app.yaml"), text).into_iter();
+        documents
+            .map(|document| {
+                document.map_or_else(|error| error.to_string(), |good| format!("{} {}", good.kind, good.origin))
+            })
+            .collect()
+    };
+    let around = |bad: &str| ["Pod app.yaml, document 1", bad, "Secret app.yaml, document 3"].map(str::to_owned);
+    assert_eq!(read(text("a: [hunter2").as_bytes()), around("app.yaml:4:4: unclosed bracket '['"));
+    assert_eq!(
+        read(text("\na:\n  b: 1\n  b: 1").as_bytes()),
+        around("app.yaml:7:3: the key `b` appears twice in one mapping; remove one")
+    );
+    let binary = String::into_bytes(text("a: é")).into_iter().map(|byte| if byte == 0xc3 { 0xff } else { byte });
+    let binary = read(&binary.collect::<Vec<_>>());
+    assert!(binary[1].starts_with("app.yaml:4:4: the text is not UTF-8") && binary.len() == 3, "{binary:?}");
+    let item = "apiVersion: v1\nkind: List\nitems: [{kind: Secret, apiVersion: v1}, {a: b}]";
+    let items = read(text(item).as_bytes());
+    assert_eq!(items[1], "Secret app.yaml, document 2, item 1");
+    assert!(
+        items[2].starts_with("app.yaml, document 2, item 2: apiVersion is missing") && items.len() == 4,
+        "{items:?}"
+    );
+    // Directives belong to the document behind them.
+    let directive = "a: [\n...\n%YAML 1.1\n---\napiVersion: v1\nkind: Node\n";
+    let directive = read(text(directive).as_bytes());
+    assert_eq!((directive[2].as_str(), directive.len()), ("Node app.yaml, document 3", 4), "{directive:?}");
 }
 
 #[test]

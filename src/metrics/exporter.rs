@@ -1,13 +1,15 @@
 //! Metrics over HTTP: `GET /metrics`, as Prometheus sends it.
 //!
 //! podfs answers every client that reaches the address, so it limits each: it serves a few connections at once, each for a limited
-//! time and with small headers; the others wait in the kernel. It takes one reading at a time, on a separate thread, because a pod
-//! or a source may be slow to answer.
+//! time and with small headers. If another client connects then, podfs closes the oldest connection whose request is incomplete, or else
+//! the oldest one that does not take its answer, so clients that send nothing more delay no other client for long. podfs takes one
+//! reading at a time, on a separate thread, because a pod or a source may be slow to answer.
 
 use std::convert::Infallible;
 use std::io;
 use std::net::{SocketAddr, TcpListener};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU8, Ordering};
 use std::thread;
 use std::time::Duration;
 
@@ -18,8 +20,9 @@ use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper::{Method, Request, Response, StatusCode};
 use hyper_util::rt::{TokioIo, TokioTimer};
-use tokio::sync::{Mutex, Semaphore};
-use tokio::time::{sleep, timeout};
+use tokio::sync::Mutex;
+use tokio::task::{AbortHandle, JoinSet};
+use tokio::time::{Instant, sleep, sleep_until, timeout};
 use tracing::warn;
 
 use super::exposition::{Exposition, ExpositionFormat};
@@ -32,6 +35,10 @@ const MAX_CONNECTIONS: usize = 16;
 const HEADER_TIMEOUT: Duration = Duration::from_secs(5);
 /// Longest time from the headers until the client has received the answer.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(30);
+/// How long a connection stays at least, if others wait, until its request is complete.
+const LEAST_HEADER_TIME: Duration = Duration::from_millis(100);
+/// How long a connection stays at least, if others wait, until its client has taken the answer.
+const LEAST_ANSWER_TIME: Duration = Duration::from_secs(5);
 /// Most bytes of a request.
 const LONGEST_REQUEST: usize = 16 << 10;
 /// Delay after accept(2) failed, mostly for lack of file descriptors.
@@ -75,9 +82,8 @@ pub async fn serve(
 ) -> io::Result<Infallible> {
     let listener = tokio::net::TcpListener::from_std(listener)?;
     let read = Arc::new(Mutex::new(Arc::new(read)));
-    let connections = Arc::new(Semaphore::new(MAX_CONNECTIONS));
+    let mut connections = Connections::default();
     loop {
-        let permit = Arc::clone(&connections).acquire_owned().await.expect("the semaphore is never closed");
         let stream = match listener.accept().await {
             Ok((stream, _)) => stream,
             Err(_) => {
@@ -85,12 +91,20 @@ pub async fn serve(
                 continue;
             }
         };
+        connections.make_room().await;
         let read = Arc::clone(&read);
+        let progress = Progress::default();
+        let of_request = progress.clone();
         let service = service_fn(move |request| {
-            let read = Arc::clone(&read);
-            async move { Ok::<_, Infallible>(answer(&request, &read).await) }
+            let (read, progress) = (Arc::clone(&read), of_request.clone());
+            async move {
+                progress.set(Progress::READING);
+                let answer = answer(&request, &read).await;
+                progress.set(Progress::ANSWERING);
+                Ok::<_, Infallible>(answer)
+            }
         });
-        tokio::spawn(async move {
+        connections.add(progress, async move {
             let mut http = http1::Builder::new();
             http.timer(TokioTimer::new()).header_read_timeout(HEADER_TIMEOUT).max_buf_size(LONGEST_REQUEST);
             // Each connection carries one request, so idle connections do not use up the few permits between two scrapes.
@@ -98,8 +112,79 @@ pub async fn serve(
             let served = http.serve_connection(TokioIo::new(stream), service);
             // A client that closes the connection, or does not speak HTTP, gets no answer.
             let _ = timeout(HEADER_TIMEOUT + ANSWER_TIMEOUT, served).await;
-            drop(permit);
         });
+    }
+}
+
+/// The connections that are served now.
+#[derive(Default)]
+struct Connections {
+    tasks: JoinSet<()>,
+    /// In the order in which podfs has accepted them.
+    open: Vec<OpenConnection>,
+}
+
+struct OpenConnection {
+    accepted: Instant,
+    progress: Progress,
+    task: AbortHandle,
+}
+
+/// How far a connection is.
+#[derive(Clone, Default)]
+struct Progress(Arc<AtomicU8>);
+
+impl Progress {
+    /// The request is incomplete.
+    const RECEIVING: u8 = 0;
+    /// podfs takes a reading for the answer.
+    const READING: u8 = 1;
+    /// The client takes the answer.
+    const ANSWERING: u8 = 2;
+
+    fn set(&self, progress: u8) {
+        self.0.store(progress, Ordering::Relaxed);
+    }
+}
+
+impl Connections {
+    fn add(&mut self, progress: Progress, serve: impl Future<Output = ()> + Send + 'static) {
+        let task = self.tasks.spawn(serve);
+        self.open.push(OpenConnection { accepted: Instant::now(), progress, task });
+    }
+
+    /// Waits until there is room for another connection. Closes a connection that takes too long.
+    async fn make_room(&mut self) {
+        loop {
+            while self.tasks.try_join_next().is_some() {}
+            self.open.retain(|connection| !connection.task.is_finished());
+            if self.open.len() < MAX_CONNECTIONS {
+                return;
+            }
+            let oldest = self.oldest(Progress::RECEIVING, LEAST_HEADER_TIME);
+            let oldest = oldest.or_else(|| self.oldest(Progress::ANSWERING, LEAST_ANSWER_TIME));
+            let now = Instant::now();
+            match oldest {
+                Some((place, closes)) if closes <= now => self.open[place].task.abort(),
+                // Without such a connection, podfs looks again soon: a reading ends, and then the client may not take the answer.
+                _ => {
+                    let until = oldest.map_or(now + LEAST_HEADER_TIME, |(_, closes)| closes);
+                    tokio::select! {
+                        _ended = self.tasks.join_next() => {}
+                        () = sleep_until(until) => {}
+                    }
+                    continue;
+                }
+            }
+            let _closed = self.tasks.join_next().await;
+        }
+    }
+
+    /// The oldest connection with this progress, and when podfs closes it.
+    fn oldest(&self, progress: u8, least: Duration) -> Option<(usize, Instant)> {
+        let is_so = |connection: &OpenConnection| connection.progress.0.load(Ordering::Relaxed) == progress;
+        let place = self.open.iter().position(is_so)?;
+        Some((place, self.open[place].accepted + least))
     }
 }
 
@@ -169,7 +254,35 @@ fn preferred_format(accept: &str) -> ExpositionFormat {
 
 #[cfg(test)]
 mod tests {
+    use std::io::{Read, Write};
+    use std::net::TcpStream;
+
     use super::*;
+
+    /// The answer to a whole request; empty if podfs closes the connection.
+    fn scrape(address: SocketAddr) -> String {
+        let mut client = TcpStream::connect(address).expect("connected");
+        client.set_read_timeout(Some(Duration::from_secs(20))).expect("a limit");
+        client.write_all(b"GET /metrics HTTP/1.1\r\nHost: podfs\r\n\r\n").expect("sent");
+        let mut answer = String::new();
+        client.read_to_string(&mut answer).expect("an answer within the limit");
+        answer
+    }
+
+    #[test]
+    fn clients_that_send_half_a_request_delay_no_other_for_long() {
+        let listener = listen("127.0.0.1:0".parse().expect("an address")).expect("a free port");
+        let address = listener.local_addr().expect("an address");
+        start(listener, || Exposition::of(Vec::new())).expect("a thread");
+        let half = |_| {
+            let mut client = TcpStream::connect(address).expect("connected");
+            client.write_all(b"GET /metrics HTTP/1.1\r\nHost:").expect("sent");
+            client
+        };
+        let _halves: Vec<_> = (0..145).map(half).collect();
+        assert!(scrape(address).starts_with("HTTP/1.1 200"));
+        assert!(scrape(address).starts_with("HTTP/1.1 200"));
+    }
 
     #[test]
     fn a_client_gets_the_available_format_that_it_prefers() {

@@ -166,8 +166,8 @@ impl NodeState {
 }
 
 impl PodEntry {
-    /// Whether an earlier daemon served it, and its source has not listed its pods yet.
-    pub fn is_unlisted(&self) -> bool {
+    /// Whether an earlier daemon served it, and no source of this daemon has said whether it still exists.
+    pub fn is_unknown(&self) -> bool {
         self.origin.is_some() && self.stage.is_none()
     }
 

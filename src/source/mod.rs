@@ -29,7 +29,10 @@ pub use api::{
     ApiPlan, ApiSource, Condition, Contact, Contacts, SettingsSource, StartError, TokenPolicy, Unreachable, live_pod,
 };
 pub use files::{AcceptedDocuments, FileSource, PodInput, SourceError};
-pub(crate) use files::{CombinedFiles, FileCombiner, Files, IMMUTABLE, PathRole, Scanned};
+pub(crate) use files::{
+    BadDocument, CombinationProblem, CombinedFiles, FileCombiner, Files, IMMUTABLE, ParsedFile, PathRole, Scanned,
+    Subject,
+};
 pub(crate) use push::PodCertificate;
 pub use push::{Certificate, DeletedObject, Push, PushCounts, PushError, PushReceiver, PushSource, UnknownObject};
 

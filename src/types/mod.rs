@@ -8,6 +8,7 @@
 //! | `names` | Kubernetes' rules for names |
 //! | `quantity` | amounts of resources: `250m`, `1.5Gi` |
 //! | `allocatable` | the allocatable resources of a node |
+//! | `mount_options` | lists of mount options
 //! | `golden` | golden files, in tests |
 //! | `record_version` | records of other versions of podfs, which are refused |
 //! | `invalid_field` | the error about a field of a manifest, and checks that several fields share |
@@ -17,6 +18,7 @@ mod field_path;
 #[cfg(test)]
 pub(crate) mod golden;
 mod invalid_field;
+mod mount_options;
 mod names;
 mod payload_path;
 mod pod_name;
@@ -27,6 +29,7 @@ pub use allocatable::Allocatable;
 pub use field_path::{InvalidFieldPath, PodField};
 pub use invalid_field::InvalidField;
 pub(crate) use invalid_field::{mode, numeric_id, payload_path, required};
+pub use mount_options::{has_open_quote, mount_options};
 pub(crate) use names::{DNS_LABEL_RULE, DNS_NAME_RULE, check_qualified, is_dns_label, is_domain};
 pub use payload_path::{InvalidPath, PayloadPath};
 pub use pod_name::{InvalidPodName, PodName};

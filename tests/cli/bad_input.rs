@@ -7,6 +7,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
 use std::process::Command;
 
+use nix::sys::signal::Signal;
 use nix::sys::stat::Mode;
 use nix::unistd::mkfifo;
 
@@ -34,6 +35,29 @@ fn assert_refuses(fixture: &Fixture, arguments: &[&OsStr], parts: &[&str]) -> Ou
 }
 
 #[test]
+fn a_line_end_in_a_manifest_begins_no_line_of_the_log_or_of_the_status() {
+    let volumes = [
+        r#"{name: v, hostPath: {path: "/nowhere\nforged", type: Directory}}"#,
+        r#"{name: v, persistentVolumeClaim: {claimName: "c\nforged"}}"#,
+        r#"{name: v, configMap: {name: app, items: [{key: "k\nforged", path: p}]}}"#,
+        r#"{name: v, csi: {driver: "d\nforged"}}"#,
+    ];
+    let is_forged = |text: &str| text.lines().any(|line| line.trim_start().starts_with("forged"));
+    for volume in volumes {
+        let fixture = Fixture::new(&pod(&format!("[{volume}]")));
+        fixture.write("objects/app.json", &config_map("app", &[("a", "1")]));
+        let mut running = fixture.start();
+        running.wait_log("forged");
+        let status = fixture.status(&[]);
+        running.signal(Signal::SIGTERM);
+        running.wait();
+        assert!(running.log().contains("\\nforged") || running.log().contains("\\u000aforged"), "{}", running.log());
+        assert!(!is_forged(&running.log()), "{volume}: {}", running.log());
+        assert!(!is_forged(&status.stdout), "{volume}: {}", status.stdout);
+    }
+}
+
+#[test]
 fn malformed_text_is_refused_with_file_line_and_column() {
     assert_refused("apiVersion: v1\nkind: Pod\nmetadata: [", &[], &["/pod.yaml:3:11: unclosed bracket '['"]);
     assert_refused(&config_pod(), &[("app.yaml", "kind: ConfigMap\ndata: a: b\n")], &["/objects/app.yaml:2:8: "]);
@@ -44,6 +68,34 @@ fn malformed_text_is_refused_with_file_line_and_column() {
     );
     assert_refused(&config_pod(), &[("app.json", "{\n \"data\": }")], &["/objects/app.json:2:10: expected value"]);
     assert_refused(&config_pod(), &[("app.json", "{\"data\": ")], &["/objects/app.json:1:9: EOF"]);
+}
+
+#[test]
+fn a_bad_document_that_the_pod_does_not_need_is_named_and_the_rest_is_served() {
+    let fixture = Fixture::new(&config_pod());
+    let other = "{apiVersion: v1, kind: ConfigMap, metadata: {name: other}, data: {k: [hunter2]}}";
+    fixture.write("objects/all.yaml", &format!("{other}\n---\na: [\n---\n{}", config_map("app", &[("a", "1")])));
+    let mistyped = "objects/all.yaml, document 1: data.k: must be a string; until then, podfs leaves this document out";
+    let unreadable = "objects/all.yaml:3:4: unclosed bracket '['; until then, podfs leaves this document out";
+    let rendered = finish(
+        Command::new(PODFS)
+            .arg("render")
+            .arg("--pod")
+            .arg(fixture.pod())
+            .arg("--objects")
+            .arg(fixture.objects())
+            .env("PODFS_CONFIG", "/dev/null"),
+    );
+    assert_eq!(rendered.code, Some(0), "{}", rendered.stderr);
+    assert!(rendered.stderr.contains(mistyped) && rendered.stderr.contains(unreadable), "{}", rendered.stderr);
+    let running = fixture.run();
+    running.wait_log(mistyped);
+    running.wait_log(unreadable);
+    let volume = running.volume("config");
+    wait_content(&volume.join("a"), "1");
+    fixture.write("objects/all.yaml", &format!("a: [\n---\n{}", config_map("app", &[("a", "2")])));
+    wait_content(&volume.join("a"), "2");
+    assert!(!running.log().contains("hunter2"), "{}", running.log());
 }
 
 #[test]
@@ -248,13 +300,14 @@ fn bad_base64_is_refused_with_the_key_and_without_the_value() {
     // SE-02
     let text = "apiVersion: v1\nkind: Secret\nmetadata: {name: tls}\ndata: {pass.word: hunter2!}\n";
     let parts = ["/objects/tls.yaml: data[pass.word]: is not base64", "encode the value, or move it to stringData"];
-    let outcome = assert_refused(&config_pod(), &[("tls.yaml", text)], &parts);
+    let pod = config_pod().replace("configMap: {name: app}", "secret: {secretName: tls}");
+    let outcome = assert_refused(&pod, &[("tls.yaml", text)], &parts);
     assert!(!outcome.stderr.contains("hunter2"), "{}", outcome.stderr);
     for wrong in
         ["stringData: {k: [hunter2]}", "data: hunter2", "data: {k: hunter2", "stringData: {k: \"hunter2\n  metadata: }"]
     {
         let text = format!("apiVersion: v1\nkind: Secret\nmetadata: {{name: tls}}\n{wrong}\n");
-        let outcome = assert_refused(&config_pod(), &[("tls.yaml", &text)], &["/objects/tls.yaml"]);
+        let outcome = assert_refused(&pod, &[("tls.yaml", &text)], &["/objects/tls.yaml"]);
         assert!(!outcome.stderr.contains("hunter2"), "{}", outcome.stderr);
     }
 }

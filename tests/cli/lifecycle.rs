@@ -105,9 +105,10 @@ fn readiness_is_one_line_on_standard_error() {
     let mut running = fixture.run();
     running.stop();
     let log = running.log();
-    let lines: Vec<_> = log.lines().filter(|line| line.starts_with("podfs: ")).collect();
-    let [line] = lines.as_slice() else { panic!("not one line: {log}") };
-    assert!(line.starts_with("podfs: pod default/web is ready: "), "{line}");
+    let lines: Vec<_> = log.lines().filter_map(|line| line.split_once("Z  INFO podfs: ")).collect();
+    let [(time, line)] = lines.as_slice() else { panic!("not one line: {log}") };
+    assert!(time.starts_with("20") && time.contains('T'), "{time}");
+    assert!(line.starts_with("pod default/web is ready: "), "{line}");
     for part in ["config in ", "/kubernetes.io~configmap", "keys in ", "about in ", "all in "] {
         assert!(line.contains(part), "{part:?} is not in: {line}");
     }

@@ -42,6 +42,8 @@ pub enum Fault {
     Hangs,
     /// The call takes effect, and the driver never answers.
     HangsAfterTheWork,
+    /// The call takes effect when the test calls [`CsiDriver::release`], even if the caller is gone by then.
+    WaitsForRelease,
     /// The driver reports success, and the call has no effect.
     Lies,
     /// The call takes effect, the driver kills the process with this id, and never answers.
@@ -57,6 +59,7 @@ pub struct Script {
     /// Faults of all calls of a method.
     always: HashMap<&'static str, Fault>,
     calls: Vec<String>,
+    is_released: bool,
     published: Vec<NodePublishVolumeRequest>,
     staged: Vec<NodeStageVolumeRequest>,
     expanded: Vec<NodeExpandVolumeRequest>,
@@ -152,6 +155,11 @@ impl CsiDriver {
             Some(fault) => drop(self.script().always.insert(method, fault)),
             None => drop(self.script().always.remove(method)),
         }
+    }
+
+    /// Lets the calls that wait for it take effect.
+    pub fn release(&self) {
+        self.script().is_released = true;
     }
 
     /// The time that all calls have spent on mounts and unmounts so far.
@@ -251,6 +259,11 @@ impl NodeService {
         match fault {
             Some(Fault::Fails(code)) => return Err(Status::new(code, "as the test says")),
             Some(Fault::Hangs) => std::future::pending::<()>().await,
+            Some(Fault::WaitsForRelease) => tokio::task::block_in_place(|| {
+                while !self.script.lock().expect("no test panics with it").is_released {
+                    std::thread::sleep(Duration::from_millis(5));
+                }
+            }),
             Some(Fault::Lies) => return Ok(Response::new(T::default())),
             _ => {}
         }

@@ -17,7 +17,7 @@ use podfs::csi::v1::*;
 use tokio::net::UnixStream;
 use tokio::runtime::Runtime;
 use tonic::transport::{Channel, Endpoint};
-use tonic::{Request, Status};
+use tonic::{Code, Request, Status};
 use tower::service_fn;
 
 /// The kubelet of a machine.
@@ -105,8 +105,12 @@ impl KubeletCalls {
         Volume { id, target, request }
     }
 
+    /// Publishes a volume. Like a kubelet, calls again if podfs still waits for what the volume needs.
     pub fn publish(&self, volume: &Volume) -> Result<(), Status> {
-        self.publish_request(volume.request.clone())
+        match self.publish_request(volume.request.clone()) {
+            Err(status) if status.code() == Code::DeadlineExceeded => self.publish_request(volume.request.clone()),
+            published => published,
+        }
     }
 
     pub fn publish_request(&self, request: NodePublishVolumeRequest) -> Result<(), Status> {

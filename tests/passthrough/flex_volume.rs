@@ -46,13 +46,13 @@ const KILL_BEFORE: &str = r#"rm "$here/$command.do"; kill -9 $PPID; exit 1"#;
 const KILL_AFTER: &str =
     r#"mv "$here/$command.do" "$here/done"; sh "$0" "$command" "$@"; rm "$here/done"; kill -9 $PPID; exit 0"#;
 
-struct Rig {
-    fixture: Fixture,
+pub struct Rig {
+    pub fixture: Fixture,
     source: PathBuf,
 }
 
 impl Rig {
-    fn new(capabilities: &str) -> Rig {
+    pub fn new(capabilities: &str) -> Rig {
         let fixture = Fixture::new("");
         let source = fixture.path("source");
         fixture.write("pod.yaml", &pod(&VOLUMES.replace("SOURCE", &source.display().to_string())));
@@ -66,12 +66,12 @@ impl Rig {
         rig
     }
 
-    fn driver(&self) -> PathBuf {
+    pub fn driver(&self) -> PathBuf {
         self.fixture.path("drivers/acme~disk")
     }
 
     /// Writes a file in the driver's directory.
-    fn put(&self, name: &str, text: &str) {
+    pub fn put(&self, name: &str, text: &str) {
         fs::create_dir_all(self.driver()).expect("a directory");
         fs::write(self.driver().join(name), text).expect("written");
     }
@@ -83,13 +83,13 @@ impl Rig {
         fs::rename(path, self.driver().join("disk")).expect("installed");
     }
 
-    fn start(&self) -> Running {
+    pub fn start(&self) -> Running {
         let mut command = self.fixture.command();
         command.arg("--flexvolume-dir").arg(self.fixture.path("drivers"));
         self.fixture.start_command(command)
     }
 
-    fn run(&self) -> Running {
+    pub fn run(&self) -> Running {
         let mut running = self.start();
         running.wait_ready();
         running
@@ -101,19 +101,19 @@ impl Rig {
         calls.lines().map(str::to_owned).collect()
     }
 
-    fn commands(&self) -> Vec<String> {
+    pub fn commands(&self) -> Vec<String> {
         self.calls().iter().map(|call| call.split(' ').next().unwrap_or_default().to_owned()).collect()
     }
 
     #[track_caller]
-    fn assert_stops_clean(&self, mut running: Running) {
+    pub fn assert_stops_clean(&self, mut running: Running) {
         assert_eq!(running.stop().code(), Some(0), "{}", running.log());
         self.assert_only_the_drivers_directory_is_left();
     }
 
     /// Asserts that nothing of the pod is left. The directories of the driver may stay.
     #[track_caller]
-    fn assert_only_the_drivers_directory_is_left(&self) {
+    pub fn assert_only_the_drivers_directory_is_left(&self) {
         let root = self.fixture.path("root");
         assert!(!root.join("pods").exists(), "something of the pod is left");
         let mounts = root.join("plugins/kubernetes.io/flexvolume/acme/disk/mounts");

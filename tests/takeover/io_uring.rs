@@ -7,6 +7,7 @@ use std::path::Path;
 
 use crate::common::passthrough::disk_directory;
 use crate::common::*;
+use crate::isolation;
 use nix::mount::{MsFlags, mount};
 use nix::sched::{CloneFlags, unshare};
 use nix::sys::signal::{Signal, kill};
@@ -47,6 +48,35 @@ fn the_status_names_the_transport_of_each_volume() {
     bad.env(io_uring::VARIABLE, "sometimes");
     let refused = outcome::finish(&mut bad);
     refused.says(2, &["PODFS_IO_URING", "sometimes", "auto, on, off"]);
+}
+
+#[test]
+fn the_cgroup_of_a_killed_server_goes_with_its_pod() {
+    let Some(top) = isolation::cgroups() else { return };
+    let settings: &[&str] = if io_uring::is_offered() { &["on", "off"] } else { &["off"] };
+    for (setting, round) in settings.iter().flat_map(|setting| (0..6).map(move |round| (setting, round))) {
+        let fixture = isolation::fixture(isolation::HOST);
+        fs::write(fixture.path("source/file"), "1").expect("written");
+        let start = || {
+            let mut command = fixture.command();
+            command.env(io_uring::VARIABLE, setting);
+            let mut running = fixture.start_command(command);
+            running.wait_ready();
+            running
+        };
+        let mut running = start();
+        let cgroup = isolation::cgroup_of(&top, running.server());
+        let file = running.volume("host").join("file");
+        kill(running.server(), Signal::SIGKILL).expect("the server exists");
+        if round % 2 == 1 {
+            running.signal(Signal::SIGKILL);
+            running.wait();
+            running = start();
+        }
+        assert_eq!(running.freed(|| fs::read_to_string(&file)).expect("a server answers"), "1");
+        assert_eq!(running.stop().code(), Some(0));
+        assert!(!cgroup.exists(), "{setting}, round {round}");
+    }
 }
 
 #[test]

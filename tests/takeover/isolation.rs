@@ -19,7 +19,7 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
 /// A pod with a unique uid and these volumes, an object `app`, and a directory `source`.
-fn fixture(volumes: &str) -> Fixture {
+pub fn fixture(volumes: &str) -> Fixture {
     let fixture = Fixture::new("");
     fs::create_dir(fixture.path("source")).expect("a directory");
     fixture.write("objects/app.json", &config_map("app", &[("a", "1")]));
@@ -38,7 +38,7 @@ fn uid(fixture: &Fixture) -> String {
 }
 
 const CONFIG: &str = "[{name: config, configMap: {name: app}}]";
-const HOST: &str = "[{name: host, hostPath: {path: SOURCE}}]";
+pub const HOST: &str = "[{name: host, hostPath: {path: SOURCE}}]";
 
 /// The keeper of a running pod.
 fn keeper(fixture: &Fixture) -> Pid {
@@ -64,7 +64,7 @@ fn kill_server(running: &Running) -> Pid {
 }
 
 /// The mount point of cgroup v2, if the test can make cgroups on this machine.
-fn cgroups() -> Option<PathBuf> {
+pub fn cgroups() -> Option<PathBuf> {
     let mounts = podfs_fuse::mount::table::mounts().expect("a mount table");
     let top = mounts.into_iter().find(|mount| mount.fs_type == "cgroup2").map(|mount| mount.at);
     let top = top.filter(|top| {
@@ -78,7 +78,7 @@ fn cgroups() -> Option<PathBuf> {
 }
 
 /// The cgroup that a process is in.
-fn cgroup_of(top: &Path, process: Pid) -> PathBuf {
+pub fn cgroup_of(top: &Path, process: Pid) -> PathBuf {
     let cgroups = fs::read_to_string(format!("/proc/{process}/cgroup")).expect("a process");
     let path = cgroups.lines().find_map(|line| line.strip_prefix("0::/")).expect("a cgroup of version 2");
     top.join(path)

@@ -124,17 +124,21 @@ fn a_program_that_is_no_podfs_is_refused_and_nothing_happens() {
 }
 
 #[test]
-fn an_upgrade_is_refused_while_a_manifest_is_invalid_and_nothing_happens() {
+fn an_upgrade_is_refused_while_the_manifest_of_an_object_is_invalid_and_nothing_happens() {
     let mut pod = Pod::new();
     let (before, server) = (pod.identity(), pod.running.server());
-    pod.fixture.write("objects/other.yaml", "a: [");
-    pod.running.wait_log("other.yaml");
+    let manifest = fs::read_to_string(pod.fixture.path("objects/app.json")).expect("a manifest");
+    pod.fixture.write("objects/app.json", "{\"a\": [");
+    pod.running.wait_log("app.json");
     pod.builds.put_other();
     let outcome = upgrade(&pod.fixture);
-    pod.assert_not_upgraded(&outcome, &["default/web: refused: ", "objects/other.yaml", "correct it, then try again"]);
+    pod.assert_not_upgraded(&outcome, &["default/web: refused: ", "objects/app.json", "correct it, then try again"]);
     assert_eq!((pod.identity(), pod.running.server()), (before, server));
-    pod.fixture.remove("objects/other.yaml");
-    eventually("the pod is upgraded once the manifest is gone", || upgrade(&pod.fixture).code == Some(0));
+    // A file of other objects does not matter.
+    pod.fixture.write("objects/other.yaml", "a: [");
+    pod.fixture.write("objects/app.json", &manifest);
+    eventually("the pod is upgraded once its object is good", || upgrade(&pod.fixture).code == Some(0));
+    pod.running.wait_log("other.yaml");
     pod.assert_works_and_stops();
 }
 

@@ -8,7 +8,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard};
 use std::time::Duration;
 
-use crate::protocol::{Greeting, GreetingError, OTHER_PROTOCOL, ServerReply, ServerRequest, check, receive, send};
+use crate::protocol::{
+    Greeting, GreetingError, MAX_REPLY, OTHER_PROTOCOL, ServerReply, ServerRequest, check, receive_at_most, send,
+};
 
 /// Longest wait for an answer of a server that does not serve yet.
 const TIMEOUT: Duration = Duration::from_secs(10);
@@ -167,7 +169,7 @@ fn exchange(
 ) -> io::Result<(ServerReply, Vec<OwnedFd>)> {
     send(control, request, descriptors)?;
     let gone = || io::Error::new(io::ErrorKind::BrokenPipe, "the server is gone");
-    match receive(control)?.ok_or_else(gone)? {
+    match receive_at_most(control, MAX_REPLY)?.ok_or_else(gone)? {
         (ServerReply::Failed(reason), _) => Err(io::Error::other(reason)),
         answered => Ok(answered),
     }

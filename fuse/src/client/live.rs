@@ -18,6 +18,7 @@ use rustix::fs::{
     mkdirat, mknodat, openat, openat2, statx, unlinkat,
 };
 use serde_json::Value;
+use zeroize::Zeroizing;
 
 use super::ServerClient;
 use super::commit_error::CommitError;
@@ -127,7 +128,8 @@ impl LiveMount {
             (tree.newest().map(|(number, image)| (number, Arc::clone(image))), tree.slots() == slots)
         };
         let files = files(&slots, generation, before.as_ref().map(|(_, image)| &**image));
-        let layout = layout(&files, generation)?;
+        let contents: Vec<_> = files.iter().map(|(_, image, file)| bytes(image, *file)).collect();
+        let layout = layout(&files, &contents, generation)?;
         if !self.untidy && has_same_slots && before.as_ref().is_some_and(|(_, image)| layout.equals(image)) {
             return Ok(());
         }
@@ -273,11 +275,15 @@ fn files<'a>(slots: &[Slot], generation: &'a Image, before: Option<&'a Image>) -
     files
 }
 
-/// The layout of these files. Directories have the mode and group of `generation`.
-fn layout<'a>(files: &'a [SlotFile<'a>], generation: &Image) -> Result<ImageLayout<'a>, CommitError> {
-    let entries = files.iter().filter_map(|(path, image, file)| {
+/// The layout of these files with these contents. Directories have the mode and group of `generation`.
+fn layout<'a>(
+    files: &'a [SlotFile<'a>],
+    contents: &'a [Option<Zeroizing<Vec<u8>>>],
+    generation: &Image,
+) -> Result<ImageLayout<'a>, CommitError> {
+    let entries = files.iter().zip(contents).filter_map(|((path, image, file), content)| {
         let node = image.node(*file)?;
-        Some(FileEntry { path, content: bytes(image, *file)?, mode: node.mode, uid: node.uid, gid: node.gid })
+        Some(FileEntry { path, content: content.as_ref()?, mode: node.mode, uid: node.uid, gid: node.gid })
     });
     let root = generation.node(0).map_or(DirectoryAttributes { mode: 0o755, gid: 0 }, |root| DirectoryAttributes {
         mode: root.mode,

@@ -1,6 +1,7 @@
 //! Takeovers, with servers that the tests play.
 
 use std::collections::BTreeSet;
+use std::io::Write;
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
 use std::sync::mpsc::channel;
@@ -14,7 +15,7 @@ use super::held::HeldProjection;
 use super::*;
 use crate::mount::private::{MountOptions, PrivateMount, open_device};
 use crate::projection::tree::Root;
-use crate::protocol::{Greeting, Reporting, ServerReply, ServerRequest, VolumeNumber, receive, send};
+use crate::protocol::{Greeting, MAX_REPLY, Reporting, ServerReply, ServerRequest, VolumeNumber, receive, send};
 
 /// Longer than any answer takes.
 const LIMIT: Duration = Duration::from_secs(10);
@@ -56,6 +57,19 @@ fn client_of_killed_server() -> (Arc<ServerClient>, MountedVolume, LastFdKeeper)
     let keeper = client.mark_dead();
     server.join().expect("no panic");
     (client, mounted, keeper)
+}
+
+#[test]
+fn a_longer_answer_than_a_server_gives_takes_no_memory() {
+    let (ours, theirs) = UnixStream::pair().expect("a socket pair");
+    let server = thread::spawn(move || {
+        receive::<ServerRequest>(&theirs).expect("a request").expect("a greeting");
+        let length = u32::try_from(MAX_REPLY + 1).expect("a length").to_ne_bytes();
+        (&theirs).write_all(&length).expect("sent");
+    });
+    let error = ServerClient::new(ours, greeting()).err().expect("refused");
+    server.join().expect("no panic");
+    assert!(error.to_string().contains("a control message is too long"), "{error}");
 }
 
 #[test]

@@ -234,7 +234,7 @@ impl LiveFilesystem {
     /// Sends bytes to the kernel directly from the image.
     fn read(&self, node: NodeId, arguments: &ReadIn, exchange: &Exchange<'_>) -> Result<Answer, Errno> {
         let (image, content) = self.tree.settled(|_| Some(node)).content(node)?;
-        Ok(exchange.send(requested_part(&image.bytes()[content], arguments)))
+        Ok(exchange.send(requested_part(image.served(content), arguments)))
     }
 
     fn list(&self, node: NodeId, arguments: &ReadIn, buffer: &mut Vec<u8>) -> Result<Answer, Errno> {

@@ -6,6 +6,8 @@
 
 use std::collections::BTreeSet;
 
+use zeroize::Zeroizing;
+
 use super::step::LiveStep;
 use super::tree::{LiveTree, PartType};
 use crate::projection::image::{Image, ImageNodeKind, Index};
@@ -90,7 +92,7 @@ impl<'a> StepPlan<'a> {
     }
 
     fn compare_file(&mut self, shown: NodeId, wanted: Index, path: &str) {
-        if bytes(self.image, wanted).is_some_and(|bytes| self.tree.has_bytes(shown, bytes)) {
+        if bytes(self.image, wanted).is_some_and(|bytes| self.tree.has_bytes(shown, &bytes)) {
             return self.compare_attributes(shown, wanted, path);
         }
         self.swapped.push(path.to_owned());
@@ -131,10 +133,10 @@ pub(crate) fn children(image: &Image, directory: Index) -> impl Iterator<Item = 
     }
 }
 
-/// The bytes of a file.
-pub(crate) fn bytes(image: &Image, file: Index) -> Option<&[u8]> {
+/// A copy of the bytes of a file.
+pub(crate) fn bytes(image: &Image, file: Index) -> Option<Zeroizing<Vec<u8>>> {
     match image.node(file)?.kind {
-        ImageNodeKind::File { content } => image.bytes().get(content),
+        ImageNodeKind::File { content } => image.copied(content).ok(),
         ImageNodeKind::Directory { .. } => None,
     }
 }

@@ -7,7 +7,7 @@ use serde_json::{Map, Value, json};
 use tracing::field::{Field, Visit};
 use tracing::{Event, Level};
 
-use crate::printable::printable;
+use crate::printable::printable_line;
 use crate::utc::utc;
 
 /// An event as a line of text.
@@ -32,7 +32,7 @@ pub fn text(event: &Event<'_>, at: SystemTime, coloured: bool) -> String {
         fields.push((super::POD, format!("{pod:?}")));
     }
     for (name, value) in fields {
-        let value = printable(&value).into_owned();
+        let value = printable_line(&value).into_owned();
         line += " ";
         match name {
             "message" => line += &value,
@@ -64,6 +64,11 @@ pub(super) fn of_lost_lines(count: u64, at: SystemTime, is_json: bool) -> String
     fields.insert("lost".to_owned(), count.into());
     let (timestamp, fields, target) = (json!(time.to_string()), Value::Object(fields), json!(target));
     format!("{{\"timestamp\":{timestamp},\"level\":\"WARN\",\"fields\":{fields},\"target\":{target}}}\n")
+}
+
+/// A sentence about this program as a line of text, whatever the filter of events is.
+pub fn of_sentence(program: &str, sentence: &str, at: SystemTime) -> String {
+    format!("{}  INFO {program}: {}\n", Timestamp(at), printable_line(sentence))
 }
 
 /// A time in the format of log lines.
@@ -229,5 +234,18 @@ mod tests {
             *kept.lock().expect("no panic"),
             "1970-01-01T00:00:00.000000Z  WARN podfs_fuse::log::line::tests: a name: \\u001b[2J\n"
         );
+    }
+
+    #[test]
+    fn a_line_end_in_a_name_begins_no_line() {
+        let forged = "x\n2026-01-01T00:00:00.000000Z  INFO podfs: all is well";
+        let kept = Arc::new(Mutex::new(String::new()));
+        let line = |event: &Event<'_>| text(event, SystemTime::UNIX_EPOCH, false);
+        with_default(Kept(line, Arc::clone(&kept)), || {
+            warn!("a path: {forged}");
+            warn!(path = forged, "a path");
+        });
+        let lines = kept.lock().expect("no panic").clone() + &of_sentence("podfs", forged, SystemTime::UNIX_EPOCH);
+        assert_eq!(lines.lines().count(), 3, "{lines}");
     }
 }

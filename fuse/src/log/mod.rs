@@ -27,7 +27,7 @@ use tracing::subscriber::{Interest, Subscriber, set_global_default};
 use tracing::{Event, Metadata};
 
 use filter::Filter;
-pub use writer::{StandardError, open_standard_error, write_unless_stuck};
+pub use writer::{StandardError, open_standard_error, say, write_unless_stuck};
 
 /// The environment variable with the filter of events.
 const FILTER: &str = "RUST_LOG";

@@ -11,7 +11,7 @@ use std::time::{Duration, SystemTime};
 
 use super::line;
 use super::standard_error::standard_error;
-use crate::printable::printable_with_colours;
+use crate::printable::{printable_line, printable_with_colours};
 
 /// How long a line waits for room.
 const TIMEOUT: Duration = Duration::from_secs(1);
@@ -40,6 +40,13 @@ impl Write for StandardError {
     fn flush(&mut self) -> io::Result<()> {
         Ok(())
     }
+}
+
+/// Writes a sentence of a program for people to standard error, as one line. A manifest, a server or another process may have given
+/// parts of the sentence, so its line ends are escaped.
+pub fn say(program: &str, sentence: &str) {
+    // One write(2) for the whole line, because other processes may write to the same standard error.
+    write_unless_stuck(format!("{program}: {}\n", printable_line(sentence)).as_bytes());
 }
 
 /// Writes lines to standard error as they are. If standard error has no room, they are lost.

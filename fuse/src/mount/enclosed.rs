@@ -101,7 +101,9 @@ fn is_alone(source: BorrowedFd<'_>) -> bool {
     let same = |name: &std::ffi::CStr| {
         let flags = AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC;
         let found = statx(source, name, flags, StatxFlags::INO | StatxFlags::MNT_ID).ok()?;
-        (found.stx_mask & StatxFlags::MNT_ID.bits() != 0).then_some((found.stx_mnt_id, found.stx_ino))
+        // The roots of all subvolumes of btrfs have the same inode number.
+        let place = (found.stx_mnt_id, (found.stx_dev_major, found.stx_dev_minor), found.stx_ino);
+        (found.stx_mask & StatxFlags::MNT_ID.bits() != 0).then_some(place)
     };
     same(c"..").is_some_and(|above| same(c"") == Some(above))
 }

@@ -14,6 +14,7 @@ use std::time::{Duration, UNIX_EPOCH};
 use rustix::fs::{AtFlags, FileType, Statx, StatxAttributes, StatxFlags, statx};
 use rustix::io::Errno;
 
+use super::devices::device_of;
 use super::node::Node;
 use super::options::{CacheMode, PassthroughOptions};
 use super::source_mount::SourceMount;
@@ -197,7 +198,7 @@ pub fn bytes_taken(found: &Statx) -> u64 {
 pub fn attr(found: &Statx, mount: &SourceMount) -> Attr {
     let seconds = |time: &rustix::fs::StatxTimestamp| time.tv_sec.cast_unsigned();
     Attr {
-        ino: mount.ino(found.stx_ino),
+        ino: mount.ino(device_of(found), found.stx_ino),
         size: found.stx_size,
         blocks: found.stx_blocks,
         atime: seconds(&found.stx_atime),
@@ -226,7 +227,7 @@ pub fn statx_attr(found: &Statx, mount: &SourceMount) -> abi::Statx {
         uid: found.stx_uid,
         gid: found.stx_gid,
         mode: visible_mode(found, mount),
-        ino: mount.ino(found.stx_ino),
+        ino: mount.ino(device_of(found), found.stx_ino),
         size: found.stx_size,
         blocks: found.stx_blocks,
         atime: time(&found.stx_atime),

@@ -54,6 +54,7 @@ use super::node::{FileIdentity, Node};
 use super::nodes::{NewNode, Nodes};
 use super::open_files::OpenFiles;
 use super::options::{CacheMode, PassthroughOptions};
+use super::places::HeldNodes;
 use super::pruner::Pruner;
 use super::readdirplus::ReaddirplusPolicy;
 use super::replaced::ReplacedFiles;
@@ -86,6 +87,7 @@ pub struct PassthroughFilesystem {
     mounts: SourceMounts,
     nodes: Nodes,
     directories: Mutex<OpenedDirectories>,
+    held: HeldNodes,
     replaced: ReplacedFiles,
     files: OpenFiles,
     /// Whether the kernel opens directories without OPENDIR.
@@ -171,7 +173,12 @@ impl PassthroughFilesystem {
             options.cache = CacheMode::Auto;
         }
         let root = nodes.get(NodeId::ROOT).and_then(|root| root.held());
+        let held = HeldNodes::default();
+        for node in nodes.held() {
+            close_surplus(&nodes, held.used(node));
+        }
         Self {
+            held,
             validity: CacheTimeouts::of(&options, root.as_deref()),
             lists_unopened: options.has_exclusive_source() && root.as_deref().is_some_and(lists_reliably),
             unopened: UnopenedListings::default(),
@@ -276,6 +283,7 @@ impl PassthroughFilesystem {
 
     fn forget(&self, node: NodeId, lookups: u64) {
         if self.nodes.forget(node, lookups) {
+            self.held.forget(node);
             self.forget_directory(node);
             if self.lists_unopened {
                 let _listing = self.unopened.take(node);
@@ -289,6 +297,9 @@ impl PassthroughFilesystem {
     /// A descriptor of the node, which may be `O_PATH`.
     fn descriptor(&self, node: &Arc<Node>) -> Result<Arc<OwnedFd>, Errno> {
         if let Some(held) = node.held() {
+            if node.handle().is_none() && node.id != NodeId::ROOT {
+                close_surplus(&self.nodes, self.held.used(node.id));
+            }
             return Ok(held);
         }
         if node.kind != FileType::Directory {
@@ -376,12 +387,24 @@ impl PassthroughFilesystem {
 
     /// Keeps a node open if it has no handle that opens it again. If this fails, the kernel must not get the node.
     fn keep_open(&self, node: &Arc<Node>, open: impl FnOnce() -> Result<OwnedFd, Errno>) -> Result<(), Errno> {
-        if node.handle().is_some() || node.held().is_some() {
+        if node.handle().is_some() {
             return Ok(());
         }
-        let kept = self.descriptors.take().and_then(|taken| Ok((open()?, taken)));
-        let (file, taken) = kept.inspect_err(|_| self.forget(node.id, 1))?;
-        node.hold(file, taken);
+        if node.held().is_none() {
+            let taken = self.descriptors.take().or_else(|errno| match self.held.pop_oldest() {
+                Some(oldest) => {
+                    close_surplus(&self.nodes, vec![oldest]);
+                    self.descriptors.take()
+                }
+                None => Err(errno),
+            });
+            let kept = taken.and_then(|taken| Ok((open()?, taken)));
+            let (file, taken) = kept.inspect_err(|_| self.forget(node.id, 1))?;
+            node.hold(file, taken);
+        }
+        if node.id != NodeId::ROOT {
+            close_surplus(&self.nodes, self.held.used(node.id));
+        }
         Ok(())
     }
 
@@ -476,6 +499,11 @@ impl Filesystem for PassthroughFilesystem {
     fn answer_from_cache(&self, question: RootQuestion) -> Option<Answer> {
         self.remembered(question)
     }
+}
+
+/// Closes the descriptors of nodes that the server finds again by their places.
+fn close_surplus(nodes: &Nodes, surplus: Vec<NodeId>) {
+    surplus.into_iter().filter_map(|node| nodes.get(node)).for_each(|node| node.let_go_if_placed());
 }
 
 /// Checks that a name is one component, as the kernel promises: the server looks up no other names.

@@ -63,6 +63,14 @@ impl FileHandle {
         (self.kind == INO32_GEN && self.length == 8).then_some(u32::from_ne_bytes([a, b, c, d]))
     }
 
+    /// The number by which a server of FUSE knows the file, if the handle is of such a file system (`FILEID_INO64_GEN`).
+    pub fn fuse_node(&self) -> Option<u64> {
+        const INO64_GEN: c_int = 0x81;
+        let [a, b, c, d, e, f, g, h] = self.words[0].to_ne_bytes();
+        let (high, low) = (u32::from_ne_bytes([a, b, c, d]), u32::from_ne_bytes([e, f, g, h]));
+        (self.kind == INO64_GEN && self.length == 12).then_some((u64::from(high) << 32) | u64::from(low))
+    }
+
     fn find(file: BorrowedFd<'_>, name: &CStr, flags: c_int) -> Result<(FileHandle, u64), Errno> {
         let mut raw = RawFileHandle { size: MAX_SIZE as u32, kind: 0, bytes: [0; MAX_SIZE] };
         let mut mount: c_int = 0;

@@ -16,14 +16,15 @@ use super::data_path::DataPath;
 use super::handle::FileHandle;
 use super::hashing::HashKey;
 use super::mounts::SourceMounts;
-use super::node::{FileIdentity, Node};
+use super::node::{FileIdentity, Node, place_cell};
 use super::nodes::Nodes;
 use super::open_files::{OpenDirectory, OpenFile, OpenFiles};
 use super::open_node::{BackingId, OpenNode};
 use super::options::PassthroughOptions;
+use super::places;
 use super::share::Share;
 use super::source_mount::{MountRoute, SourceMount};
-use super::state::{DIRECTORY, HeldCell, LockCell, MountCell, NodeCell, OpenCell, number};
+use super::state::{DIRECTORY, DeviceCell, HeldCell, LockCell, MountCell, NodeCell, OpenCell, PlaceCell, number};
 use super::tables::FilesystemTables;
 use super::usage::QuotaUsage;
 use crate::mount::table::MountTable;
@@ -144,7 +145,15 @@ impl<'a> RegionReader<'a> {
     fn new(region: &'a Arc<Region>) -> Self {
         let mut cells: HashMap<u32, Vec<CellId>, HashKey> = HashMap::default();
         region.cells().tagged().for_each(|(id, tag)| cells.entry(tag).or_default().push(id));
-        let known = [NodeCell::TAG, OpenCell::TAG, LockCell::TAG, MountCell::TAG, HeldCell::TAG];
+        let known = [
+            NodeCell::TAG,
+            OpenCell::TAG,
+            LockCell::TAG,
+            MountCell::TAG,
+            HeldCell::TAG,
+            DeviceCell::TAG,
+            PlaceCell::TAG,
+        ];
         let strange = cells.iter().filter(|(tag, _)| !known.contains(tag));
         let lost = strange.flat_map(|(_, ids)| ids.iter().copied()).collect();
         let (taken, kept, losses) = (HashSet::new(), Vec::new(), LostObjects::default());
@@ -187,6 +196,15 @@ impl<'a> RegionReader<'a> {
             let mount = SourceMount::inherit(record, anchor, route, &table);
             mounts.insert(mount.index(), Arc::new(mount));
         }
+        for record in self.records::<DeviceCell>() {
+            match mounts.get(&record.mount.load(Relaxed)) {
+                Some(mount) => {
+                    self.kept.push(record.id());
+                    mount.inherit_device(record);
+                }
+                None => self.lost.push(record.id()),
+            }
+        }
         mounts
     }
 
@@ -194,6 +212,7 @@ impl<'a> RegionReader<'a> {
         let nodes = Nodes::empty(Arc::clone(self.region));
         let cells = self.cells.remove(&NodeCell::TAG).unwrap_or_default();
         nodes.reserve(cells.len());
+        let mut unnamed: HashSet<CellId> = self.cells.remove(&PlaceCell::TAG).unwrap_or_default().into_iter().collect();
         self.kept.reserve(cells.len());
         for cell in cells {
             let Some(record) = self.region.cells().find::<NodeCell>(cell) else { continue };
@@ -202,19 +221,27 @@ impl<'a> RegionReader<'a> {
             let is_forgotten = record.lookups.load(Relaxed) == 0 && id != NodeId::ROOT;
             let mount = mounts.get(&record.mount.load(Relaxed));
             let held = self.descriptor(record.held.load(Relaxed));
+            let place = place_cell(record).and_then(|first| places::read(self.region, first, id));
             let identity = FileIdentity::read(record).filter(|identity| match identity {
                 FileIdentity::Handle { .. } => !is_forgotten || (held.is_none() && record.nameless.load(Relaxed) == 0),
-                // The root gets its descriptor later (`keep_source`). Any other node without a handle needs its descriptor.
-                FileIdentity::Number { .. } => !is_forgotten && (held.is_some() || id == NodeId::ROOT),
+                // The root gets its descriptor later (`keep_source`). Any other node without a handle needs its descriptor or its place.
+                FileIdentity::Number { .. } => {
+                    !is_forgotten && (held.is_some() || place.is_some() || id == NodeId::ROOT)
+                }
             });
             let takes_in = |(identity, mount)| nodes.inherit(cell, &identity, mount, held, share);
             if identity.zip(mount).is_some_and(takes_in) {
                 self.kept.push(cell);
+                for cell in place.into_iter().flat_map(|(_, cells)| cells) {
+                    unnamed.remove(&cell);
+                    self.kept.push(cell);
+                }
             } else {
                 self.losses.nodes += usize::from(!is_forgotten);
                 self.lost.push(cell);
             }
         }
+        self.lost.extend(unnamed);
         nodes
     }
 

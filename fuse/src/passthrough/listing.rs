@@ -44,14 +44,10 @@ pub struct DirectoryEntry<'a> {
 }
 
 impl SourceListing {
-    /// Begins at the first entry.
+    /// A directory that another process may have read before. The first read seeks, also to the first entry: an open directory of btrfs has
+    /// the entries of its last seek, and the kernel may cache what the first read finds for callers that open the directory later.
     pub fn new(directory: OwnedFd) -> Self {
-        Self { directory, chunk: Vec::new(), position: 0, offset: Some(0) }
-    }
-
-    /// Begins at the offset that the first read names: another process may have read from this directory.
-    pub fn resume(directory: OwnedFd) -> Self {
-        Self { offset: None, ..Self::new(directory) }
+        Self { directory, chunk: Vec::new(), position: 0, offset: None }
     }
 
     /// The directory.

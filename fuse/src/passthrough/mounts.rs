@@ -3,14 +3,16 @@
 use std::collections::HashMap;
 use std::ffi::CStr;
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
-use std::sync::atomic::Ordering::{Relaxed, Release};
+use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, Mutex, Weak};
 
 use rustix::fs::{AtFlags, StatVfsMountFlags, Statx, StatxFlags, fstatvfs, statx};
 use rustix::io::Errno;
 
 use super::attributes::attributes_of_name;
+use super::devices::{device_of, next_index};
 use super::handle::FileHandle;
+use super::lasting_handles;
 use super::node::{FileIdentity, Node};
 use super::source_mount::{SourceMount, anchor};
 use super::state::{MountCell, no_memory};
@@ -61,8 +63,7 @@ impl SourceMounts {
             Some(handle) if mount.has_handles() => FileIdentity::Handle { mount: mount.index(), handle },
             _ => {
                 let found = statx(file, c"", AtFlags::EMPTY_PATH, StatxFlags::INO)?;
-                let device = (u64::from(found.stx_dev_major) << 32) | u64::from(found.stx_dev_minor);
-                FileIdentity::Number { mount: mount.index(), device, ino: found.stx_ino }
+                FileIdentity::Number { mount: mount.index(), device: device_of(&found), ino: found.stx_ino }
             }
         };
         Ok((identity, mount))
@@ -143,7 +144,8 @@ impl SourceMounts {
             None => restrictions_of(file)?,
         };
         // Done without the lock, so that a file system that hangs delays no other request.
-        let anchor = handle.and_then(|handle| anchor(file, handle));
+        let name = mounted.as_ref().map(|mounted| mounted.fs_type.as_str());
+        let anchor = handle.filter(|_| lasting_handles::lasts(name, file)).and_then(|handle| anchor(file, handle));
         self.add(id, anchor, restrictions, parent)
     }
 
@@ -160,9 +162,7 @@ impl SourceMounts {
             return Ok(mount);
         }
         known.retain(|_, mount| mount.strong_count() > 0);
-        let next = &self.region.header().counters.next_mount;
-        let index = next.load(Relaxed);
-        next.store(index.wrapping_add(1), Release);
+        let index = next_index(&self.region);
         let record = OwnedCell::new(&self.region, |cell: &MountCell| {
             cell.id.store(id, Relaxed);
             cell.index.store(index, Relaxed);

@@ -7,22 +7,29 @@
 //! All that podfs knows of a node is in the node's cell of the region, so that a successor has the same nodes. A [`Node`] exists
 //! only while a request, an open file or a kept descriptor uses it; [`Nodes`](super::nodes::Nodes) makes it from the cell.
 
+use std::ffi::OsStr;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 use std::sync::{Arc, Mutex, MutexGuard};
 
-use rustix::fs::{FileType, OFlags};
+use rustix::fs::{FileType, OFlags, Statx};
 use rustix::io::Errno;
 
 use super::descriptor::reopen;
+use super::devices::device_of;
 use super::handle::FileHandle;
 use super::nodes::SharedNodes;
 use super::open_node::OpenNode;
+use super::places::{self, NodePlace};
 use super::share::SharePlace;
 use super::source_mount::SourceMount;
-use super::state::{HANDLE_LENGTH, MAPPABLE, NO_HANDLE, NodeCell, recordable};
+use super::state::{HANDLE_LENGTH, MAPPABLE, NO_HANDLE, NodeCell, PLACE, recordable};
+use crate::region::cell_id::CellId;
 use crate::region::cells::CellRef;
 use crate::session::NodeId;
+
+/// The most directories above a node that the server goes through to find the node by its place.
+const LEVELS: usize = 256;
 
 /// The identity of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -34,7 +41,8 @@ pub enum FileIdentity {
         /// The file.
         handle: FileHandle,
     },
-    /// An inode number, which the file system does not use again while the node holds the file open.
+    /// An inode number, which the file system does not use again while the node holds the file open. A node that the server has to
+    /// find by its place may get the number of a deleted file.
     Number {
         /// The mount through which the server reached the file, as the volume numbers it.
         mount: u64,
@@ -146,8 +154,76 @@ impl Node {
         }
         match (self.mount.anchor(), self.handle()) {
             (Some(anchor), Some(handle)) => handle.open(anchor, flags),
-            _ => Err(Errno::STALE),
+            (None, Some(_)) => Err(Errno::STALE),
+            (_, None) => reopen(self.nodes.open_by_place(self, LEVELS)?.as_fd(), flags),
         }
+    }
+
+    /// Whether `found` can be the file of this node.
+    pub fn is_of(&self, found: &Statx) -> bool {
+        let is_same = match self.identity {
+            FileIdentity::Number { device, ino, .. } => (device_of(found), found.stx_ino) == (device, ino),
+            FileIdentity::Handle { .. } => true,
+        };
+        is_same && FileType::from_raw_mode(found.stx_mode.into()) == self.kind
+    }
+
+    /// Whether this inode number is the identity of the node.
+    pub fn has_number(&self, number: u64) -> bool {
+        matches!(self.identity, FileIdentity::Number { ino, .. } if ino == number)
+    }
+
+    /// The place at which the server finds the node again; `None` for a node with a handle, and for one that keeps its descriptor.
+    pub fn place(&self) -> Option<NodePlace> {
+        let _held = self.lock_held();
+        places::read(self.record.region(), self.place_cell()?, self.id).map(|(place, _)| place)
+    }
+
+    /// Records the place of a node without a handle. Without memory the node has none, and keeps its descriptor.
+    pub fn set_place(&self, parent: NodeId, name: &OsStr) {
+        let _held = self.lock_held();
+        let region = self.record.region();
+        let before = self.place_cell();
+        let known = before.and_then(|first| places::read(region, first, self.id));
+        if known.is_some_and(|(known, _)| known.parent == parent && *known.name == *name) {
+            return;
+        }
+        let place = places::record(region, self.id, parent, name).map_or(0, CellId::to_word);
+        self.replace_place(place, before);
+    }
+
+    /// The node keeps its descriptor from now on, because it loses its name.
+    pub fn forget_place(&self) {
+        let _held = self.lock_held();
+        if let Some(before) = self.place_cell() {
+            self.replace_place(0, Some(before));
+        }
+    }
+
+    fn replace_place(&self, place: u64, before: Option<CellId>) {
+        self.record.handle[PLACE].store(place, Release);
+        if let Some(before) = before {
+            places::free(self.record.region(), before, self.id);
+        }
+    }
+
+    /// The first cell of the node's place.
+    fn place_cell(&self) -> Option<CellId> {
+        place_cell(&self.record)
+    }
+
+    /// Closes the kept descriptor, if the server can find the node again.
+    pub fn let_go_if_placed(&self) {
+        let held = {
+            let mut held = self.lock_held();
+            let place = self.place_cell().and_then(|first| places::read(self.record.region(), first, self.id));
+            if place.is_none() {
+                return;
+            }
+            self.record.held.store(0, Release);
+            held.take()
+        };
+        drop(held);
     }
 
     /// Gives up the kept descriptor, if there is one.
@@ -200,6 +276,12 @@ pub fn is_special(kind: FileType) -> bool {
     matches!(kind, FileType::Fifo | FileType::Socket | FileType::CharacterDevice | FileType::BlockDevice)
 }
 
+/// The first cell of the place of the node in `cell`, which may have a handle.
+pub fn place_cell(cell: &NodeCell) -> Option<CellId> {
+    let has_handle = cell.form.load(Relaxed) & HANDLE_LENGTH != NO_HANDLE;
+    if has_handle { None } else { CellId::from_word(cell.handle[PLACE].load(Acquire)) }
+}
+
 impl Drop for Node {
     fn drop(&mut self) {
         // The cell names the kept descriptor, so this frees the cell before the descriptor is closed.
@@ -216,6 +298,7 @@ impl FileIdentity {
             Self::Number { device, ino, .. } => {
                 cell.handle[0].store(*device, Relaxed);
                 cell.handle[1].store(*ino, Relaxed);
+                cell.handle[PLACE].store(0, Relaxed);
             }
         }
     }

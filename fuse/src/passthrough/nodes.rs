@@ -20,7 +20,7 @@
 
 use std::collections::HashMap;
 use std::hash::BuildHasher;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::ptr;
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
@@ -28,11 +28,13 @@ use std::sync::{Arc, Mutex, MutexGuard, Weak};
 
 use hashbrown::HashTable;
 use lru::LruCache;
-use rustix::fs::FileType;
+use rustix::fs::{FileType, Mode, OFlags, openat};
 use rustix::io::Errno;
 
+use super::attributes::attributes_of;
 use super::hashing::{HashKey, random};
-use super::node::{FileIdentity, Node, is_special};
+use super::node::{FileIdentity, Node, is_special, place_cell};
+use super::places::{self, NodePlace};
 use super::share::Share;
 use super::source_mount::SourceMount;
 use super::state::{MAPPABLE, NodeCell, no_memory};
@@ -165,9 +167,17 @@ impl Nodes {
 
     /// The node of that number.
     pub fn get(&self, id: NodeId) -> Option<Arc<Node>> {
-        let mut tables = self.0.lock();
-        let cell = self.0.find_id(&tables, id)?;
-        self.0.node(&mut tables, cell)
+        self.0.get(id)
+    }
+
+    /// The nodes without a handle that keep a descriptor.
+    pub fn held(&self) -> Vec<NodeId> {
+        let tables = self.0.lock();
+        let nodes: Vec<_> = tables.in_use.values().filter_map(Weak::upgrade).collect();
+        // The last reference to a node is dropped when the tables are not locked.
+        drop(tables);
+        let is_held = |node: &&Arc<Node>| node.id != NodeId::ROOT && node.handle().is_none() && node.held().is_some();
+        nodes.iter().filter(is_held).map(|node| node.id).collect()
     }
 
     /// Whether the kernel knows the node of that number.
@@ -196,10 +206,13 @@ impl Nodes {
         let known = self.0.find_identity(&tables, &found.identity);
         let known = known.filter(|cell| {
             let cell = *cell;
-            let is_another = self.0.cell(cell).lookups.load(Relaxed) == 0 && !self.0.cell(cell).is_of(found.kind);
-            if is_another {
+            let is_another = !self.0.cell(cell).is_of(found.kind);
+            if is_another && self.0.cell(cell).lookups.load(Relaxed) == 0 {
                 // The file system has given the handle of a deleted file to another file.
                 removed = self.0.remove(&mut tables, cell);
+            } else if is_another {
+                // The kernel still knows the deleted file.
+                self.0.remove_identity(&mut tables, cell);
             }
             !is_another
         });
@@ -268,7 +281,7 @@ impl Drop for Nodes {
             let open = node.open().take();
             drop(open);
         }
-        by_id.into_iter().for_each(|cell| self.0.region.cells().free(cell));
+        by_id.into_iter().for_each(|cell| self.0.free(cell));
         drop(mounts);
     }
 }
@@ -422,9 +435,7 @@ impl SharedNodes {
         if let Ok(entry) = tables.by_id.find_entry(self.hash_of_id(cell), own) {
             entry.remove();
         }
-        if let Ok(entry) = tables.by_identity.find_entry(self.hash_of_identity(cell), own) {
-            entry.remove();
-        }
+        self.remove_identity(tables, cell);
         // If a request uses the node, its last user frees the cell.
         let is_used = tables.in_use.contains_key(&cell);
         RemovedEntries { cell: (!is_used).then_some(cell), mount: None, has_shrunk: self.shrink(tables) }
@@ -445,7 +456,7 @@ impl SharedNodes {
     /// Frees a removed cell and mount. The caller does not hold the lock on the tables.
     fn give_back(&self, removed: RemovedEntries) {
         if let Some(cell) = removed.cell {
-            self.region.cells().free(cell);
+            self.free(cell);
         }
         drop(removed.mount);
         if removed.has_shrunk {
@@ -455,6 +466,47 @@ impl SharedNodes {
             unsafe {
                 libc::malloc_trim(0)
             };
+        }
+    }
+
+    /// Frees the cell of a node, and those of its place.
+    fn free(&self, cell: CellId) {
+        let (id, place) = (NodeId(self.cell(cell).id.load(Relaxed)), place_cell(self.cell(cell)));
+        self.region.cells().free(cell);
+        if let Some(place) = place {
+            places::free(&self.region, place, id);
+        }
+    }
+
+    fn get(self: &Arc<Self>, id: NodeId) -> Option<Arc<Node>> {
+        let mut tables = self.lock();
+        let cell = self.find_id(&tables, id)?;
+        self.node(&mut tables, cell)
+    }
+
+    /// Opens a node without a handle by its place, with `O_PATH`. `levels` limits the number of directories above it.
+    ///
+    /// # Errors
+    /// `ESTALE` when the place has another file or none, and those of `open(2)`.
+    pub fn open_by_place(self: &Arc<Self>, node: &Node, levels: usize) -> Result<OwnedFd, Errno> {
+        let levels = levels.checked_sub(1).ok_or(Errno::STALE)?;
+        let NodePlace { parent, name } = node.place().ok_or(Errno::STALE)?;
+        let parent = self.get(parent).ok_or(Errno::STALE)?;
+        let directory = match parent.held() {
+            Some(held) => held,
+            None if parent.handle().is_some() => Arc::new(parent.reopen(OFlags::PATH)?),
+            None => Arc::new(self.open_by_place(&parent, levels)?),
+        };
+        let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let opened = openat(&*directory, &*name, flags, Mode::empty());
+        let file = opened.map_err(|errno| if errno == Errno::NOENT { Errno::STALE } else { errno })?;
+        if node.is_of(&attributes_of(file.as_fd())?) { Ok(file) } else { Err(Errno::STALE) }
+    }
+
+    /// Takes a cell out of the table by identity: another file has the identity now.
+    fn remove_identity(&self, tables: &mut NodeTables, cell: CellId) {
+        if let Ok(entry) = tables.by_identity.find_entry(self.hash_of_identity(cell), |other| *other == cell) {
+            entry.remove();
         }
     }
 

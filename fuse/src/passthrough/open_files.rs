@@ -120,7 +120,7 @@ impl OpenDirectory {
         taken: SharePlace,
     ) -> Self {
         let with_attributes = record.flags.load(Relaxed) & WITH_ATTRIBUTES != 0;
-        let listing = Mutex::new(directory.map(SourceListing::resume));
+        let listing = Mutex::new(directory.map(SourceListing::new));
         Self { record, node, listing, with_attributes, _taken: taken }
     }
 
@@ -135,7 +135,7 @@ impl OpenDirectory {
             empty => {
                 let directory = recordable(self.node.reopen(OFlags::RDONLY | OFlags::DIRECTORY)?);
                 self.record.descriptor.store(directory.as_raw_fd().cast_unsigned(), Release);
-                empty.insert(SourceListing::resume(directory))
+                empty.insert(SourceListing::new(directory))
             }
         };
         act(listing)

@@ -13,21 +13,20 @@
 
 use std::collections::HashMap;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::{Relaxed, Release};
 use std::sync::{Arc, OnceLock};
 
 use rustix::fs::{AtFlags, FileType, Mode, OFlags, StatxFlags, openat, statx};
 
 use super::descriptor::reopen;
+use super::devices::MountDevices;
 use super::handle::FileHandle;
 use super::hashing::HashKey;
 use super::listing::SourceListing;
-use super::state::{MountCell, recordable};
+use super::state::{DeviceCell, MountCell, recordable};
 use crate::mount::table::{MountTableEntry, Restrictions};
 use crate::region::cells::OwnedCell;
-
-/// The bits of a shown inode number from this one on distinguish the mounts of the source.
-const INDEX_SHIFT: u32 = 48;
 
 /// A mount of the source: the mount that the source directory is on, or a mount below it.
 #[derive(Debug)]
@@ -43,6 +42,9 @@ pub struct SourceMount {
     /// Leads to a file of the mount, to reopen an anchor that no process has any more.
     route: Option<MountRoute>,
     restrictions: Restrictions,
+    devices: MountDevices,
+    /// Whether a request has listed a file of the mount.
+    is_listed: AtomicBool,
 }
 
 /// How the server finds a file of a mount.
@@ -96,10 +98,31 @@ impl MountRoute {
 }
 
 impl SourceMount {
-    /// The inode number that the volume shows for the file `ino` of this mount. Two files of the volume never show the same
-    /// number, as long as the inode numbers of the source have no more than 48 bits.
-    pub fn ino(&self, ino: u64) -> u64 {
-        ino ^ (self.index << INDEX_SHIFT)
+    /// The inode number that the volume shows for the file `ino` of `device`, which is on this mount. Two files of the volume never
+    /// show the same number ([`devices`](super::devices) names the limit).
+    pub fn ino(&self, device: u64, ino: u64) -> u64 {
+        self.devices.shown(device, ino, self.record.region())
+    }
+
+    /// As [`ino`](Self::ino), for a listed file. `None` for the first device.
+    pub fn listed_ino(&self, device: Option<u64>, ino: u64) -> u64 {
+        device.map_or_else(|| self.devices.shown_of_first(ino), |device| self.ino(device, ino))
+    }
+
+    /// Whether files of this mount are known to have several devices.
+    pub fn has_several_devices(&self) -> bool {
+        self.devices.are_several()
+    }
+
+    /// Takes over a device that a dead server left.
+    pub fn inherit_device(&self, record: OwnedCell<DeviceCell>) {
+        self.devices.inherit(record);
+    }
+
+    /// Whether the device of a listed file has to be read from the file. Without handles, files may have other devices than their
+    /// directory, as in an overlayfs with `xino=off`: the first file that is listed shows that.
+    pub fn has_devices_by_file(&self) -> bool {
+        !self.has_handles() && (self.has_several_devices() || !self.is_listed.swap(true, Relaxed))
     }
 
     /// A mount that no request has reached before. `record` describes it.
@@ -114,6 +137,8 @@ impl SourceMount {
             anchor: anchor.map(OnceLock::from).unwrap_or_default(),
             route: None,
             restrictions,
+            devices: MountDevices::new(index),
+            is_listed: AtomicBool::new(false),
         }
     }
 
@@ -129,7 +154,16 @@ impl SourceMount {
         // is unreachable, all volumes of the pod would wait for it.
         let listed = table.iter().find(|mounted| mounted.id == id).map(|mounted| mounted.restrictions);
         let restrictions = if index == 0 { Restrictions::default() } else { listed.unwrap_or(Restrictions::ALL) };
-        SourceMount { record, id, index, anchor: anchor.map(OnceLock::from).unwrap_or_default(), route, restrictions }
+        SourceMount {
+            record,
+            id,
+            index,
+            anchor: anchor.map(OnceLock::from).unwrap_or_default(),
+            route,
+            restrictions,
+            devices: MountDevices::new(index),
+            is_listed: AtomicBool::new(false),
+        }
     }
 
     /// The id of the mount, as `/proc/self/mountinfo` has it.

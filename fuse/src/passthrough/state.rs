@@ -26,8 +26,14 @@ pub const HANDLE_WORDS: usize = 9;
 pub const HANDLE_LENGTH: u32 = 0xfff;
 /// Bit of a node's `form`: callers may store through a mapping of the file, without any request.
 pub const MAPPABLE: u32 = 1 << 16;
-/// The value of [`HANDLE_LENGTH`] for a node without a handle. The words then hold the device and the file's inode number.
+/// The value of [`HANDLE_LENGTH`] for a node without a lasting handle. The words then hold the device, the file's inode number, and the
+/// [`PlaceCell`] at [`PLACE`].
 pub const NO_HANDLE: u32 = HANDLE_LENGTH;
+/// Of a node without a lasting handle: the word that names the first [`PlaceCell`], or is 0. An earlier podfs leaves any value there, but
+/// has no such cells.
+pub const PLACE: usize = 2;
+/// Words of a name in one [`PlaceCell`].
+pub const PLACE_WORDS: usize = 12;
 
 shared! {
     /// A node.
@@ -104,6 +110,30 @@ shared! {
         handle_kind: AtomicU32,
         handle: [AtomicU64; HANDLE_WORDS],
     }
+    /// A device that files of a mount have.
+    pub(crate) struct DeviceCell {
+        tag: AtomicU32,
+        spare: AtomicU32,
+        /// The mount, as the volume numbers it.
+        mount: AtomicU64,
+        /// The device's `st_dev`: major number in the upper half, minor number in the lower half.
+        device: AtomicU64,
+        /// The volume's number for the device on that mount.
+        index: AtomicU64,
+    }
+    /// The directory and the name by which a node can be found again, or a further part of the name.
+    pub(crate) struct PlaceCell {
+        tag: AtomicU32,
+        /// Bytes of the name in this cell and those behind it.
+        length: AtomicU32,
+        /// The node.
+        node: AtomicU64,
+        /// The directory's node.
+        parent: AtomicU64,
+        /// The cell with the next part of the name; 0 for none.
+        next: AtomicU64,
+        name: [AtomicU64; PLACE_WORDS],
+    }
 }
 
 /// Of an open file: it was opened with `O_APPEND`.
@@ -145,6 +175,14 @@ impl CellContent for MountCell {
 
 impl CellContent for HeldCell {
     const TAG: u32 = 5;
+}
+
+impl CellContent for DeviceCell {
+    const TAG: u32 = 6;
+}
+
+impl CellContent for PlaceCell {
+    const TAG: u32 = 7;
 }
 
 /// The numbers of all descriptors that a successor needs, in order.

@@ -30,10 +30,11 @@ use std::sync::atomic::Ordering::{Relaxed, Release};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::time::Instant;
 
-use rustix::fs::{FileType, Mode, OFlags, Statx, openat};
+use rustix::fs::{AtFlags, FileType, Mode, OFlags, Statx, StatxFlags, openat, statx};
 use rustix::io::Errno;
 
 use super::attributes::{attributes_of, bytes_taken, kind};
+use super::devices::device_of;
 use super::extents;
 use super::listing::SourceListing;
 use super::node::Node;
@@ -288,7 +289,7 @@ fn taken_below(source: BorrowedFd<'_>) -> Result<u64, Errno> {
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         openat(at, name, flags, Mode::empty()).map(SourceListing::new)
     }
-    let mut measured = MeasuredTree { device: device(&attributes_of(source)?), counted: HashSet::new(), total: 0 };
+    let mut measured = MeasuredTree { mount: place_of(&look_at(source)?).0, counted: HashSet::new(), total: 0 };
     let mut current = open(source, OsStr::new("."))?;
     let mut levels = vec![measured.read(&mut current)?];
     while let Some(level) = levels.last_mut() {
@@ -300,7 +301,7 @@ fn taken_below(source: BorrowedFd<'_>) -> Result<u64, Errno> {
         levels.pop();
         let Some(above) = levels.last() else { break };
         current = open(current.directory(), OsStr::new(".."))?;
-        if attributes_of(current.directory())?.stx_ino != above.ino {
+        if place_of(&look_at(current.directory())?) != above.place {
             // Another process has moved a directory.
             return Err(Errno::STALE);
         }
@@ -310,15 +311,15 @@ fn taken_below(source: BorrowedFd<'_>) -> Result<u64, Errno> {
 
 /// A tree that is being measured.
 struct MeasuredTree {
-    device: (u32, u32),
-    /// The inode numbers of the files that are in `total`: a file may have several names.
-    counted: HashSet<u64>,
+    mount: u64,
+    /// The files that are in `total`: a file may have several names.
+    counted: HashSet<FilePlace>,
     total: u64,
 }
 
 /// A directory on the way from the source to the directory that is read.
 struct MeasuredDirectory {
-    ino: u64,
+    place: FilePlace,
     /// The names of its directories that are not measured yet.
     directories: Vec<OsString>,
 }
@@ -333,8 +334,8 @@ impl MeasuredTree {
             }
             let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
             let file = openat(at, entry.name, flags, Mode::empty())?;
-            let found = attributes_of(file.as_fd())?;
-            if device(&found) != self.device || !self.counted.insert(found.stx_ino) {
+            let found = look_at(file.as_fd())?;
+            if place_of(&found).0 != self.mount || !self.counted.insert(place_of(&found)) {
                 return Ok(true);
             }
             self.total += bytes_taken(&found);
@@ -343,12 +344,19 @@ impl MeasuredTree {
             }
             Ok(true)
         })?;
-        Ok(MeasuredDirectory { ino: attributes_of(directory.directory())?.stx_ino, directories })
+        Ok(MeasuredDirectory { place: place_of(&look_at(directory.directory())?), directories })
     }
 }
 
-fn device(found: &Statx) -> (u32, u32) {
-    (found.stx_dev_major, found.stx_dev_minor)
+/// Mount, device and inode number of a file. Files of one mount may have several devices.
+type FilePlace = (u64, u64, u64);
+
+fn look_at(file: BorrowedFd<'_>) -> Result<Statx, Errno> {
+    statx(file, c"", AtFlags::EMPTY_PATH, StatxFlags::BASIC_STATS | StatxFlags::MNT_ID)
+}
+
+fn place_of(found: &Statx) -> FilePlace {
+    (found.stx_mnt_id, device_of(found), found.stx_ino)
 }
 
 #[cfg(test)]

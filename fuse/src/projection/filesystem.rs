@@ -180,7 +180,7 @@ impl ProjectionFilesystem {
     /// Sends bytes to the kernel directly from the image.
     fn read(&self, node: NodeId, arguments: &ReadIn, exchange: &Exchange<'_>) -> Result<Answer, Errno> {
         let (image, content) = self.tree.lock().content(node)?;
-        Ok(exchange.send(requested_part(&image.bytes()[content], arguments)))
+        Ok(exchange.send(requested_part(image.served(content), arguments)))
     }
 
     fn list(&self, node: NodeId, arguments: &ReadIn, buffer: &mut Vec<u8>) -> Result<Answer, Errno> {

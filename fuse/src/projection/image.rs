@@ -4,8 +4,9 @@
 //! Header | Node × nodes | names | content | lookup count × nodes
 //! ```
 //!
-//! The supervisor writes an image once, and both processes read it in place. So a generation with a thousand keys costs the server
-//! no time before the first lookup. Node 0 is the generation's own directory. The children of a directory are
+//! The supervisor writes an image once. Each process has a copy of the index and the names, which it has checked: a container may have
+//! taken over the server, which can write the memory file. The supervisor also copies content that it compares; only the server reads
+//! content in place, to answer. Node 0 is the generation's own directory. The children of a directory are
 //! consecutive nodes, sorted by name: a lookup is a binary search and a listing is a slice.
 //!
 //! The bytes of an image depend only on its payload, so payloads are equal if and only if their images are. This does not
@@ -18,7 +19,8 @@ use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::AtomicU64;
 
-use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
+use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout};
+use zeroize::Zeroizing;
 
 use super::memory::{Block, KeptBytes};
 
@@ -111,7 +113,7 @@ impl RawNode {
 /// The layout of a payload without its copy, to compare it with an [`Image`] or to make one.
 pub struct ImageLayout<'a> {
     nodes: Vec<RawNode>,
-    names: Vec<u8>,
+    names: String,
     contents: Vec<&'a [u8]>,
     content_size: u64,
 }
@@ -126,7 +128,7 @@ impl<'a> ImageLayout<'a> {
         for entry in entries {
             root.insert(entry)?;
         }
-        let mut layout = Self { nodes: Vec::new(), names: Vec::new(), contents: Vec::new(), content_size: 0 };
+        let mut layout = Self { nodes: Vec::new(), names: String::new(), contents: Vec::new(), content_size: 0 };
         layout.push_tree(&root, directories)?;
         Ok(layout)
     }
@@ -161,7 +163,7 @@ impl<'a> ImageLayout<'a> {
                 };
                 node.name = u32::try_from(self.names.len()).map_err(|_| ImageError::TooLarge)?;
                 node.name_length = u16::try_from(name.len()).map_err(|_| ImageError::TooLarge)?;
-                self.names.extend_from_slice(name.as_bytes());
+                self.names.push_str(name);
                 self.nodes.push(node);
             }
         }
@@ -188,21 +190,11 @@ impl<'a> ImageLayout<'a> {
 
     /// Whether `image` shows exactly this payload: paths, bytes, modes and owners.
     pub fn equals(&self, image: &Image) -> bool {
-        let shown = image.block.bytes();
-        let index = self.index_size();
+        // The content comes last, because it has to be copied from the memory file.
         image.content.len() as u64 == self.content_size
-            && image.content.start == index
-            && shown[size_of::<ImageHeader>()..][..self.nodes.as_bytes().len()] == *self.nodes.as_bytes()
-            && shown[image.names.clone()] == *self.names
-            && self
-                .contents
-                .iter()
-                .scan(index, |at, content| {
-                    let start = *at;
-                    *at += content.len();
-                    Some(shown[start..*at] == **content)
-                })
-                .all(|equal| equal)
+            && image.nodes.as_bytes() == self.nodes.as_bytes()
+            && *image.names == *self.names
+            && image.reader(image.content.clone()).has_all(&self.contents)
     }
 
     /// Copies the payload into a new image, which this process then owns.
@@ -213,13 +205,12 @@ impl<'a> ImageLayout<'a> {
             names: self.names.len() as u64,
             content: self.content_size,
         };
-        let mut parts = vec![header.as_bytes(), self.nodes.as_bytes(), &self.names];
+        let mut parts = vec![header.as_bytes(), self.nodes.as_bytes(), self.names.as_bytes()];
         parts.extend(&self.contents);
-        Image::read(Block::new(&parts, self.nodes.len())?)
-    }
-
-    fn index_size(&self) -> usize {
-        size_of::<ImageHeader>() + self.nodes.as_bytes().len() + self.names.len()
+        let start: usize = parts[..3].iter().map(|part| part.len()).sum();
+        let content = start..start + self.contents.iter().map(|content| content.len()).sum::<usize>();
+        let block = Block::new(&parts, self.nodes.len())?;
+        Ok(Image::with_index(block, self.nodes.clone().into(), self.names.as_str().into(), content))
     }
 }
 
@@ -263,9 +254,10 @@ impl<'a> NameTree<'a> {
 /// A payload in shared memory, ready to be served.
 pub struct Image {
     block: Block,
-    names: Range<usize>,
+    nodes: Box<[RawNode]>,
+    names: Box<str>,
+    /// The bytes of the block that are content.
     content: Range<usize>,
-    nodes: usize,
 }
 
 /// Index of a directory or file within its image; 0 is the generation's own directory.
@@ -276,7 +268,7 @@ pub(crate) type Index = u32;
 pub(crate) enum ImageNodeKind {
     /// Its children are the nodes with these indexes, sorted by name.
     Directory { children: Range<Index>, subdirectories: u32 },
-    /// Its bytes are these of [`Image::bytes`].
+    /// Its bytes are these of the image: [`Image::served`], [`Image::copied`].
     File { content: Range<usize> },
 }
 
@@ -305,7 +297,8 @@ impl Image {
     }
 
     fn read(mut block: Block) -> io::Result<Self> {
-        let (header, _) = ImageHeader::read_from_prefix(block.bytes()).map_err(|_| not_an_image())?;
+        let mut header = ImageHeader::new_zeroed();
+        block.read(0, header.as_mut_bytes()).map_err(|_| not_an_image())?;
         let nodes = usize::try_from(header.nodes).ok().filter(|nodes| *nodes > 0 && u32::try_from(*nodes).is_ok());
         let [name @ .., version] = header.magic.to_ne_bytes();
         if name == *b"podfs\0\0" && version > 1 {
@@ -322,18 +315,26 @@ impl Image {
             let names_end = index_end.checked_add(usize::try_from(header.names).ok()?)?;
             let end = names_end.checked_add(usize::try_from(header.content).ok()?)?;
             // The bytes between the content and the counters are padding.
-            let whole = end.checked_next_multiple_of(size_of::<AtomicU64>()) == Some(block.bytes().len());
+            let whole = end.checked_next_multiple_of(size_of::<AtomicU64>()) == Some(block.length());
             whole.then_some((index_end..names_end, names_end..end))
         };
         let (names, content) = layout().ok_or_else(not_an_image)?;
+        let mut index = vec![RawNode::new_zeroed(); nodes];
+        block.read(size_of::<ImageHeader>(), index.as_mut_bytes())?;
+        let mut text = vec![0; names.len()];
+        block.read(names.start, &mut text)?;
+        let text = String::from_utf8(text).map_err(|_| not_an_image())?;
+        Ok(Self::with_index(block, index.into(), text.into(), content))
+    }
+
+    fn with_index(mut block: Block, nodes: Box<[RawNode]>, names: Box<str>, content: Range<usize>) -> Self {
         block.keep(KeptBytes { length: content.start, mark: ZEROED });
-        Ok(Self { block, names, content, nodes })
+        Self { block, nodes, names, content }
     }
 
     /// Checks that all references of the index are inside the image, parents are correct, and names are sorted.
     fn check(&self) -> io::Result<()> {
-        let nodes = self.index();
-        let names = str::from_utf8(&self.block.bytes()[self.names.clone()]).map_err(|_| not_an_image())?;
+        let (nodes, names) = (&self.nodes, &self.names);
         let name = |node: &RawNode| names.get(node.name as usize..node.name as usize + usize::from(node.name_length));
         let whole = nodes.iter().enumerate().all(|(position, node)| {
             let Some(end) = node.start.checked_add(node.length) else { return false };
@@ -353,17 +354,18 @@ impl Image {
 
     /// Whether the owner has zeroed the content, because no process uses it any more.
     pub(crate) fn is_zeroed(&self) -> bool {
-        self.block.bytes().first_chunk() == Some(&ZEROED.to_ne_bytes())
+        let mut first = [0; size_of::<u64>()];
+        self.block.read(0, &mut first).is_ok_and(|()| first == ZEROED.to_ne_bytes())
     }
 
     /// Number of directories and files, the generation's own directory included.
     pub(crate) fn nodes(&self) -> Index {
-        self.nodes as Index
+        self.nodes.len() as Index
     }
 
     /// The node at `index`, if there is one.
     pub(crate) fn node(&self, index: Index) -> Option<ImageNode> {
-        let node = self.index().get(index as usize)?;
+        let node = self.nodes.get(index as usize)?;
         let kind = if node.is_directory() {
             let children = node.start as Index..(node.start + node.length) as Index;
             ImageNodeKind::Directory { children, subdirectories: node.subdirectories }
@@ -379,14 +381,14 @@ impl Image {
         let ImageNodeKind::Directory { children, .. } = self.node(directory)?.kind else {
             return None;
         };
-        let nodes = &self.index()[children.start as usize..children.end as usize];
-        let found = nodes.binary_search_by(|node| self.raw_name_of(node).cmp(name)).ok()?;
+        let nodes = &self.nodes[children.start as usize..children.end as usize];
+        let found = nodes.binary_search_by(|node| self.name_of(node).as_bytes().cmp(name)).ok()?;
         Some(children.start + found as Index)
     }
 
     /// The last element of the path of `index`; empty for the generation's own directory.
     pub(crate) fn name(&self, index: Index) -> &str {
-        str::from_utf8(self.raw_name(index as usize)).expect("names are checked when an image is read")
+        self.name_of(&self.nodes[index as usize])
     }
 
     /// The path of `index` below the generation's own directory.
@@ -395,7 +397,7 @@ impl Image {
         let mut at = index;
         while at != 0 {
             elements.push(self.name(at));
-            at = self.index()[at as usize].parent;
+            at = self.nodes[at as usize].parent;
         }
         elements.reverse();
         elements.join("/")
@@ -403,12 +405,12 @@ impl Image {
 
     /// Whether the node at `index` is a directory.
     pub(crate) fn is_directory(&self, index: Index) -> bool {
-        self.index()[index as usize].is_directory()
+        self.nodes[index as usize].is_directory()
     }
 
     /// The directory with the entry `index`. The parent of the generation's own directory is that directory itself.
     pub(crate) fn parent(&self, index: Index) -> Index {
-        self.index()[index as usize].parent
+        self.nodes[index as usize].parent
     }
 
     /// The names directly below the generation's own directory, each with its owner: the owner of the
@@ -433,9 +435,31 @@ impl Image {
         }
     }
 
-    /// All bytes. The ranges of [`ImageNodeKind::File`] refer to them.
-    pub(crate) fn bytes(&self) -> &[u8] {
-        self.block.bytes()
+    /// The bytes of a file in place. Only the server may call this, to send them to the kernel.
+    pub(crate) fn served(&self, content: Range<usize>) -> &[u8] {
+        &self.block.served()[content]
+    }
+
+    /// A copy of the bytes of a file.
+    pub(crate) fn copied(&self, content: Range<usize>) -> io::Result<Zeroizing<Vec<u8>>> {
+        let mut bytes = Zeroizing::new(vec![0; content.len()]);
+        self.block.read(content.start, &mut bytes)?;
+        Ok(bytes)
+    }
+
+    /// Whether a file has these bytes.
+    pub(crate) fn has_bytes(&self, content: Range<usize>, bytes: &[u8]) -> bool {
+        content.len() == bytes.len() && self.reader(content).has_all(&[bytes])
+    }
+
+    /// Whether these bytes are a part of the content.
+    pub(crate) fn contains(&self, content: &Range<usize>) -> bool {
+        self.content.start <= content.start && content.start <= content.end && content.end <= self.content.end
+    }
+
+    fn reader(&self, content: Range<usize>) -> ContentReader<'_> {
+        let buffer = Zeroizing::new(vec![0; content.len().min(ContentReader::LONGEST_PART)]);
+        ContentReader { block: &self.block, content, buffer, unread: 0..0 }
     }
 
     /// The kernel's lookup count of each node. Shared by all processes that have the image.
@@ -450,7 +474,7 @@ impl Image {
 
     /// Its memory in bytes.
     pub(crate) fn memory(&self) -> u64 {
-        (self.block.bytes().len() + size_of_val(self.block.counters())) as u64
+        (self.block.length() + size_of_val(self.block.counters())) as u64
     }
 
     /// Makes this process the owner, which zeroes the image when it drops it.
@@ -463,18 +487,52 @@ impl Image {
         self.block.disown();
     }
 
-    fn index(&self) -> &[RawNode] {
-        let bytes = &self.block.bytes()[size_of::<ImageHeader>()..self.names.start];
-        <[RawNode]>::ref_from_bytes(bytes).expect("the index is whole and aligned, as checked when it was read")
+    fn name_of(&self, node: &RawNode) -> &str {
+        let start = node.name as usize;
+        &self.names[start..start + usize::from(node.name_length)]
+    }
+}
+
+/// Copies content part by part, to compare it.
+struct ContentReader<'a> {
+    block: &'a Block,
+    /// The bytes that are not in the buffer yet.
+    content: Range<usize>,
+    buffer: Zeroizing<Vec<u8>>,
+    /// The bytes of the buffer that are not compared yet.
+    unread: Range<usize>,
+}
+
+impl ContentReader<'_> {
+    const LONGEST_PART: usize = 64 << 10;
+
+    /// Whether the next bytes are these, one after the other. There are as many.
+    fn has_all(mut self, contents: &[&[u8]]) -> bool {
+        contents.iter().all(|content| self.has(content))
     }
 
-    fn raw_name(&self, index: usize) -> &[u8] {
-        self.raw_name_of(&self.index()[index])
+    fn has(&mut self, mut expected: &[u8]) -> bool {
+        while !expected.is_empty() {
+            if self.unread.is_empty() && self.fill().is_err() {
+                return false;
+            }
+            let length = expected.len().min(self.unread.len());
+            let (now, later) = expected.split_at(length);
+            if length == 0 || self.buffer[self.unread.start..][..length] != *now {
+                return false;
+            }
+            self.unread.start += length;
+            expected = later;
+        }
+        true
     }
 
-    fn raw_name_of(&self, node: &RawNode) -> &[u8] {
-        let start = self.names.start + node.name as usize;
-        &self.block.bytes()[start..start + usize::from(node.name_length)]
+    fn fill(&mut self) -> io::Result<()> {
+        let length = self.buffer.len().min(self.content.len());
+        self.block.read(self.content.start, &mut self.buffer[..length])?;
+        self.content.start += length;
+        self.unread = 0..length;
+        Ok(())
     }
 }
 

@@ -1,5 +1,9 @@
 //! Memory that two processes share, and that its owner zeroes.
 //!
+//! Both processes can write a block, and a container may have taken over the server. So the supervisor copies what it reads
+//! ([`Block::read`], pread(2)): a process that changes the bytes meanwhile changes neither a copy nor a slice. Only the server reads the
+//! bytes in place ([`Block::served`]), to send them to the kernel: the supervisor writes a block only when no server uses it any more.
+//!
 //! A block is a sealed memory file (`memfd_create(2)`): it cannot be resized, so a mapping of it
 //! never causes SIGBUS. Its pages are locked against swap. The owner of the block overwrites them with zeros when it drops it. The
 //! owner is the process that made the block, until it sends the descriptor to the other one.
@@ -14,14 +18,14 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use memmap2::{MmapOptions, MmapRaw};
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, fstat, ftruncate, memfd_create};
-use rustix::io::Errno;
+use rustix::io::{Errno, pread, pwrite, retry_on_intr};
 
 use crate::memory_lock::wipe;
 
 /// A shared, locked, fixed-size block of memory.
 pub(crate) struct Block {
     file: OwnedFd,
-    /// All bytes of the file. Only `drop` writes them, when no other thread can reach them; the counters are atomic.
+    /// All bytes of the file. The counters are atomic.
     mapping: MmapRaw,
     /// The number of bytes of counters at its end.
     counted: usize,
@@ -40,6 +44,10 @@ pub(crate) struct KeptBytes {
 }
 
 const COUNTER: usize = size_of::<AtomicU64>();
+/// Most bytes of a block of another process: no payload of Kubernetes has so many.
+const MOST_BYTES: usize = 256 << 20;
+/// How many bytes are zeroed at once.
+const ZEROS: [u8; 4096] = [0; 4096];
 
 impl Block {
     /// A block with `parts`, one after the other, and this number of counters, which are 0.
@@ -59,7 +67,8 @@ impl Block {
         if !seals.contains(SealFlags::SHRINK) {
             return Err(io::Error::new(io::ErrorKind::InvalidData, "the memory file is not sealed against shrinking"));
         }
-        let length = usize::try_from(fstat(&file)?.st_size).map_err(io::Error::other)?;
+        let length = usize::try_from(fstat(&file)?.st_size).ok().filter(|length| *length <= MOST_BYTES);
+        let length = length.ok_or_else(|| io::Error::new(io::ErrorKind::InvalidData, "the memory file is too long"))?;
         Self::map(file, length)
     }
 
@@ -82,11 +91,35 @@ impl Block {
         Ok(())
     }
 
-    /// The bytes, followed by up to seven zeros.
-    pub(crate) fn bytes(&self) -> &[u8] {
-        // SAFETY: the mapping has that length, and the kernel has initialised it. While the block can be borrowed, only its
-        // counters are written, and the slice excludes them.
-        unsafe { slice::from_raw_parts(self.mapping.as_ptr(), self.mapping.len() - self.counted) }
+    /// The number of bytes without the counters. The last bytes, up to seven, are zeros that fill a word.
+    pub(crate) fn length(&self) -> usize {
+        self.mapping.len() - self.counted
+    }
+
+    /// Copies the bytes from `at` on. `buffer` ends before the counters.
+    ///
+    /// # Errors
+    /// When the block has fewer bytes.
+    pub(crate) fn read(&self, at: usize, buffer: &mut [u8]) -> io::Result<()> {
+        let end = at.checked_add(buffer.len()).filter(|end| *end <= self.length());
+        end.ok_or(io::ErrorKind::UnexpectedEof)?;
+        // The file cannot shrink, and read(2) of a memory file is short only at its end.
+        let mut done = 0;
+        while done < buffer.len() {
+            match retry_on_intr(|| pread(&self.file, &mut buffer[done..], (at + done) as u64))? {
+                0 => return Err(io::ErrorKind::UnexpectedEof.into()),
+                read => done += read,
+            }
+        }
+        Ok(())
+    }
+
+    /// The bytes in place. Only the server may call this, for bytes that it sends to the kernel.
+    pub(crate) fn served(&self) -> &[u8] {
+        // SAFETY: the mapping has that length, and the kernel has initialised it. This process is the server, so the only other one
+        // with the block is the supervisor, which writes the block only when it drops its last reference after the server has ended
+        // or has dropped the block. The slice excludes the counters.
+        unsafe { slice::from_raw_parts(self.mapping.as_ptr(), self.length()) }
     }
 
     /// The counters.
@@ -122,15 +155,24 @@ impl AsFd for Block {
 impl Drop for Block {
     fn drop(&mut self) {
         if *self.owned.get_mut() {
-            // SAFETY: `&mut self` proves that this process has no slice of the mapping, and the other process does not use the
-            // block.
-            let bytes = unsafe { slice::from_raw_parts_mut(self.mapping.as_mut_ptr(), self.mapping.len()) };
-            let (kept, secret) = bytes.split_at_mut(self.kept.length.min(bytes.len()));
-            if let Some(first) = kept.first_chunk_mut() {
-                *first = self.kept.mark.to_ne_bytes();
+            let length = self.mapping.len();
+            let kept = self.kept.length.min(length);
+            let mark = self.kept.mark.to_ne_bytes();
+            if kept >= mark.len() {
+                self.overwrite(0, &mark);
             }
-            wipe(secret);
+            for at in (kept..length).step_by(ZEROS.len()) {
+                self.overwrite(at, &ZEROS[..ZEROS.len().min(length - at)]);
+            }
         }
+    }
+}
+
+impl Block {
+    /// Overwrites bytes. Does not use the mapping, because another process may have the block, too.
+    fn overwrite(&self, at: usize, bytes: &[u8]) {
+        // The pages exist and are locked, so the kernel writes them all.
+        let _all = retry_on_intr(|| pwrite(&self.file, bytes, at as u64));
     }
 }
 
@@ -196,7 +238,7 @@ mod tests {
         let adopted = Block::adopt(witness.try_clone().expect("a descriptor")).expect("adoption");
         block.disown();
         drop(block);
-        assert_eq!(adopted.bytes(), b"abc\0\0\0\0\0");
+        assert_eq!(adopted.served(), b"abc\0\0\0\0\0");
         drop(adopted);
         assert_eq!(page(&witness), [0; 8]);
     }
@@ -208,7 +250,7 @@ mod tests {
         let mut adopted = Block::adopt(block.file.try_clone().expect("a descriptor")).expect("adoption");
         adopted.count(2).expect("there are two");
         assert_eq!(adopted.counters()[1].load(Ordering::Relaxed), 7);
-        assert_eq!(adopted.bytes(), block.bytes());
+        assert_eq!(adopted.served(), block.served());
         assert!(adopted.count(4).is_err() && adopted.count(usize::MAX).is_err());
         adopted.disown();
     }

@@ -118,6 +118,11 @@ impl<T: CellContent> CellRef<T> {
         Self { region: Arc::clone(region), id, content: PhantomData }
     }
 
+    /// The region of the cell.
+    pub(crate) fn region(&self) -> &Arc<Region> {
+        &self.region
+    }
+
     /// The id of the cell.
     pub(crate) fn id(&self) -> CellId {
         self.id

@@ -9,8 +9,7 @@ use serde::Serialize;
 use tokio::time::{Instant, sleep};
 
 use super::table;
-use crate::cli::exit::Failure;
-use crate::cli::render::say;
+use crate::cli::exit::{Failure, say};
 use crate::cli::status::print;
 use crate::node::service::proto::MountedVolume;
 use crate::node::service::{DaemonClient, DaemonClientError};

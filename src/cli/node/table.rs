@@ -115,7 +115,7 @@ fn word(pod: &PodEntry) -> &'static str {
     let lacks = |volume: &VolumeEntry| volume.mount != MountState::Mounted;
     match pod.stage {
         _ if pod.released => "released",
-        None if pod.is_unlisted() => "unknown",
+        None if pod.is_unknown() => "unknown",
         None => "deleted",
         Some(PodStage::Terminal) => "ended",
         Some(PodStage::Terminating) => "terminating",

@@ -13,10 +13,9 @@ use std::time::Duration;
 use anyhow::anyhow;
 use clap::{Args, ValueHint};
 use podfs_fuse::memory_lock;
-use podfs_fuse::printable::printable;
 
 use super::block_on;
-use super::exit::Failure;
+use super::exit::{Failure, say};
 use super::log::{LogFormat, LogOptions};
 use super::pod::PodOptions;
 use super::status::print;
@@ -236,9 +235,4 @@ fn check_complete(rendering: &Rendering<'_>) -> Result<(), Failure> {
         say(reason);
     }
     Err(Failure::general(anyhow!(last)))
-}
-
-/// A sentence for people, on standard error.
-pub(in crate::cli) fn say(sentence: &str) {
-    eprintln!("podfs: {}", printable(sentence));
 }

@@ -9,9 +9,9 @@ use std::sync::Arc;
 use anyhow::anyhow;
 
 use super::super::block_on;
-use super::super::exit::Failure;
+use super::super::exit::{Failure, say};
 use super::super::pod::PodOptions;
-use super::{after_answers, say};
+use super::after_answers;
 use crate::manifest::pod::{Pod, is_pod_or_template};
 use crate::manifest::{Document, KnownObjects, parse_documents};
 use crate::source::{

@@ -25,7 +25,9 @@ use std::path::Path;
 
 use tracing::{info, warn};
 
+use super::home::HomeLock;
 use super::home::make_directory;
+use super::unfinished::CallRecord;
 use super::{AwaitedCall, CallObserver, DriverError, DriverHome, DriverRecord, LeaveError, NodeMount};
 use crate::host::HostSource;
 use crate::host::device::BlockDevice;
@@ -110,6 +112,7 @@ impl CsiMount<'_> {
 
     fn publish(&self, home: &DriverHome) -> Result<(HostSource, CsiCapabilities), DriverError> {
         let (client, can) = self.connect()?;
+        let _lock = lock(home)?;
         let write = |record: &DriverRecord| write(home, record);
         let node_mount = self.node_mount(can);
         let earlier = home.read_or_begin()?;
@@ -123,15 +126,14 @@ impl CsiMount<'_> {
         };
         write(&record)?;
         if let Some(node_mount) = &node_mount {
-            node_mount.enter(home, |path| self.stage(&client, can, node_mount, path))?;
+            node_mount.enter(home, |path| self.stage(&client, can, node_mount, home, path))?;
         }
         let was_published = record.published;
         (record.published, record.published_read_only) = (true, Some(self.read_only));
         write(&record)?;
         let request = self.publish_request(home, can, node_mount.as_ref())?;
-        let awaited = self.begins("NodePublishVolume");
-        let answer = client.publish(request);
-        drop(awaited);
+        let answer =
+            self.call_to_mount("NodePublishVolume", &CallRecord::of_home(home.path()), || client.publish(request));
         if let Err(error) = answer {
             // A definite failure means that there is nothing to undo, even if the answer to an earlier call was uncertain. The
             // exception is a mount that an earlier call has made.
@@ -153,6 +155,7 @@ impl CsiMount<'_> {
     pub fn expand(&self, home: &DriverHome) -> Result<bool, DriverError> {
         let (Some(wanted), Some(record)) = (self.capacity, home.read()?) else { return Ok(false) };
         let (client, can) = self.connect()?;
+        let _lock = lock(home)?;
         if can.expand {
             let node_mount = self.node_mount(can);
             client.expand(self.expand_request(home, can, node_mount.as_ref(), wanted)?)?;
@@ -176,8 +179,11 @@ impl CsiMount<'_> {
         let record = home.read().ok().flatten().unwrap_or_default();
         self.read_only = record.published_read_only.unwrap_or(self.read_only || self.csi.read_only);
         let (client, can) = self.connect()?;
+        let lock = lock(home)?;
         let node_mount = self.node_mount(can);
-        client.publish(self.publish_request(home, can, node_mount.as_ref())?)?;
+        let request = self.publish_request(home, can, node_mount.as_ref())?;
+        self.call_to_mount("NodePublishVolume", &CallRecord::of_home(home.path()), || client.publish(request))?;
+        drop(lock);
         if let Some(group) = self.group(can) {
             let source = HostSource::of_driver(&home.target())?;
             let given =
@@ -232,6 +238,7 @@ impl CsiMount<'_> {
         client: &CsiClient,
         can: CsiCapabilities,
         node_mount: &NodeMount,
+        home: &DriverHome,
         path: &Path,
     ) -> Result<(), DriverError> {
         let failed = |error: std::io::Error| DriverError::of_node("use", path, error);
@@ -239,8 +246,25 @@ impl CsiMount<'_> {
         let data = serde_json::json!({"driverName": self.csi.driver, "volumeHandle": self.handle()});
         write_whole(&node_mount.directory().join("vol_data.json"), data.to_string().as_bytes()).map_err(failed)?;
         let request = self.stage_request(can, path)?;
-        let _awaited = self.begins("NodeStageVolume");
-        client.stage(request)
+        let record = CallRecord::of_node_mount(node_mount.directory(), home.path());
+        self.call_to_mount("NodeStageVolume", &record, || client.stage(request))
+    }
+
+    /// Makes a call after which the driver may have mounted the volume.
+    fn call_to_mount(
+        &self,
+        method: &str,
+        record: &CallRecord,
+        call: impl FnOnce() -> Result<(), DriverError>,
+    ) -> Result<(), DriverError> {
+        let _awaited = self.begins(method);
+        let begun = record.begin(method);
+        begun.map_err(|error| {
+            DriverError::because(format!("cannot record the call {method} of a CSI driver: {error}"), error)
+        })?;
+        let answer = call();
+        record.end();
+        answer
     }
 
     fn begins(&self, call: &str) -> AwaitedCall<'_> {
@@ -269,6 +293,10 @@ fn write(home: &DriverHome, record: &DriverRecord) -> Result<(), DriverError> {
     home.write(record).map_err(|error| DriverError::of_node("write the record in", home.path(), error))
 }
 
+fn lock(home: &DriverHome) -> Result<HomeLock, DriverError> {
+    home.lock().map_err(|error| DriverError::of_node("lock", home.path(), error))
+}
+
 /// Calls the driver to unpublish a volume, and to unstage it if no other pod of the node uses it.
 ///
 /// # Errors
@@ -279,19 +307,38 @@ pub(super) fn undo(home: &DriverHome, record: &DriverRecord) -> Result<(), Leave
         return Ok(());
     }
     let client = || client_of(home, record);
+    // While the driver may still execute a call of a killed process to mount, podfs only has it unmount what it has mounted.
+    let unfinished = |call: &CallRecord| {
+        let remaining = call.remaining(DEADLINE).map_err(LeaveError::from);
+        let driver = || record.driver_name.clone();
+        let error = |(call, _)| LeaveError::StillExecuting { driver: driver(), call, longest: DEADLINE };
+        remaining.map(|remaining| remaining.map(error))
+    };
     if record.published {
         let target = home.target();
-        client().and_then(|client| client.unpublish(&record.volume_handle, &text(&target)?))?;
+        let unfinished = unfinished(&CallRecord::of_home(home.path()))?;
+        if unfinished.is_none() || home.is_mounted().unwrap_or(true) {
+            client().and_then(|client| client.unpublish(&record.volume_handle, &text(&target)?))?;
+        }
         if home.is_mounted().unwrap_or(false) {
             return Err(LeaveError::StillPublished { driver: record.driver_name.clone(), target });
+        }
+        if let Some(unfinished) = unfinished {
+            return Err(unfinished);
         }
         // Without this record, the next podfs calls the driver once more, which has nothing to do then.
         let unpublished = DriverRecord { published: false, ..record.clone() };
         write(home, &unpublished).unwrap_or_else(|error| warn!("{error}"));
     }
     let Some(directory) = &record.node_mount else { return Ok(()) };
-    NodeMount::at(directory.clone())
-        .leave(home, false, |path| Ok(client().and_then(|client| client.unstage(&record.volume_handle, &text(path)?))?))
+    let node_mount = NodeMount::at(directory.clone());
+    node_mount.leave(home, false, |path| {
+        let unfinished = unfinished(&CallRecord::of_node_mount(directory, home.path()))?;
+        if unfinished.is_none() || node_mount.is_mounted().unwrap_or(true) {
+            client().and_then(|client| client.unstage(&record.volume_handle, &text(path)?))?;
+        }
+        unfinished.map_or(Ok(()), Err)
+    })
 }
 
 /// Connects to the driver of a home's volume.

@@ -18,6 +18,7 @@ use serde_json::{Map, Value};
 use tracing::{info, warn};
 
 use super::home::make_directory;
+use super::unfinished::CallRecord;
 use super::{CallObserver, DriverError, DriverHome, DriverRecord, Drivers, LeaveError, NodeMount, UnmountError};
 use crate::host::HostSource;
 use crate::host::fs_group::{self, OwnershipObserver};
@@ -64,11 +65,22 @@ impl FlexMount<'_> {
     /// # Errors
     /// The driver's or the node's error. The home's record has the calls that the driver may have executed.
     pub fn set_up(&self, home: &DriverHome) -> Result<HostSource, DriverError> {
+        let (source, capabilities) = self.mount_at(home)?;
+        if let (Some(group), true, false) = (self.facts.fs_group, capabilities.fs_group, self.read_only) {
+            fs_group::give_to_group(&source, group, self.facts.fs_group_policy, self.volume, self.ownership)?;
+        }
+        Ok(source)
+    }
+
+    /// Calls the driver to mount the volume at the home, and opens it.
+    fn mount_at(&self, home: &DriverHome) -> Result<(HostSource, FlexCapabilities), DriverError> {
+        let _lock = home.lock().map_err(|error| DriverError::of_node("lock", home.path(), error))?;
+        let of_home = CallRecord::of_home(home.path());
         let program = self.program()?;
-        let capabilities = self.init(&program)?;
+        let capabilities = self.init(&program, &of_home)?;
         let node_name = self.node_name();
         let earlier = home.read_or_begin()?;
-        let named = if capabilities.attach { self.volume_name(&program)? } else { None };
+        let named = if capabilities.attach { self.volume_name(&program, &of_home)? } else { None };
         // The node's mount may be one that an older podfs has made, at another path.
         let node_mount = || earlier.node_mount.clone().map_or_else(|| self.node_mount(named.as_deref()), NodeMount::at);
         let node_mount = capabilities.attach.then(node_mount);
@@ -98,7 +110,8 @@ impl FlexMount<'_> {
             let is_refused = Cell::new(false);
             let entered = node_mount.enter(home, |path| {
                 write(&attached)?;
-                self.mount_device(&program, path, &node_name, &is_refused)
+                let of_node = CallRecord::of_node_mount(node_mount.directory(), home.path());
+                self.mount_device(&program, path, &node_name, &is_refused, &of_node)
             });
             if let Err(error) = entered {
                 if is_refused.get() && !earlier.attached {
@@ -118,7 +131,7 @@ impl FlexMount<'_> {
         if !home.is_mounted().map_err(failed)? {
             record.published = true;
             write(&record)?;
-            match self.mount(&program, &target, capabilities) {
+            match self.mount(&program, &target, capabilities, &of_home) {
                 Ok(Some(_)) => {}
                 // The driver has mounted the volume for the node, and supports no `mount` for pods.
                 Ok(None) if node_path.is_some() => {
@@ -142,21 +155,22 @@ impl FlexMount<'_> {
             }
         }
         let path = if record.published { target } else { node_path.unwrap_or(target) };
-        let source = HostSource::of_driver(&path)?;
-        if let (Some(group), true, false) = (self.facts.fs_group, capabilities.fs_group, self.read_only) {
-            fs_group::give_to_group(&source, group, self.facts.fs_group_policy, self.volume, self.ownership)?;
-        }
-        Ok(source)
+        Ok((HostSource::of_driver(&path)?, capabilities))
     }
 
-    fn call(&self, program: &Path, arguments: &[&str]) -> Result<Option<DriverAnswer>, DriverError> {
+    fn call(
+        &self,
+        program: &Path,
+        arguments: &[&str],
+        record: &CallRecord,
+    ) -> Result<Option<DriverAnswer>, DriverError> {
         let (driver, command) = (format!("FlexVolume driver {}", program.display()), arguments.first());
         let _awaited = self.observer.begins(self.volume, &driver, command.copied().unwrap_or_default(), DEADLINE);
-        call::call(program, arguments, DEADLINE)
+        call::call(program, arguments, DEADLINE, record)
     }
 
-    fn init(&self, program: &Path) -> Result<FlexCapabilities, DriverError> {
-        let answer = self.call(program, &["init"])?;
+    fn init(&self, program: &Path, record: &CallRecord) -> Result<FlexCapabilities, DriverError> {
+        let answer = self.call(program, &["init"], record)?;
         Ok(answer.map(|answer| answer.capabilities).unwrap_or_default())
     }
 
@@ -200,8 +214,8 @@ impl FlexMount<'_> {
     }
 
     /// The driver's name of the volume, if the driver names its volumes.
-    fn volume_name(&self, program: &Path) -> Result<Option<String>, DriverError> {
-        let answer = self.call(program, &["getvolumename", &self.options(false, false)])?;
+    fn volume_name(&self, program: &Path, record: &CallRecord) -> Result<Option<String>, DriverError> {
+        let answer = self.call(program, &["getvolumename", &self.options(false, false)], record)?;
         Ok(answer.map(|answer| answer.volume_name).filter(|name| !name.is_empty()))
     }
 
@@ -213,15 +227,16 @@ impl FlexMount<'_> {
         path: &Path,
         node: &str,
         is_refused: &Cell<bool>,
+        record: &CallRecord,
     ) -> Result<(), DriverError> {
         let options = self.options(false, false);
-        let attached = self.call(program, &["attach", &options, node]);
+        let attached = self.call(program, &["attach", &options, node], record);
         let attached = attached.inspect_err(|error| is_refused.set(!error.is_uncertain))?;
         let mut device = attached.map(|answer| answer.device).unwrap_or_default();
-        if let Some(waited) = self.call(program, &["waitforattach", &device, &options])? {
+        if let Some(waited) = self.call(program, &["waitforattach", &device, &options], record)? {
             device = if waited.device.is_empty() { device } else { waited.device };
         }
-        let attachment = self.call(program, &["isattached", &options, node])?;
+        let attachment = self.call(program, &["isattached", &options, node], record)?;
         if attachment.is_some_and(|answer| !answer.attached) {
             return Err(DriverError::uncertain(format!(
                 "FlexVolume driver {}: volume {:?} is not attached to node {node:?} yet",
@@ -234,7 +249,7 @@ impl FlexMount<'_> {
             return Ok(());
         }
         let arguments = ["mountdevice", text(path)?, &device, &options];
-        match self.call(program, &arguments)? {
+        match self.call(program, &arguments, record)? {
             None if !device.is_empty() => Err(DriverError::refused(format!(
                 "FlexVolume driver {} attaches device {device} and does not mount it; use a driver with mountdevice",
                 program.display()
@@ -248,8 +263,9 @@ impl FlexMount<'_> {
         program: &Path,
         target: &Path,
         capabilities: FlexCapabilities,
+        record: &CallRecord,
     ) -> Result<Option<DriverAnswer>, DriverError> {
-        self.call(program, &["mount", text(target)?, &self.options(true, capabilities.fs_group)])
+        self.call(program, &["mount", text(target)?, &self.options(true, capabilities.fs_group)], record)
     }
 
     /// The options of a call: those of Kubernetes, overridden by those of the volume.
@@ -295,12 +311,13 @@ pub(super) fn undo(home: &DriverHome, record: &DriverRecord) -> Result<(), Leave
     let Some(program) = &record.executable else { return Ok(()) };
     let target = home.target();
     let failed = |cause: UnmountError| LeaveError::Unmount { target: target.clone(), cause };
-    let call = |arguments: &[&str]| call::call(program, arguments, DEADLINE);
+    let of_home = CallRecord::of_home(home.path());
+    of_home.end_driver()?;
     if record.published {
         let path = text(&target)?;
         // Without the driver's program, podfs unmounts the volume itself.
         let unmounted = match program.is_file() {
-            true => call(&["unmount", path]).map(|answer| answer.is_some()),
+            true => call::call(program, &["unmount", path], DEADLINE, &of_home).map(|answer| answer.is_some()),
             false => Ok(false),
         };
         let is_supported = match unmounted {
@@ -322,6 +339,9 @@ pub(super) fn undo(home: &DriverHome, record: &DriverRecord) -> Result<(), Leave
     let node_mount = NodeMount::at(directory.clone());
     node_mount.leave(home, record.attached, |path| {
         let path_text = text(path)?;
+        let of_node = CallRecord::of_node_mount(node_mount.directory(), home.path());
+        of_node.end_driver()?;
+        let call = |arguments: &[&str]| call::call(program, arguments, DEADLINE, &of_node);
         let is_mounted = || node_mount.is_mounted().map_err(|error| failed(error.into()));
         // Like the kubelet, podfs does not call the driver for a directory without a mount.
         // Without the driver's program, podfs unmounts the volume itself.

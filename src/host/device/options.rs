@@ -3,6 +3,7 @@
 use rustix::mount::MountAttrFlags;
 
 use crate::host::HostError;
+use crate::types::{has_open_quote, mount_options};
 
 /// Mount options, by the system call that takes them.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -29,8 +30,13 @@ impl DeviceMountOptions {
     /// When an option has a quote without an end.
     pub(super) fn parse(list: &[String]) -> Result<DeviceMountOptions, HostError> {
         let mut options = DeviceMountOptions::default();
-        for word in list.iter().map(|entry| split(entry)).collect::<Result<Vec<_>, _>>()?.into_iter().flatten() {
-            options.add(&word);
+        for word in list.iter().flat_map(|entry| mount_options(entry)) {
+            if has_open_quote(word) {
+                return Err(HostError::Refused(format!(
+                    "mount option {word:?} has a quote without an end; correct it"
+                )));
+            }
+            options.add(word);
         }
         Ok(options)
     }
@@ -62,23 +68,6 @@ impl DeviceMountOptions {
             }
         }
     }
-}
-
-/// Splits an entry at commas outside of quotes.
-fn split(entry: &str) -> Result<Vec<String>, HostError> {
-    let mut words = vec![String::new()];
-    let mut quoted = false;
-    for letter in entry.chars() {
-        quoted ^= letter == '"';
-        match letter {
-            ',' if !quoted => words.push(String::new()),
-            letter => words.last_mut().expect("there is a first word").push(letter),
-        }
-    }
-    if quoted {
-        return Err(HostError::Refused(format!("mount option {entry:?} has a quote without an end; correct it")));
-    }
-    Ok(words.into_iter().map(|word| word.trim().to_owned()).collect())
 }
 
 #[cfg(test)]

@@ -1,17 +1,17 @@
 //! Running programs that work on a device: mkfs, fsck, blkid and similar programs.
 
 use std::ffi::{OsStr, OsString};
-use std::fs::File;
-use std::io::{self, ErrorKind, Read, Seek};
+use std::io::{self, ErrorKind};
 use std::process::{Command, Stdio};
 
-use rustix::fs::{MemfdFlags, memfd_create};
-
 use crate::host::HostError;
+use crate::host::bounded_file::{bounded_file, content};
 use crate::host::global_mount::LockedGlobalMount;
 
 /// Directories of administrators' programs. Some systems do not have them in the `PATH` of ordinary users.
 const SYSTEM: &str = "/usr/sbin:/sbin";
+/// Most bytes of output. What a program writes beyond that is lost: fsck says much of a disk with many errors.
+const MOST_OUTPUT: u64 = 16 << 20;
 
 /// The result of a program.
 #[derive(Debug)]
@@ -48,13 +48,15 @@ pub(super) fn run(
         ErrorKind::NotFound => NoOutcome::Missing,
         _ => NoOutcome::Failed(HostError::failed(format!("cannot run {program}"), cause)),
     };
-    let (mut output, mut errors) = (memory_file().map_err(failed)?, memory_file().map_err(failed)?);
+    // If podfs were killed, the kernel would end a program with a pipe at its next line (`SIGPIPE`).
+    let (output, errors) = (bounded_file(MOST_OUTPUT).map_err(failed)?, bounded_file(MOST_OUTPUT).map_err(failed)?);
     let mut command = Command::new(program);
     command.args(arguments).env("PATH", path).env("LC_ALL", "C").stdin(input);
     command.stdout(output.try_clone().map_err(failed)?).stderr(errors.try_clone().map_err(failed)?);
     let status = command.status().map_err(failed)?;
-    let output = text(&mut output).map_err(failed)?;
-    let both = format!("{output}\n{}", text(&mut errors).map_err(failed)?);
+    let text = |mut file| content(&mut file, MOST_OUTPUT).map(|bytes| String::from_utf8_lossy(&bytes).into_owned());
+    let output = text(output).map_err(failed)?;
+    let both = format!("{output}\n{}", text(errors).map_err(failed)?);
     let lines = both.lines().map(str::trim).filter(|line| !line.is_empty());
     let words = lines.collect::<Vec<_>>().join("; ");
     Ok(ProgramOutput { code: status.code(), output, words })
@@ -66,20 +68,6 @@ fn search_path(own: Option<OsString>) -> OsString {
     path.push(":");
     path.push(SYSTEM);
     path
-}
-
-/// A file in memory for the output of a program. If it were a pipe and podfs were killed, the kernel would end the
-/// program at its next line (`SIGPIPE`).
-fn memory_file() -> io::Result<File> {
-    Ok(memfd_create("output", MemfdFlags::CLOEXEC)?.into())
-}
-
-/// The content of a file from its beginning.
-fn text(file: &mut File) -> io::Result<String> {
-    let mut bytes = Vec::new();
-    file.rewind()?;
-    file.read_to_end(&mut bytes)?;
-    Ok(String::from_utf8_lossy(&bytes).into_owned())
 }
 
 impl ProgramOutput {

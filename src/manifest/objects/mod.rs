@@ -12,7 +12,8 @@ mod parse;
 mod storage;
 mod trust;
 
-use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::sync::Arc;
 
@@ -39,14 +40,40 @@ impl Objects {
     /// # Errors
     /// Two objects of the same kind, namespace and name; the error names both origins.
     pub fn collect(objects: impl IntoIterator<Item = Arc<NamedObject>>) -> Result<Objects, ManifestError> {
-        let mut by_key: BTreeMap<ObjectKey, Arc<NamedObject>> = BTreeMap::new();
-        for object in objects {
-            if let Some(first) = by_key.get(&object.key) {
-                return Err(ManifestError::duplicate(&object.key, &first.origin, &object.origin));
-            }
-            by_key.insert(object.key.clone(), object);
+        let (objects, duplicates) = Objects::collect_first(objects);
+        match duplicates.into_iter().next() {
+            None => Ok(objects),
+            Some((_, error)) => Err(error),
         }
-        Ok(Objects { by_key: Arc::new(by_key), absent: Arc::default() })
+    }
+
+    /// Collects objects, whatever their origin. Of two objects with the same kind, namespace and name, the first one counts; the
+    /// second result names both origins.
+    pub fn collect_first(
+        objects: impl IntoIterator<Item = Arc<NamedObject>>,
+    ) -> (Objects, Vec<(ObjectKey, ManifestError)>) {
+        let mut by_key: BTreeMap<ObjectKey, Arc<NamedObject>> = BTreeMap::new();
+        let mut duplicates = Vec::new();
+        for object in objects {
+            match by_key.entry(object.key.clone()) {
+                Entry::Vacant(entry) => drop(entry.insert(object)),
+                Entry::Occupied(first) => {
+                    let error = ManifestError::duplicate(&object.key, &first.get().origin, &object.origin);
+                    duplicates.push((object.key.clone(), error));
+                }
+            }
+        }
+        (Objects { by_key: Arc::new(by_key), absent: Arc::default() }, duplicates)
+    }
+
+    /// The same objects, but those with the given keys as in `before`, if they are there.
+    pub fn keep(mut self, keys: &BTreeSet<ObjectKey>, before: &Objects) -> Objects {
+        let kept: Vec<_> = keys.iter().filter_map(|key| before.by_key.get(key)).cloned().collect();
+        if !kept.is_empty() {
+            let by_key = Arc::make_mut(&mut self.by_key);
+            by_key.extend(kept.into_iter().map(|object| (object.key.clone(), object)));
+        }
+        self
     }
 
     /// Undoes what the API server would refuse: a change of an object that was `immutable` in `before`. Such an
@@ -76,6 +103,12 @@ impl Objects {
             by_key.entry(other.key.clone()).or_insert(other);
         }
         self
+    }
+
+    /// Whether both have the same parsed objects, not only equal ones.
+    pub fn is_same(&self, other: &Objects) -> bool {
+        self.by_key.len() == other.by_key.len()
+            && self.by_key.values().zip(other.by_key.values()).all(|(object, other)| Arc::ptr_eq(object, other))
     }
 
     /// Whether the object with this key is among them.
@@ -320,6 +353,11 @@ impl ObjectKind {
     /// The kind of this name, if volumes show it.
     pub fn parse(name: &str) -> Option<ObjectKind> {
         ObjectKind::ALL.into_iter().find(|kind| kind.to_string() == name)
+    }
+
+    /// The names of all kinds.
+    pub fn names() -> impl Iterator<Item = String> {
+        ObjectKind::ALL.into_iter().map(|kind| kind.to_string())
     }
 
     /// Whether objects of this kind are in no namespace.

@@ -12,7 +12,7 @@ use serde_json::{Map, Value};
 use super::ObjectContent;
 use super::metadata::{LongMetadata, Parsed};
 use crate::manifest::{ManifestError, Origin};
-use crate::types::{InvalidField, Quantity};
+use crate::types::{InvalidField, Quantity, mount_options};
 use crate::volume::migration::{Context, access_modes, translate, typed};
 use crate::volume::{Csi, Flex, HostPath, Nfs};
 
@@ -185,7 +185,7 @@ pub(super) fn persistent_volume(object: PersistentVolumeObject, origin: &Origin)
         access_modes: access_modes(other.map_or("", |(word, _)| word), spec.access_modes.unwrap_or_default()),
         nodes: spec.node_affinity.and_then(|affinity| affinity.required),
         mount_options: match annotation(MOUNT_OPTIONS) {
-            Some(list) => list.split(',').map(|option| option.trim().to_owned()).collect(),
+            Some(list) => mount_options(list).map(str::to_owned).collect(),
             None => spec.mount_options.unwrap_or_default(),
         },
         // podfs ignores an annotation that is no number, as the kubelet does.

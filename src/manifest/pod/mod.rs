@@ -75,11 +75,11 @@ fn fields_of_volumes(pod: &Map<String, Value>) -> Vec<VolumeFields> {
 /// Splits a file's documents into its one Pod and the others, which may be objects.
 ///
 /// # Errors
-/// No Pod, or several; the sentence names the file and the kinds of its documents.
-pub fn only_pod(file: &Path, documents: Vec<Document>) -> Result<(Document, Vec<Document>), ManifestError> {
+/// Instead of the Pod: no Pod, or several; the sentence names the file and the kinds of its documents.
+pub fn only_pod(file: &Path, documents: Vec<Document>) -> (Result<Document, ManifestError>, Vec<Document>) {
     let (mut pods, others): (Vec<_>, Vec<_>) = documents.into_iter().partition(|document| document.kind == "Pod");
-    match (pods.pop(), pods.len()) {
-        (Some(pod), 0) => Ok((pod, others)),
+    let pod = match (pods.pop(), pods.len()) {
+        (Some(pod), 0) => Ok(pod),
         (Some(last), _) => {
             let places: Vec<String> = pods.iter().chain([&last]).map(|pod| pod.origin.to_string()).collect();
             let sentence = format!("expected one Pod, found {} ({})", places.len(), places.join("; "));
@@ -90,7 +90,8 @@ pub fn only_pod(file: &Path, documents: Vec<Document>) -> Result<(Document, Vec<
             let found = if kinds.is_empty() { "nothing".to_owned() } else { kinds.join(", ") };
             Err(ManifestError::invalid(&Origin::file(file), "", format!("expected one Pod, found {found}")))
         }
-    }
+    };
+    (pod, others)
 }
 
 fn parse(pod: core::Pod, fields: &[VolumeFields]) -> Result<Pod, InvalidField> {

@@ -74,7 +74,10 @@ fn another_kind_is_no_pod() {
 
 #[test]
 fn the_only_pod_is_found_among_other_documents() {
-    let only = |yaml: &str| only_pod(Path::new(FILE), documents(yaml)).map_err(|error| error.to_string());
+    let only = |yaml: &str| {
+        let (pod, others) = only_pod(Path::new(FILE), documents(yaml));
+        pod.map(|pod| (pod, others)).map_err(|error| error.to_string())
+    };
     let pod = "{apiVersion: v1, kind: Pod, metadata: {name: web}}";
     let secret = "{apiVersion: v1, kind: Secret, metadata: {name: s}}";
     let (found, others) = only(&format!("{secret}\n---\n{pod}")).expect("one pod");

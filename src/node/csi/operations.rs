@@ -23,6 +23,9 @@ use crate::node::state::{MountState, NodeState, VolumeEntry};
 
 /// How long a call waits until its volume is mounted. The kubelet waits for two minutes, and calls again.
 const MOUNT_TIMEOUT: Duration = Duration::from_secs(60);
+/// How long the first call for a volume waits, if podfs knows why the volume is not mounted, so that the kubelet posts the reason as an
+/// event of the pod. The kubelet calls again at once, and that call waits for [`MOUNT_TIMEOUT`].
+const REASON_DELAY: Duration = Duration::from_secs(3);
 /// How long a call waits for system calls on the kubelet's directory.
 const SYSTEM_CALL_TIMEOUT: Duration = Duration::from_secs(10);
 /// How often podfs checks whether the kubelet has removed directories of pods.
@@ -213,8 +216,7 @@ impl SharedOperations {
         if !is_known {
             self.record(&publication).await?;
         }
-        let until = Instant::now() + MOUNT_TIMEOUT;
-        let source = match self.wait_until_mounted(&publication, until).await {
+        let source = match self.wait_until_mounted(&publication, !is_known).await {
             Ok(source) => source,
             // The kubelet repeats the call for a volume that is mounted: a failure leaves the volume as it is.
             Err(_) if is_known && self.is_mounted(&publication.target).await => return Ok(()),
@@ -269,8 +271,12 @@ impl SharedOperations {
         self.changes.send(change).map_err(|_| Status::unavailable("podfs node ends; call again when it has started"))
     }
 
-    /// Waits until the volume is mounted in the manager's state, and returns its path.
-    async fn wait_until_mounted(&self, publication: &Publication, until: Instant) -> Result<PathBuf, Status> {
+    /// Waits until the volume is mounted in the manager's state, and returns its path. `is_first` says whether this is the first call
+    /// for the volume.
+    async fn wait_until_mounted(&self, publication: &Publication, is_first: bool) -> Result<PathBuf, Status> {
+        let began = Instant::now();
+        let until = began + MOUNT_TIMEOUT;
+        let reports_at = if is_first { began + REASON_DELAY } else { until };
         let mut states = self.node.follow();
         loop {
             let path = entry(&states.borrow_and_update(), publication).and_then(|volume| match volume.mount {
@@ -280,20 +286,23 @@ impl SharedOperations {
             if let Some(path) = path {
                 return Ok(path);
             }
-            match timeout_at(until, states.changed()).await {
-                Ok(Ok(())) => {}
-                Ok(Err(_)) => return Err(Status::unavailable("podfs node ends; call again when it has started")),
-                Err(_) => return Err(Status::deadline_exceeded(self.why_not_mounted(publication))),
+            let now = Instant::now();
+            if now >= until || (now >= reports_at && self.reason(publication).is_some()) {
+                return Err(Status::deadline_exceeded(self.why_not_mounted(publication, now - began)));
+            }
+            let next = if now < reports_at { reports_at } else { until };
+            if let Ok(Err(_)) = timeout_at(next, states.changed()).await {
+                return Err(Status::unavailable("podfs node ends; call again when it has started"));
             }
         }
     }
 
-    fn why_not_mounted(&self, publication: &Publication) -> String {
+    fn why_not_mounted(&self, publication: &Publication, waited: Duration) -> String {
         let reason = self.reason(publication).unwrap_or_else(|| match publication.needs_pod {
             true => "neither the API server nor a manifest file has the pod yet".to_owned(),
             false => "its supervisor has not mounted it yet; podfs node status says more".to_owned(),
         });
-        format!("the volume is not mounted after {} s: {reason}; podfs continues to wait", MOUNT_TIMEOUT.as_secs())
+        format!("the volume is not mounted after {} s: {reason}; podfs continues to wait", waited.as_secs())
     }
 
     /// Why the volume is not mounted or not current.

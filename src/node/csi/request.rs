@@ -16,7 +16,7 @@ use crate::csi::v1::{NodePublishVolumeRequest, VolumeCapability};
 use crate::manifest::pod::{Pod, PodUid};
 use crate::manifest::{Document, Origin};
 use crate::node::publication::{Publication, PublishedPod, name_of_target};
-use crate::types::is_dns_label;
+use crate::types::{is_dns_label, mount_options};
 use crate::volume::NfsOptions;
 
 /// The keys of the volume's context that kubelets set.
@@ -141,7 +141,8 @@ fn options(mount: &MountVolume, volume: &Value) -> Result<(Vec<String>, bool), S
         let parsed = NfsOptions::parse(options.iter().map(String::as_str));
         return parsed.map(|parsed| (options, parsed.read_only)).map_err(|error| invalid(&error.to_string()));
     }
-    let words: Vec<&str> = options.iter().flat_map(|entry| entry.split(',')).filter(|word| !word.is_empty()).collect();
+    let words: Vec<&str> =
+        options.iter().flat_map(|entry| mount_options(entry)).filter(|word| !word.is_empty()).collect();
     match words.iter().find(|word| !matches!(**word, "ro" | "rw")) {
         None => Ok((Vec::new(), words.last() == Some(&"ro"))),
         Some(word) => Err(invalid(&format!(

@@ -3,7 +3,7 @@
 //! Each file may have any number of documents. If two documents describe one pod or one object, podfs uses the first
 //! document, in the order of the files' names, and reports the second one in the node's status.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::sync::Arc;
 
@@ -12,9 +12,9 @@ use serde_json::Value;
 use super::object::WholeObject;
 use crate::manifest::objects::ObjectKey;
 use crate::manifest::pod::{Pod, PodUid};
-use crate::manifest::{Document, ManifestError, Origin, check_kind, check_spelling, parse_documents};
+use crate::manifest::{Document, ManifestError, Origin, check_kind, check_spelling, read_documents};
 use crate::node::pod::{NodePod, PodOrigin, PodStage};
-use crate::source::{FileCombiner, Files, IMMUTABLE, PathRole};
+use crate::source::{BadDocument, CombinationProblem, FileCombiner, Files, IMMUTABLE, ParsedFile, PathRole, Subject};
 
 /// Objects by their keys.
 pub(super) type FileObjects = BTreeMap<ObjectKey, Arc<WholeObject>>;
@@ -33,7 +33,7 @@ pub(super) struct DirectoryCombiner {
     node: Option<String>,
     /// The objects when the files were read last.
     objects: Arc<FileObjects>,
-    problems: Vec<(Origin, &'static str, String)>,
+    problems: Vec<CombinationProblem>,
 }
 
 /// The pods and objects of one file.
@@ -61,6 +61,21 @@ impl DirectoryCombiner {
         Ok((origin, NodePod { pod, manifest, origin: PodOrigin::File(file.to_owned()), stage: PodStage::Desired }))
     }
 
+    /// Adds what the document describes to the contents of its file.
+    fn add(&self, file: &Path, document: Document, contents: &mut ManifestFile) -> Result<(), ManifestError> {
+        check_kind(&document)?;
+        match (document.api_version.as_str(), document.kind.as_str()) {
+            ("v1", "Pod") => contents.pods.push(self.pod(file, document)?),
+            _ => contents.objects.extend(WholeObject::parse(document)?),
+        }
+        Ok(())
+    }
+
+    fn report(&mut self, origin: &Origin, field: &str, sentence: impl Into<String>) {
+        let error = Arc::new(ManifestError::invalid(origin, field, sentence));
+        self.problems.push(CombinationProblem { error, until_then: "", object: None });
+    }
+
     fn pods(&mut self, files: Files<'_, ManifestFile>) -> Vec<NodePod> {
         let mut by_uid: BTreeMap<&PodUid, &Origin> = BTreeMap::new();
         let mut by_name: BTreeMap<String, &Origin> = BTreeMap::new();
@@ -85,11 +100,7 @@ impl DirectoryCombiner {
                     ("metadata.uid", sentence)
                 }
             };
-            self.problems.push((
-                origin.clone(),
-                problem.0,
-                format!("{}; until then, podfs goes by the first one", problem.1),
-            ));
+            self.report(origin, problem.0, format!("{}; until then, podfs goes by the first one", problem.1));
         }
         pods
     }
@@ -103,14 +114,16 @@ impl DirectoryCombiner {
                 let sentence = format!(
                     "{key} is described in {first}, too; remove one of them; until then, podfs goes by the first one"
                 );
-                self.problems.push((origin.clone(), "metadata.name", sentence));
+                self.report(origin, "metadata.name", sentence);
                 continue;
             }
-            let old = self.objects.get(key);
-            let refused = old.and_then(|old| object.parsed.refused_change(&old.parsed));
-            self.problems.extend(refused.map(|field| (origin.clone(), field, IMMUTABLE.to_owned())));
+            let old = self.objects.get(key).cloned();
+            let refused = old.as_ref().and_then(|old| object.parsed.refused_change(&old.parsed));
+            if let Some(field) = refused {
+                self.report(origin, field, IMMUTABLE);
+            }
             // An annotation that makes an object too long for a push counts as a change, although no volume shows it.
-            let kept = old.filter(|old| refused.is_some() || object.value == old.value);
+            let kept = old.as_ref().filter(|old| refused.is_some() || object.value == old.value);
             objects.insert(key.clone(), Arc::clone(kept.unwrap_or(object)));
         }
         objects
@@ -122,29 +135,68 @@ impl FileCombiner for DirectoryCombiner {
     type Combined = DirectoryContent;
     const NAMES_COUNT: bool = true;
 
-    fn parse(&self, _: PathRole, file: &Path, bytes: &[u8]) -> Result<ManifestFile, ManifestError> {
-        let mut contents = ManifestFile { pods: Vec::new(), objects: Vec::new() };
-        for document in parse_documents(file, bytes)? {
-            check_kind(&document)?;
-            match (document.api_version.as_str(), document.kind.as_str()) {
-                ("v1", "Pod") => contents.pods.push(self.pod(file, document)?),
-                _ => contents.objects.extend(WholeObject::parse(document)?),
-            }
+    fn parse(
+        &self,
+        _: PathRole,
+        file: &Path,
+        bytes: &[u8],
+        earlier: Option<&ManifestFile>,
+    ) -> ParsedFile<ManifestFile> {
+        let (mut contents, mut bad) = (ManifestFile { pods: Vec::new(), objects: Vec::new() }, Vec::new());
+        for document in read_documents(file, bytes) {
+            let subject = document.as_ref().map_or(Subject::Unknown, Subject::of);
+            let added = document.and_then(|document| self.add(file, document, &mut contents));
+            bad.extend(added.err().map(|error| BadDocument::new(subject, error)));
         }
-        Ok(contents)
+        if let Some(earlier) = earlier {
+            contents.keep_earlier(earlier, &mut bad);
+        }
+        ParsedFile { contents, bad }
     }
 
-    fn combine(&mut self, files: Files<'_, ManifestFile>) -> Result<DirectoryContent, ManifestError> {
+    fn combine(&mut self, files: Files<'_, ManifestFile>) -> Option<DirectoryContent> {
         self.problems.clear();
         let pods = self.pods(files);
         self.objects = Arc::new(self.objects(files));
-        Ok(DirectoryContent { pods, objects: Arc::clone(&self.objects) })
+        Some(DirectoryContent { pods, objects: Arc::clone(&self.objects) })
     }
 
-    fn problems(&self) -> Vec<ManifestError> {
-        let problem =
-            |(origin, field, sentence): &(Origin, &str, String)| ManifestError::invalid(origin, field, sentence);
-        self.problems.iter().map(problem).collect()
+    fn problems(&self) -> &[CombinationProblem] {
+        &self.problems
+    }
+
+    /// The daemon starts without bad documents.
+    fn refuses_to_start(&self, _: &Subject) -> bool {
+        false
+    }
+}
+
+impl ManifestFile {
+    /// Keeps what the file described earlier in place of bad documents.
+    fn keep_earlier(&mut self, earlier: &ManifestFile, bad: &mut [BadDocument]) {
+        let names: BTreeSet<_> = self.pods.iter().map(|(_, pod)| pod.pod.identity.to_string()).collect();
+        for (origin, pod) in &earlier.pods {
+            let name = pod.pod.identity.to_string();
+            let in_place_of = bad.iter_mut().filter(|bad| match &bad.subject {
+                Subject::Unknown => true,
+                Subject::Pod(described) => *described == name,
+                Subject::Object(_) | Subject::Other => false,
+            });
+            if !names.contains(&name) && in_place_of.map(|bad| bad.has_earlier_content = true).count() > 0 {
+                self.pods.push((origin.clone(), pod.clone()));
+            }
+        }
+        let keys: BTreeSet<_> = self.objects.iter().map(|object| object.key().clone()).collect();
+        for object in &earlier.objects {
+            let in_place_of = bad.iter_mut().filter(|bad| match &bad.subject {
+                Subject::Unknown => true,
+                Subject::Object(key) => key == object.key(),
+                Subject::Pod(_) | Subject::Other => false,
+            });
+            if !keys.contains(object.key()) && in_place_of.map(|bad| bad.has_earlier_content = true).count() > 0 {
+                self.objects.push(Arc::clone(object));
+            }
+        }
     }
 }
 
@@ -155,16 +207,16 @@ mod tests {
     /// The pods with their files, and the problems, of files with these names and texts.
     fn combine(combiner: &mut DirectoryCombiner, files: &[(&str, &str)]) -> (Vec<String>, Vec<String>) {
         let parse = |(name, text): &(&str, &str)| {
-            combiner.parse(PathRole::Objects, Path::new(name), text.as_bytes()).expect(text)
+            combiner.parse(PathRole::Objects, Path::new(name), text.as_bytes(), None).contents
         };
         let contents: Vec<_> = files.iter().map(parse).collect();
         let files: Vec<_> = files.iter().map(|(name, _)| Path::new(*name)).zip(&contents).collect();
-        let combined = combiner.combine(&files).expect("never fails");
+        let combined = combiner.combine(&files).expect("always");
         let pods = combined.pods.iter().map(|pod| match &pod.origin {
             PodOrigin::File(file) => format!("{} of {}", pod.pod.identity, file.display()),
             PodOrigin::Api | PodOrigin::Kubelet | PodOrigin::Runtime => unreachable!("it was in a file"),
         });
-        (pods.collect(), combiner.problems().iter().map(ToString::to_string).collect())
+        (pods.collect(), combiner.problems().iter().map(|problem| problem.error.to_string()).collect())
     }
 
     fn pod(metadata: &str) -> String {
@@ -200,7 +252,7 @@ mod tests {
     fn a_file_may_have_many_pods_and_objects_and_a_uid_is_derived_from_the_name() {
         let combiner = DirectoryCombiner::new(Some("n1".to_owned()));
         let text = format!("{}\n---\n{}\n---\n{}", pod("name: web"), config_map("1"), pod("name: db, namespace: shop"));
-        let contents = combiner.parse(PathRole::Objects, Path::new("all.yaml"), text.as_bytes()).expect("good");
+        let contents = combiner.parse(PathRole::Objects, Path::new("all.yaml"), text.as_bytes(), None).contents;
         let names: Vec<_> = contents.pods.iter().map(|(_, pod)| pod.pod.identity.to_string()).collect();
         assert_eq!(
             (names.as_slice(), contents.objects.len()),
@@ -209,6 +261,32 @@ mod tests {
         let (_, web) = &contents.pods[0];
         assert_eq!(web.pod.identity.uid.as_str().len(), 36);
         assert_eq!((web.pod.facts.node_name.as_deref(), &web.manifest["spec"]["nodeName"]), (Some("n1"), &"n1".into()));
+    }
+
+    #[test]
+    fn a_bad_document_keeps_the_earlier_pod_or_object_and_the_others_change() {
+        let combiner = DirectoryCombiner::new(None);
+        let parse = |text: &str, earlier: Option<&ManifestFile>| {
+            let parsed = combiner.parse(PathRole::Objects, Path::new("all.yaml"), text.as_bytes(), earlier);
+            let names = parsed.contents.pods.iter().map(|(_, pod)| pod.pod.identity.to_string());
+            let objects = parsed.contents.objects.iter().map(|object| format!("{}", object.value["data"]["k"]));
+            let names: Vec<_> = names.chain(objects).collect();
+            let unread = parsed.bad.iter().filter(|bad| bad.is_unread()).count();
+            (names, unread, parsed.contents)
+        };
+        let good = format!("{}\n---\n{}\n---\n{}", pod("name: web"), config_map("1"), pod("name: db"));
+        let (_, _, earlier) = parse(&good, None);
+        let earlier = Some(&earlier);
+        let spoilt =
+            good.replace("name: web}, spec: {containers: [{name: c}]", "name: web}, spec: {volumes: [{name: 5}]");
+        let (names, unread, _) = parse(&spoilt, earlier);
+        assert_eq!((names.as_slice(), unread), (&["default/db", "default/web", "\"1\""].map(str::to_owned)[..], 0));
+        assert_eq!(parse(&spoilt, None).1, 1, "the pod may have been there");
+        let spoilt = config_map("1").replace("\"1\"", "[2]");
+        let (names, unread, _) = parse(&spoilt, earlier);
+        assert_eq!((names.as_slice(), unread), (&["\"1\"".to_owned()][..], 0), "both pods were removed");
+        let (names, unread, _) = parse("a: [", earlier);
+        assert_eq!((names.len(), unread), (3, 0));
     }
 
     #[test]

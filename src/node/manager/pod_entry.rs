@@ -20,11 +20,11 @@ pub(super) struct Worlds<'a> {
 }
 
 /// The published state of a pod. If `known` is `None`, the node has only directories or a supervisor of the pod. The pod
-/// `is_unlisted` while its source has not listed its pods yet.
+/// `is_unknown` while no source has said whether it exists.
 pub(super) fn of_pod(
     uid: &PodUid,
     known: Option<&KnownPod>,
-    is_unlisted: bool,
+    is_unknown: bool,
     worlds: Worlds<'_>,
     supervisor: Option<u32>,
     containers: &[ContainerEntry],
@@ -37,7 +37,7 @@ pub(super) fn of_pod(
         namespace: identity.map(|identity| identity.namespace.clone()),
         name: identity.map(|identity| identity.name.clone()),
         uid: uid.to_string(),
-        origin: known.filter(|known| known.is_described || is_unlisted).map(|known| known.pod.origin.clone()),
+        origin: known.filter(|known| known.is_described || is_unknown).map(|known| known.pod.origin.clone()),
         stage: described.map(|known| known.pod.stage),
         released: known.is_some_and(|known| known.released),
         processed: wanted.is_some_and(|wanted| wanted.is_processed()),

@@ -20,7 +20,9 @@ use crate::node::pod::{NodePod, PodStage};
 #[derive(Debug)]
 pub struct Pods {
     pods: BTreeMap<PodUid, KnownPod>,
-    /// The sources that have not listed their pods yet.
+    /// The sources of this daemon.
+    sources: BTreeSet<PodSource>,
+    /// Those that have not listed their pods yet.
     awaited: BTreeSet<PodSource>,
     /// Whether podfs releases a pod that no source has any more, without waiting for an agent.
     release_when_gone: bool,
@@ -54,7 +56,8 @@ impl KnownPod {
 impl Pods {
     /// No pods, from these sources.
     pub fn new(sources: impl IntoIterator<Item = PodSource>, release_when_gone: bool) -> Pods {
-        Pods { pods: BTreeMap::new(), awaited: sources.into_iter().collect(), release_when_gone }
+        let sources: BTreeSet<PodSource> = sources.into_iter().collect();
+        Pods { pods: BTreeMap::new(), awaited: sources.clone(), sources, release_when_gone }
     }
 
     /// Whether every source has listed its pods once.
@@ -136,6 +139,14 @@ impl Pods {
     /// Whether an earlier daemon served the pod, and its source has not listed its pods yet.
     pub fn is_unlisted(&self, known: &KnownPod) -> bool {
         !known.is_described && self.awaited.contains(&PodSource::of(&known.pod.origin))
+    }
+
+    /// Whether an earlier daemon served the pod, and no source has said whether it still exists: its source has not listed its pods
+    /// yet, or is none of this daemon's. The API server knows the pods of all other sources, too, but for static pods.
+    pub fn is_unknown(&self, known: &KnownPod) -> bool {
+        let source = PodSource::of(&known.pod.origin);
+        let says = |source: PodSource| self.sources.contains(&source) && !self.awaited.contains(&source);
+        !known.is_described && !says(source) && (source == PodSource::Files || !says(PodSource::Api))
     }
 
     /// Notes that the pod's containers have stopped for good.

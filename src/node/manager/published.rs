@@ -30,9 +30,9 @@ impl Manager {
                 continue;
             }
             let (known, pid) = (self.pods.get(&uid), self.pids.get(&uid).copied());
-            let is_unlisted = known.is_some_and(|known| self.pods.is_unlisted(known));
+            let is_unknown = known.is_some_and(|known| self.pods.is_unknown(known));
             let worlds = pod_entry::Worlds { desired: &self.desired, actual: &self.actual, backings: &self.backings };
-            let mut entry = pod_entry::of_pod(&uid, known, is_unlisted, worlds, pid, self.containers.of(&uid));
+            let mut entry = pod_entry::of_pod(&uid, known, is_unknown, worlds, pid, self.containers.of(&uid));
             self.complete(&uid, &mut entry);
             self.add_failed_retirement(&uid, &mut entry);
             entry.notes.extend(self.ending.get(&uid).cloned());

@@ -61,14 +61,51 @@ pub enum FrameError {
 /// Assembles messages from the bytes of a socket.
 #[derive(Debug, Default)]
 pub struct FrameReader {
-    socket: Vec<u8>,
-    connections: BTreeMap<u32, Vec<u8>>,
+    socket: ByteQueue,
+    connections: BTreeMap<u32, ByteQueue>,
+}
+
+/// Bytes that are taken from the front. A frame may have no content but its header, so the time for each must not depend on the number
+/// of bytes behind it.
+#[derive(Debug, Default)]
+struct ByteQueue {
+    bytes: Vec<u8>,
+    /// How many of the bytes are taken.
+    taken: usize,
+    /// How many bytes have been moved to the front.
+    #[cfg(test)]
+    moved: usize,
+}
+
+impl ByteQueue {
+    fn add(&mut self, bytes: &[u8]) {
+        self.bytes.extend_from_slice(bytes);
+    }
+
+    /// The bytes that are not taken.
+    fn rest(&self) -> &[u8] {
+        &self.bytes[self.taken..]
+    }
+
+    /// Takes bytes from the front. Moves the others to the front of the memory when they are the smaller half, so no byte is moved more
+    /// often, on average, than it is added.
+    fn take(&mut self, count: usize) {
+        self.taken += count;
+        if self.taken * 2 >= self.bytes.len() {
+            #[cfg(test)]
+            {
+                self.moved += self.bytes.len() - self.taken;
+            }
+            self.bytes.drain(..self.taken);
+            self.taken = 0;
+        }
+    }
 }
 
 impl FrameReader {
     /// Takes bytes of the socket.
     pub fn feed(&mut self, bytes: &[u8]) {
-        self.socket.extend_from_slice(bytes);
+        self.socket.add(bytes);
     }
 
     /// The next complete message.
@@ -77,7 +114,8 @@ impl FrameReader {
     /// When the bytes are garbage: podfs cannot parse anything after them.
     pub fn message(&mut self) -> Result<Option<TtrpcMessage>, FrameError> {
         self.take_frames()?;
-        for (connection, bytes) in &mut self.connections {
+        for (connection, queue) in &mut self.connections {
+            let bytes = queue.rest();
             let Some(([length, stream], [kind, _flags])) = header(bytes) else { continue };
             let length = length as usize;
             if length > LONGEST_MESSAGE {
@@ -92,7 +130,7 @@ impl FrameReader {
                 continue;
             }
             let body = bytes[MESSAGE_HEADER..MESSAGE_HEADER + length].to_vec();
-            bytes.drain(..MESSAGE_HEADER + length);
+            queue.take(MESSAGE_HEADER + length);
             return Ok(Some(TtrpcMessage { connection: *connection, stream, kind, body }));
         }
         Ok(None)
@@ -100,7 +138,7 @@ impl FrameReader {
 
     /// Gives each connection the bytes of its complete frames.
     fn take_frames(&mut self) -> Result<(), FrameError> {
-        while let Some([connection, length]) = self.socket.first_chunk::<FRAME_HEADER>().map(numbers) {
+        while let Some([connection, length]) = self.socket.rest().first_chunk::<FRAME_HEADER>().map(numbers) {
             let length = length as usize;
             if ![TO_PLUGIN, TO_RUNTIME].contains(&connection) {
                 return Err(FrameError::Connection(connection));
@@ -109,9 +147,9 @@ impl FrameReader {
                 return Err(FrameError::Length(length));
             }
             let end = FRAME_HEADER + length;
-            let Some(part) = self.socket.get(FRAME_HEADER..end) else { return Ok(()) };
-            self.connections.entry(connection).or_default().extend_from_slice(part);
-            self.socket.drain(..end);
+            let Some(part) = self.socket.rest().get(FRAME_HEADER..end) else { return Ok(()) };
+            self.connections.entry(connection).or_default().add(part);
+            self.socket.take(end);
         }
         Ok(())
     }
@@ -198,6 +236,21 @@ mod tests {
             read.extend(all(&mut reader));
         }
         assert_eq!(read, [other, one]);
+    }
+
+    #[test]
+    fn many_empty_frames_and_many_short_messages_cost_no_more_than_their_bytes() {
+        let frame = [TO_PLUGIN.to_be_bytes(), [0; 4]].concat();
+        let empty = frame.repeat(100_000);
+        let mut reader = FrameReader::default();
+        reader.feed(&empty);
+        assert_eq!(all(&mut reader), []);
+        assert!(reader.socket.rest().is_empty() && reader.socket.moved <= empty.len(), "{}", reader.socket.moved);
+        let short: Vec<u8> = (0..100_000).flat_map(|stream| message(TO_PLUGIN, stream, 0).frames()).collect();
+        reader.feed(&short);
+        assert_eq!(all(&mut reader).len(), 100_000);
+        let moved = reader.connections[&TO_PLUGIN].moved;
+        assert!(moved <= short.len(), "{moved}");
     }
 
     #[test]

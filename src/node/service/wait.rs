@@ -20,7 +20,7 @@ const REPROCESSING_DELAY: Duration = Duration::from_millis(300);
 const TIME_IS_OVER: &str = "context deadline exceeded";
 
 /// Why podfs cannot say yet whether a pod is to run.
-const UNLISTED: &str = "its source has not listed its pods yet";
+const UNKNOWN: &str = "its source has not listed its pods yet";
 
 /// Why a wait ended without success.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -155,7 +155,7 @@ fn volumes_are_mounted(node: &NodeState, pod: &PodEntry) -> Result<bool, WaitErr
     let why = match pod.stage {
         _ if pod.released => Some("it was released"),
         // A daemon that has just started knows the pod from its checkpoint, and has not read all pods yet.
-        None if pod.is_unlisted() || !node.sources_ready => return Ok(false),
+        None if pod.is_unknown() || !node.sources_ready => return Ok(false),
         None => Some("it was deleted"),
         Some(PodStage::Terminal) => Some("it has ended"),
         Some(PodStage::Desired | PodStage::Terminating) => None,
@@ -201,7 +201,7 @@ fn is_mounted(volume: &VolumeEntry) -> bool {
 fn reason(pod: &PodEntry, concerns: fn(&VolumeEntry) -> bool) -> String {
     let volumes = pod.volumes.iter().filter(|volume| concerns(volume));
     let reasons = volumes.filter_map(|volume| Some(format!("{}: {}", volume.name, volume.reason.as_ref()?)));
-    let unlisted = pod.is_unlisted().then(|| UNLISTED.to_owned());
+    let unlisted = pod.is_unknown().then(|| UNKNOWN.to_owned());
     let sentences = pod.errors.iter().chain(&pod.notes).cloned();
     let all = [TIME_IS_OVER.to_owned()].into_iter().chain(unlisted).chain(sentences).chain(reasons);
     all.collect::<Vec<_>>().join("; ")

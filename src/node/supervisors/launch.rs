@@ -90,7 +90,11 @@ impl Launcher {
     /// For each pod, starts `program` with these arguments, and with the pod's manifest and uid. The reload command of a unit
     /// executes `podfs`.
     pub(super) fn new(program: PathBuf, podfs: PathBuf, arguments: Vec<OsString>, run_directory: PathBuf) -> Launcher {
-        Launcher { program, podfs, arguments, run_directory, is_systemd: Path::new(BOOTED).is_dir() }
+        let is_systemd = Path::new(BOOTED).is_dir();
+        if !is_systemd && on_host::has_left_container() {
+            cgroup::warn_of_version_1();
+        }
+        Launcher { program, podfs, arguments, run_directory, is_systemd }
     }
 
     /// Starts the supervisor of a pod.

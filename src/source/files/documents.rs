@@ -1,15 +1,17 @@
 //! The last good documents of each file, and their combination.
 //!
 //! One scan finds the files, reads those that have changed, waits for the events that the kernel has queued meanwhile, and
-//! uses the new content of every settled file. A file that cannot be read or parsed keeps its last good documents. A
-//! [`FileCombiner`] parses the documents, and combines those of all files.
+//! uses the new content of every settled file. A file that cannot be read keeps its last good documents; so does a document that
+//! cannot be parsed. A [`FileCombiner`] parses the documents, and combines those of all files.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::hash::{BuildHasher, RandomState};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::SourceError;
+use super::bad_document::{BadDocument, ParsedFile, Subject};
 use super::error::ScanProblem;
 use super::find::{ConfiguredPath, FileToRead, FoundFiles, PathRole};
 use super::read::{Stamp, read};
@@ -17,6 +19,7 @@ use super::read_check::{DocumentUpdate, ReadCheck};
 use super::settle::SETTLE_DELAY;
 use super::watch::Watcher;
 use crate::manifest::ManifestError;
+use crate::manifest::objects::ObjectKey;
 
 /// How long podfs waits at its start for files that are being written.
 const START_TIMEOUT: Duration = Duration::from_secs(5);
@@ -30,20 +33,32 @@ pub(crate) trait FileCombiner: Send + 'static {
     /// Whether the combination depends on the paths of the files, and not only on their documents.
     const NAMES_COUNT: bool;
 
-    /// Parses one file.
-    ///
-    /// # Errors
-    /// When the file is invalid; then its contents stay as they were.
-    fn parse(&self, role: PathRole, file: &Path, bytes: &[u8]) -> Result<Self::Contents, ManifestError>;
+    /// Parses one file. In place of a bad document, its `earlier` contents stay in use.
+    fn parse(
+        &self,
+        role: PathRole,
+        file: &Path,
+        bytes: &[u8],
+        earlier: Option<&Self::Contents>,
+    ) -> ParsedFile<Self::Contents>;
 
-    /// Combines all files, in the order of their paths.
-    ///
-    /// # Errors
-    /// When files contradict each other; then the last combination stays.
-    fn combine(&mut self, files: Files<'_, Self::Contents>) -> Result<Self::Combined, ManifestError>;
+    /// Combines all files, in the order of their paths. `None` if the result is that of the last time.
+    fn combine(&mut self, files: Files<'_, Self::Contents>) -> Option<Self::Combined>;
 
-    /// The problems of the files in the last combination. Each sentence says which content podfs uses.
-    fn problems(&self) -> Vec<ManifestError>;
+    /// Documents of the last combination that do not go together.
+    fn problems(&self) -> &[CombinationProblem];
+
+    /// Whether a podfs that starts now would refuse the files because of a bad document, as of the last combination.
+    fn refuses_to_start(&self, subject: &Subject) -> bool;
+}
+
+/// A document that does not go together with others, or with an earlier one.
+pub(crate) struct CombinationProblem {
+    pub(crate) error: Arc<ManifestError>,
+    /// Which content podfs uses, unless the error says it.
+    pub(crate) until_then: &'static str,
+    /// The object whose description a podfs that starts now could not choose.
+    pub(crate) object: Option<ObjectKey>,
 }
 
 /// The contents of all files with their paths.
@@ -55,11 +70,18 @@ pub(super) struct DocumentStore<S: FileCombiner> {
     roots: Vec<ConfiguredPath>,
     files: BTreeMap<PathBuf, StoredFile<S::Contents>>,
     /// The name and contents of bytes that are read only once, before the scans.
-    fixed: Option<(PathBuf, Fingerprinted<S::Contents>)>,
+    fixed: Option<FixedFile<S::Contents>>,
     hasher: RandomState,
     published: Option<Vec<(PathBuf, Fingerprint)>>,
     problems: BTreeSet<String>,
     problems_before: BTreeSet<String>,
+}
+
+/// Bytes that are read only once.
+struct FixedFile<C> {
+    name: PathBuf,
+    contents: Fingerprinted<C>,
+    bad: Vec<BadDocument>,
 }
 
 /// A file that was read at least once.
@@ -67,9 +89,11 @@ struct StoredFile<C> {
     /// Index of the configured path that it belongs to.
     root: usize,
     stamp: Stamp,
-    /// Whether the contents are those of the file with this stamp. If not, they are older: the file is invalid now.
-    current: bool,
-    contents: Option<Fingerprinted<C>>,
+    /// The bytes of the file with this stamp.
+    read: Fingerprint,
+    contents: Fingerprinted<C>,
+    /// The documents that podfs could not use.
+    bad: Vec<BadDocument>,
     /// Since when the file has been absent.
     absent_since: Option<Instant>,
 }
@@ -82,7 +106,7 @@ impl<C> StoredFile<C> {
     }
 }
 
-/// The good documents of a file.
+/// The good documents of a file. Earlier documents that stay in use in place of bad ones count for the fingerprint, too.
 struct Fingerprinted<C> {
     fingerprint: Fingerprint,
     documents: C,
@@ -102,15 +126,7 @@ pub(super) const STDIN: &str = "standard input";
 impl<S: FileCombiner> DocumentStore<S> {
     /// The store of the configured paths, before the first scan. `fixed` is the name and the bytes of a manifest
     /// that is read only once.
-    ///
-    /// # Errors
-    ///
-    /// When these bytes are a malformed manifest.
-    pub(super) fn new(
-        combiner: S,
-        fixed: Option<(PathBuf, Vec<u8>)>,
-        roots: Vec<ConfiguredPath>,
-    ) -> Result<Self, ManifestError> {
+    pub(super) fn new(combiner: S, fixed: Option<(PathBuf, Vec<u8>)>, roots: Vec<ConfiguredPath>) -> Self {
         let mut store = Self {
             combiner,
             roots,
@@ -123,40 +139,50 @@ impl<S: FileCombiner> DocumentStore<S> {
         };
         if let Some((name, bytes)) = fixed {
             let fingerprint = store.fingerprint(PathRole::Pod, &bytes);
-            let documents = store.combiner.parse(PathRole::Pod, &name, &bytes)?;
-            store.fixed = Some((name, Fingerprinted { fingerprint, documents }));
+            let ParsedFile { contents, bad } = store.combiner.parse(PathRole::Pod, &name, &bytes, None);
+            let contents = Fingerprinted { fingerprint, documents: contents };
+            store.fixed = Some(FixedFile { name, contents, bad });
         }
-        Ok(store)
+        store
     }
 
     /// Combines the bytes that are read only once, if no path is configured.
     ///
     /// # Errors
-    /// When they cannot be combined.
-    pub(super) fn combine_fixed(&mut self) -> Result<S::Combined, ManifestError> {
-        let documents: Vec<_> =
-            self.fixed.iter().map(|(name, contents)| (name.as_path(), &contents.documents)).collect();
-        self.combiner.combine(&documents)
+    /// The first bad document that podfs needs.
+    pub(super) fn combine_fixed(&mut self) -> Result<S::Combined, SourceError> {
+        let fixed = self.fixed.iter();
+        let documents: Vec<_> = fixed.map(|fixed| (fixed.name.as_path(), &fixed.contents.documents)).collect();
+        let combined = self.combiner.combine(&documents);
+        let problems = self.document_problems();
+        self.report(&problems);
+        match problems.into_iter().find(|problem| problem.refuses_to_start) {
+            Some(problem) => Err(problem.error),
+            None => Ok(combined.expect("it is the first combination")),
+        }
     }
 
     /// Reads all files, and waits for files that are being written.
     ///
     /// # Errors
     ///
-    /// The first problem with any file, also a file that is written to all the time.
+    /// The first problem with any file, also a file that is written to all the time, but for bad documents that podfs does not need.
     pub(super) fn first_scan(&mut self, watcher: &mut Watcher) -> Result<S::Combined, SourceError> {
         let deadline = Instant::now() + START_TIMEOUT;
         let mut latest = None;
         loop {
             let scan = self.scan(watcher);
-            if let Some(problem) = scan.problems.into_iter().next() {
-                return Err(problem.error);
-            }
+            self.report(&scan.problems);
             latest = scan.combined.or(latest);
-            match (scan.being_written, latest.take()) {
-                (None, Some(combined)) => return Ok(combined),
-                (Some(path), _) if Instant::now() > deadline => return Err(SourceError::BeingWritten(path)),
-                (_, before) => latest = before,
+            // The file that is being written may be what another problem needs.
+            if scan.being_written.is_none() || Instant::now() > deadline {
+                let refused = scan.problems.into_iter().find(|problem| problem.refuses_to_start);
+                match (refused, scan.being_written, latest.take()) {
+                    (Some(problem), _, _) => return Err(problem.error),
+                    (None, Some(path), _) => return Err(SourceError::BeingWritten(path)),
+                    (None, None, Some(combined)) => return Ok(combined),
+                    (None, None, None) => {}
+                }
             }
             watcher.wait();
         }
@@ -171,7 +197,7 @@ impl<S: FileCombiner> DocumentStore<S> {
             latest = scan.combined.take().or(latest);
             match &scan.being_written {
                 Some(_) if Instant::now() <= deadline && watcher.wait() => continue,
-                Some(path) => scan.problems.push(ScanProblem::new(SourceError::BeingWritten(path.clone()))),
+                Some(path) => scan.problems.push(ScanProblem::of_path(SourceError::BeingWritten(path.clone()))),
                 None => {}
             }
             self.report(&scan.problems);
@@ -213,7 +239,7 @@ impl<S: FileCombiner> DocumentStore<S> {
         let readings: Vec<_> = targets
             .into_iter()
             .map(|target| {
-                let known = self.files.get(&target.path).filter(|entry| entry.current);
+                let known = self.files.get(&target.path);
                 let known = known.filter(|_| !reread && !settled.contains_key(&target.real));
                 let reading = read(&target.path, known.map(|entry| entry.stamp));
                 (target, reading)
@@ -236,7 +262,7 @@ impl<S: FileCombiner> DocumentStore<S> {
                     before.extend(old.map(|entry| (target.path, entry)));
                     continue;
                 }
-                Ok(DocumentUpdate::Take(stamp, bytes)) => Some(self.entry(&target, stamp, &bytes, old, &mut problems)),
+                Ok(DocumentUpdate::Take(stamp, bytes)) => Some(self.entry(&target, stamp, &bytes, old)),
                 Err(unreadable) => {
                     let mut old = old;
                     if let Some(entry) = old.as_mut().filter(|_| unreadable.keeps) {
@@ -245,8 +271,7 @@ impl<S: FileCombiner> DocumentStore<S> {
                     let until = old.as_mut().filter(|_| !unreadable.keeps).and_then(|entry| entry.counts_until(now));
                     absent_until.extend(until);
                     if until.is_none() {
-                        let has_earlier_content = old.as_ref().is_some_and(|entry| entry.contents.is_some());
-                        problems.push(ScanProblem { error: unreadable.problem, has_earlier_content });
+                        problems.push(ScanProblem::of_file(unreadable.problem, old.is_some()));
                     }
                     old.filter(|_| unreadable.keeps || until.is_some())
                 }
@@ -268,88 +293,86 @@ impl<S: FileCombiner> DocumentStore<S> {
                 self.files.insert(path, entry);
             }
         }
-        let without_contents = self.files.iter().filter(|(_, entry)| entry.contents.is_none());
+        let without_contents = self.files.iter().filter(|(_, entry)| entry.bad.iter().any(BadDocument::is_unread));
         unread.extend(without_contents.map(|(path, _)| path.clone()));
         let being_written = check.being_written();
         absent_until.into_iter().for_each(|until| watcher.activity.scan_at(until));
-        let combined = self.combine_present().unwrap_or_else(|problem| {
-            problems.push(ScanProblem::new(problem.into()));
-            None
-        });
-        let combined_problems = self.combiner.problems().into_iter();
-        problems.extend(combined_problems.map(|problem| ScanProblem::new(SourceError::Combined(problem))));
+        let combined = self.combine_present();
+        problems.extend(self.document_problems());
         ScanResult { problems, being_written, unread, combined }
     }
 
-    /// The entry of a file that was just read. Invalid bytes leave the old contents in place.
+    /// The bad documents of all files, and the documents that do not go together.
+    fn document_problems(&self) -> Vec<ScanProblem> {
+        let of_fixed = self.fixed.iter().flat_map(|fixed| &fixed.bad);
+        let bad = of_fixed.chain(self.files.values().flat_map(|entry| &entry.bad));
+        let bad = bad.map(|bad| ScanProblem::of_document(bad, self.combiner.refuses_to_start(&bad.subject)));
+        let combined = self.combiner.problems().iter().map(|problem| {
+            let subject = problem.object.clone().map(Subject::Object);
+            let refuses_to_start = subject.is_some_and(|subject| self.combiner.refuses_to_start(&subject));
+            ScanProblem::of_combination(problem, refuses_to_start)
+        });
+        bad.chain(combined).collect()
+    }
+
+    /// The entry of a file that was just read. Bad documents leave the old contents in place.
     fn entry(
         &self,
         target: &FileToRead,
         stamp: Stamp,
         bytes: &[u8],
         old: Option<StoredFile<S::Contents>>,
-        problems: &mut Vec<ScanProblem>,
     ) -> StoredFile<S::Contents> {
-        let fingerprint = self.fingerprint(target.role, bytes);
-        let old = old.and_then(|entry| entry.contents);
-        let (current, contents) = match old {
-            Some(old) if old.fingerprint == fingerprint => (true, Some(old)),
-            old => match self.combiner.parse(target.role, &target.path, bytes) {
-                Ok(documents) => (true, Some(Fingerprinted { fingerprint, documents })),
-                Err(problem) => {
-                    problems.push(ScanProblem { error: problem.into(), has_earlier_content: old.is_some() });
-                    (false, old)
-                }
-            },
+        let read = self.fingerprint(target.role, bytes);
+        let (root, absent_since) = (target.root, None);
+        let old = match old {
+            Some(old) if old.read == read => return StoredFile { root, stamp, absent_since, ..old },
+            old => old.map(|old| old.contents),
         };
-        StoredFile { root: target.root, stamp, current, contents, absent_since: None }
+        let earlier = old.as_ref().map(|old| &old.documents);
+        let ParsedFile { contents: documents, bad } = self.combiner.parse(target.role, &target.path, bytes, earlier);
+        let keeps_earlier = bad.iter().any(|bad| bad.has_earlier_content);
+        let fingerprint = match old.filter(|_| keeps_earlier) {
+            Some(old) => Fingerprint { hash: self.hasher.hash_one((read.hash, old.fingerprint.hash)), ..read },
+            None => read,
+        };
+        StoredFile { root, stamp, read, contents: Fingerprinted { fingerprint, documents }, bad, absent_since }
     }
 
     /// Combines all files, also absent ones that still count, unless these contradict other files: an object may have moved to
     /// another file. `None` if nothing has changed.
-    ///
-    /// # Errors
-    ///
-    /// When files contradict each other; then the last combination stays in use.
-    fn combine_present(&mut self) -> Result<Option<S::Combined>, ManifestError> {
+    fn combine_present(&mut self) -> Option<S::Combined> {
         let problems_before = self.combiner.problems().len();
         let combined = self.combine_changed(true);
         let problems = self.combiner.problems().len();
-        let is_contradiction = combined.is_err() || problems > problems_before;
-        if !is_contradiction || self.files.values().all(|entry| entry.absent_since.is_none()) {
+        if problems <= problems_before || self.files.values().all(|entry| entry.absent_since.is_none()) {
             return combined;
         }
-        match self.combine_changed(false) {
-            Ok(present) if combined.is_err() || self.combiner.problems().len() < problems => {
-                // They do not count again: podfs has forgotten their objects.
-                self.files.retain(|_, entry| entry.absent_since.is_none());
-                Ok(present)
-            }
-            // The absent files are not the reason.
-            _ => self.combine_changed(true),
+        let present = self.combine_changed(false);
+        if self.combiner.problems().len() < problems {
+            // They do not count again: podfs has forgotten their objects.
+            self.files.retain(|_, entry| entry.absent_since.is_none());
+            return present.or(combined);
         }
+        // The absent files are not the reason.
+        self.combine_changed(true).or(present).or(combined)
     }
 
     /// Combines the files that exist, and the absent ones if `with_absent`. `None` if they have not changed.
-    ///
-    /// # Errors
-    ///
-    /// When files contradict each other.
-    fn combine_changed(&mut self, with_absent: bool) -> Result<Option<S::Combined>, ManifestError> {
+    fn combine_changed(&mut self, with_absent: bool) -> Option<S::Combined> {
         let counting = self.files.iter().filter(|(_, entry)| with_absent || entry.absent_since.is_none());
-        let of_files = counting.filter_map(|(path, entry)| Some((path.as_path(), entry.contents.as_ref()?)));
-        let all: Vec<_> =
-            self.fixed.iter().map(|(name, contents)| (name.as_path(), contents)).chain(of_files).collect();
+        let of_files = counting.map(|(path, entry)| (path.as_path(), &entry.contents));
+        let fixed = self.fixed.iter().map(|fixed| (fixed.name.as_path(), &fixed.contents));
+        let all: Vec<_> = fixed.chain(of_files).collect();
         let name = |path: &Path| if S::NAMES_COUNT { path.to_owned() } else { PathBuf::new() };
         let mut fingerprints: Vec<_> = all.iter().map(|(path, contents)| (name(path), contents.fingerprint)).collect();
         fingerprints.sort_unstable();
         if self.published.as_ref() == Some(&fingerprints) {
-            return Ok(None);
+            return None;
         }
         let documents: Vec<_> = all.iter().map(|(path, contents)| (*path, &contents.documents)).collect();
-        let combined = self.combiner.combine(&documents)?;
         self.published = Some(fingerprints);
-        Ok(Some(combined))
+        self.combiner.combine(&documents)
     }
 
     fn fingerprint(&self, role: PathRole, bytes: &[u8]) -> Fingerprint {
@@ -371,9 +394,7 @@ pub(super) struct ScanResult<W> {
 impl<W> ScanResult<W> {
     /// The first problem for which [`DocumentStore::first_scan`] would refuse these files.
     pub(super) fn start_problem(&self) -> Option<String> {
-        // A podfs that starts has no earlier content with which the documents have to go together.
-        let errors = self.problems.iter().map(|problem| &problem.error);
-        let mut problems = errors.filter(|error| !matches!(error, SourceError::Combined(_)));
-        problems.next().map(ToString::to_string)
+        let refused = self.problems.iter().find(|problem| problem.refuses_to_start);
+        refused.map(|problem| problem.error.to_string())
     }
 }

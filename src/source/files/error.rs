@@ -2,7 +2,10 @@
 
 use std::io;
 use std::path::PathBuf;
+use std::sync::Arc;
 
+use super::bad_document::BadDocument;
+use super::documents::CombinationProblem;
 use crate::manifest::ManifestError;
 
 /// A source that cannot be used, or a part of it that cannot be used now. Its text is one sentence for the user.
@@ -65,13 +68,9 @@ pub enum SourceError {
     #[error("{}: has disappeared or is another, empty directory; its last objects stay in use", .0.display())]
     DirectoryGone(PathBuf),
 
-    /// The content of the file is invalid.
+    /// A document is invalid, or does not go together with another one.
     #[error(transparent)]
-    Manifest(#[from] ManifestError),
-
-    /// Files whose documents do not go together. The sentence says which of the documents podfs uses.
-    #[error(transparent)]
-    Combined(ManifestError),
+    Manifest(#[from] Arc<ManifestError>),
 
     /// The kernel grants no more watches.
     #[error("{}: cannot be watched: the limit on inotify watches is reached; raise the sysctl fs.inotify.max_user_watches", .0.display())]
@@ -95,29 +94,54 @@ pub enum SourceError {
 /// A problem that a scan of the files has found.
 pub(super) struct ScanProblem {
     pub(super) error: SourceError,
-    /// Whether podfs has read content there before, which it uses now.
-    pub(super) has_earlier_content: bool,
+    /// Whether a podfs that starts now would refuse the files.
+    pub(super) refuses_to_start: bool,
+    /// Which content podfs uses; empty if the error says it.
+    until_then: &'static str,
 }
 
+/// Content that podfs has read before.
+const EARLIER: &str = "podfs uses the earlier content";
+
 impl ScanProblem {
-    /// A problem of something that podfs has used before, or whose error says what podfs uses.
-    pub(super) fn new(error: SourceError) -> ScanProblem {
-        ScanProblem { error, has_earlier_content: true }
+    /// A problem of a configured path. Its error says what podfs uses.
+    pub(super) fn of_path(error: SourceError) -> ScanProblem {
+        ScanProblem { error, refuses_to_start: true, until_then: "" }
+    }
+
+    /// A file that cannot be read. `has_earlier_content` is whether podfs has read it before.
+    pub(super) fn of_file(error: SourceError, has_earlier_content: bool) -> ScanProblem {
+        let until_then = match &error {
+            SourceError::Unreadable { .. }
+            | SourceError::WrongType { .. }
+            | SourceError::PodOfWrongType { .. }
+            | SourceError::TooLarge { .. } => match has_earlier_content {
+                true => EARLIER,
+                false => "podfs uses none of its content, and mounted volumes keep theirs",
+            },
+            _ => "",
+        };
+        ScanProblem { until_then, ..ScanProblem::of_path(error) }
+    }
+
+    pub(super) fn of_document(bad: &BadDocument, refuses_to_start: bool) -> ScanProblem {
+        let until_then = match bad.has_earlier_content {
+            true => EARLIER,
+            false => "podfs leaves this document out, and mounted volumes keep their content",
+        };
+        ScanProblem { error: SourceError::Manifest(Arc::clone(&bad.error)), refuses_to_start, until_then }
+    }
+
+    pub(super) fn of_combination(problem: &CombinationProblem, refuses_to_start: bool) -> ScanProblem {
+        let error = SourceError::Manifest(Arc::clone(&problem.error));
+        ScanProblem { error, refuses_to_start, until_then: problem.until_then }
     }
 
     /// The sentence while the pod runs: it adds which content podfs uses.
     pub(super) fn sentence(&self) -> String {
-        let content = match self.has_earlier_content {
-            true => "podfs uses the earlier content",
-            false => "podfs uses none of its content, and mounted volumes keep theirs",
-        };
-        match &self.error {
-            error @ (SourceError::Unreadable { .. }
-            | SourceError::WrongType { .. }
-            | SourceError::PodOfWrongType { .. }
-            | SourceError::TooLarge { .. }
-            | SourceError::Manifest(_)) => format!("{error}; until then, {content}"),
-            error => error.to_string(),
+        match self.until_then {
+            "" => self.error.to_string(),
+            content => format!("{}; until then, {content}", self.error),
         }
     }
 }
@@ -126,15 +150,23 @@ impl ScanProblem {
 mod tests {
     use super::*;
     use crate::manifest::Origin;
+    use crate::source::files::bad_document::Subject;
 
     #[test]
     fn a_problem_says_once_which_content_podfs_uses() {
         let origin = Origin::file("web.yaml".as_ref());
-        let problem = |sentence: &str| ManifestError::invalid(&origin, "metadata.name", sentence);
-        let sentence = |error| ScanProblem::new(error).sentence();
-        let invalid = sentence(SourceError::Manifest(problem("is bad")));
-        assert_eq!(invalid, "web.yaml: metadata.name: is bad; until then, podfs uses the earlier content");
+        let problem = |sentence: &str| Arc::new(ManifestError::invalid(&origin, "metadata.name", sentence));
+        let mut bad = BadDocument { error: problem("is bad"), subject: Subject::Unknown, has_earlier_content: true };
+        let of_document = |bad: &BadDocument| ScanProblem::of_document(bad, false).sentence();
+        let invalid = "web.yaml: metadata.name: is bad; until then, podfs";
+        assert_eq!(of_document(&bad), format!("{invalid} uses the earlier content"));
+        bad.has_earlier_content = false;
+        assert_eq!(
+            of_document(&bad),
+            format!("{invalid} leaves this document out, and mounted volumes keep their content")
+        );
         let first = "is there twice; until then, podfs goes by the first one";
-        assert_eq!(sentence(SourceError::Combined(problem(first))), format!("web.yaml: metadata.name: {first}"));
+        let twice = CombinationProblem { error: problem(first), until_then: "", object: None };
+        assert_eq!(ScanProblem::of_combination(&twice, false).sentence(), format!("web.yaml: metadata.name: {first}"));
     }
 }

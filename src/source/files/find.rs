@@ -101,7 +101,7 @@ impl FoundFiles {
                 Ok(true) => watcher.activity.request_scan(),
                 Ok(false) => {}
                 Err(problem) => {
-                    found.problems.push(ScanProblem::new(problem));
+                    found.problems.push(ScanProblem::of_path(problem));
                     watcher.activity.scan_later();
                 }
             }
@@ -114,12 +114,12 @@ impl FoundFiles {
         match fs::metadata(&root.path) {
             Ok(metadata) if metadata.is_dir() && root.role == PathRole::Objects => {
                 if let Err(error) = self.add_directory(number, root, &real, &metadata, route) {
-                    self.problems.push(ScanProblem { error, has_earlier_content: root.was_listed() });
+                    self.problems.push(ScanProblem::of_file(error, root.was_listed()));
                     self.kept.insert(number);
                 }
             }
             Err(error) if error.kind() == ErrorKind::NotFound && root.directory.is_some() => {
-                self.problems.push(ScanProblem::new(SourceError::DirectoryGone(root.path.clone())));
+                self.problems.push(ScanProblem::of_path(SourceError::DirectoryGone(root.path.clone())));
                 self.kept.insert(number);
             }
             // If the path cannot be read, the scan's reading reports why.

@@ -16,9 +16,11 @@
 //! 4. A file that a scan leaves out keeps its last good documents. The thread reads it again at its next event (1), or after that
 //!    second.
 
+mod bad_document;
 mod documents;
 mod error;
 mod find;
+mod needs;
 mod pod_and_objects;
 mod read;
 mod read_check;
@@ -45,7 +47,8 @@ use pod_and_objects::PodAndObjects;
 use read::FileReading;
 use watch::{WatchMessage, Watcher};
 
-pub(crate) use documents::{FileCombiner, Files};
+pub(crate) use bad_document::{BadDocument, ParsedFile, Subject};
+pub(crate) use documents::{CombinationProblem, FileCombiner, Files};
 pub use error::SourceError;
 pub(crate) use find::PathRole;
 pub(crate) use pod_and_objects::IMMUTABLE;
@@ -111,9 +114,9 @@ impl FileSource {
     ///
     /// # Errors
     ///
-    /// When a path is missing or unreadable, a manifest is malformed, two documents describe an object, the pod file
-    /// does not have exactly one Pod, a file is written to all the time, or a limit of the kernel on inotify is
-    /// reached.
+    /// When a path is missing or unreadable, the pod file does not have exactly one Pod, a document is malformed or describes the
+    /// same object as another one and the pod needs it (or no file has the pod), a file is written to all the time, or a limit
+    /// of the kernel on inotify is reached. podfs logs other bad documents and goes on without them.
     pub fn open(pod: Option<PodInput>, objects: &[PathBuf]) -> Result<(Self, Snapshot), SourceError> {
         Self::open_accepting(AcceptedDocuments::Pods, pod, objects)
     }
@@ -136,15 +139,17 @@ impl FileSource {
         };
         let roots: Vec<_> = pod.into_iter().chain(objects.iter().cloned().map(ConfiguredPath::objects)).collect();
         let watches_nothing = roots.is_empty();
-        let mut store = DocumentStore::new(PodAndObjects::new(accepted), fixed, roots)?;
+        let mut store = DocumentStore::new(PodAndObjects::new(accepted), fixed, roots);
         if watches_nothing {
             // The kernel gives a user 128 instances of inotify, and a node has more than a hundred pods.
             let snapshot = store.combine_fixed()?;
+            store.new_problems().for_each(|sentence| tracing::warn!("{sentence}"));
             let (updates, start_problem) = (channel(snapshot.clone()).1, StartProblem::default());
             return Ok((Self { updates, start_problem, stop: None }, snapshot));
         }
         let (mut watcher, stop) = Watcher::new()?;
         let snapshot = store.first_scan(&mut watcher)?;
+        store.new_problems().for_each(|sentence| tracing::warn!("{sentence}"));
         let (publish, updates) = channel(snapshot.clone());
         let start_problem = StartProblem::default();
         let problem_of_last_scan = start_problem.clone();
@@ -228,7 +233,7 @@ impl CombinedFiles {
         mut publish: impl FnMut(Scanned<S::Combined>) + Send + 'static,
     ) -> Result<Self, SourceError> {
         let (mut watcher, stop) = Watcher::new()?;
-        let mut store = DocumentStore::new(combiner, None, vec![ConfiguredPath::objects(path)])?;
+        let mut store = DocumentStore::new(combiner, None, vec![ConfiguredPath::objects(path)]);
         spawn(move || {
             let first = store.first_scan_of_good_files(&mut watcher);
             publish(scanned(&store, first));

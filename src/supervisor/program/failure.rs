@@ -8,7 +8,6 @@ use std::path::Path;
 use std::process::ExitCode;
 
 use podfs_fuse::mount::MountError;
-use podfs_fuse::printable::printable;
 use tracing::debug;
 
 use crate::manifest::ManifestError;
@@ -45,9 +44,7 @@ impl Failure {
 
     /// Prints the sentence on standard error, and returns the exit code.
     pub(crate) fn report(self) -> ExitCode {
-        // One write(2) for the whole line, because a server may write to the same standard error.
-        let line = format!("podfs: {}\n", printable(&self.to_string()));
-        podfs_fuse::log::write_unless_stuck(line.as_bytes());
+        podfs_fuse::log::say("podfs", &self.to_string());
         ExitCode::from(self.code)
     }
 }

@@ -3,7 +3,8 @@
 //! Shutdown loses nothing and leaves nothing behind:
 //! 1. The supervisor starts no new work, and waits two seconds for the work under way. If work goes on after that, the
 //!    supervisor unmounts the other volumes (step 2), and then kills the server, which ends every call that waits for the server.
-//!    A call that waits for a driver or for a source of the node goes on, and its blocking thread keeps the volume. If it ends
+//!    The supervisor first kills the programs of FlexVolume drivers that execute a call, with their process groups.
+//!    A call that waits for a CSI driver or for a source of the node goes on, and its blocking thread keeps the volume. If it ends
 //!    within two seconds, the supervisor unmounts this volume, too. Otherwise it unmounts the recorded mounts, and the thread
 //!    ends with the process: the thread cannot make anything after step 5.
 //! 2. The supervisor unmounts the volumes while the server still answers, a few at the same time: in each umount(2), the kernel
@@ -11,8 +12,8 @@
 //!    successor, so that no unmount waits for it. After two seconds, it continues a server that is stopped, which loses nothing.
 //!    After an order to stop, the supervisor deletes the content of emptyDirs. After a failure it keeps the content for the
 //!    next podfs.
-//! 3. Drivers of other vendors unmount what they have mounted, all at the same time. What a driver does not unmount
-//!    stays recorded for the next podfs of the pod, and for `podfs cleanup`.
+//! 3. Drivers of other vendors unmount what they have mounted, all at the same time. A call to mount that a CSI driver has not
+//!    answered comes first, so the driver mounts nothing afterwards. What a driver does not unmount stays recorded for the next podfs of the pod, and for `podfs cleanup`.
 //! 4. The supervisor closes the server's socket, so that the server ends by itself, and kills the server if it does not. The
 //!    control socket closes.
 //! 5. The supervisor removes the server's cgroup and the directories that were made for the volumes, and then gives up the
@@ -34,7 +35,7 @@ use tokio::time::{Instant, sleep, sleep_until, timeout};
 use tracing::{info, warn};
 
 use super::{Supervisor, TIMEOUT};
-use crate::driver::DriverHome;
+use crate::driver::{self, DriverHome};
 use crate::host::{block, local};
 use crate::supervisor::long_step::{REPORT_DELAY, report_end, report_if_long, report_long};
 use crate::supervisor::run_dir::mount_points::MountPoints;
@@ -66,6 +67,9 @@ impl Supervisor {
         info!("unmounting");
         self.report.stopping();
         let mut has_finished = timeout(TIMEOUT, self.finish_all()).await.is_ok();
+        if !has_finished && interrupt_drivers(&self.setting).await {
+            has_finished = timeout(TIMEOUT, self.finish_all()).await.is_ok();
+        }
         let busy = self.busy();
         let mut unmounted = self.unmount_all(end).await;
         if !has_finished {
@@ -262,6 +266,7 @@ async fn undo_drivers(setting: &VolumeContext) {
     let mut undoing: JoinSet<()> =
         homes(&setting.site).into_iter().map(|home| undo_until_done(setting.clone(), home)).collect();
     if timeout(UNMOUNT_TIMEOUT, async { while undoing.join_next().await.is_some() {} }).await.is_err() {
+        interrupt_drivers(setting).await;
         for (home, volume) in homes(&setting.site) {
             warn!(
                 volume,
@@ -270,6 +275,19 @@ async fn undo_drivers(setting: &VolumeContext) {
             );
         }
     }
+}
+
+/// Kills the programs of FlexVolume drivers that execute a call for the pod. Returns whether there are any.
+async fn interrupt_drivers(setting: &VolumeContext) -> bool {
+    let homes = homes(&setting.site);
+    let interrupt = move || {
+        let interrupted = homes.iter().map(|(home, volume)| {
+            let interrupted = driver::interrupt(home);
+            interrupted.inspect_err(|error| warn!(volume, "volume {volume:?}: {error}")).unwrap_or(false)
+        });
+        interrupted.fold(false, |any, interrupted| any | interrupted)
+    };
+    spawn_blocking(interrupt).await.expect("a blocking thread that panics ends the process")
 }
 
 /// Calls a driver until it has unmounted the volume.

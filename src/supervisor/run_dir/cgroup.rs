@@ -27,7 +27,7 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use podfs_fuse::mount::table::mounts;
 use rustix::fs::getxattr;
@@ -41,6 +41,12 @@ const SUPERVISORS: &str = "podfs-supervisors";
 const OF_SUPERVISOR: &str = "podfs-pod-";
 /// The file that lists the processes of a cgroup; writing a pid to it moves that process.
 const PROCESSES: &str = "cgroup.procs";
+/// How long the processes of a cgroup may take to end. One that waits for a source that does not answer takes longer, and its cgroup
+/// stays.
+const END_TIMEOUT: Duration = Duration::from_secs(5);
+/// How long a process may take to exit that the kernel no longer lists.
+const EXIT_TIMEOUT: Duration = Duration::from_secs(1);
+const REMOVAL_PAUSE: Duration = Duration::from_millis(2);
 
 /// Why podfs cannot make or use a cgroup.
 #[derive(Debug, thiserror::Error)]
@@ -65,7 +71,7 @@ impl From<CgroupError> for io::Error {
     }
 }
 
-/// The cgroup of a pod's server. Dropping it removes the cgroup, unless a process is still in it.
+/// The cgroup of a pod's server. Dropping it waits until the processes in it have ended, and removes it.
 #[derive(Debug)]
 pub(in crate::supervisor) struct Cgroup {
     path: PathBuf,
@@ -136,7 +142,7 @@ impl Cgroup {
 
 impl Drop for Cgroup {
     fn drop(&mut self) {
-        remove(&self.path);
+        remove_when_empty(&self.path);
     }
 }
 
@@ -214,6 +220,31 @@ pub(in crate::supervisor) fn warn_of_kubelet() {
             path.display()
         );
     }
+}
+
+/// Warns if the supervisors that this daemon starts stay in its container's cgroups of version 1. podfs moves them only in the hierarchy
+/// of version 2.
+pub(crate) fn warn_of_version_1() {
+    let cgroups = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
+    let kept = of_version_1(&cgroups);
+    if !kept.is_empty() {
+        warn!(
+            "this node has cgroups of version 1, and no systemd: the supervisors and servers of pods stay in those of podfs' container \
+             ({}), so they end with the container, and count against its limits; boot the node with cgroups of version 2 alone \
+             (systemd.unified_cgroup_hierarchy=1, or cgroup_no_v1=all), or run podfs node outside of a container",
+            kept.join(", ")
+        );
+    }
+}
+
+/// The controllers of version 1 with the cgroups in which `/proc/PID/cgroup` shows a process, but for the root cgroups.
+fn of_version_1(cgroups: &str) -> Vec<&str> {
+    let groups = cgroups.lines().filter_map(|line| line.split_once(':')).filter(|(number, _)| *number != "0");
+    let is_kept = |group: &&str| {
+        let of_controller = |(controllers, path): (&str, &str)| !controllers.starts_with("name=") && path != "/";
+        group.split_once(':').is_some_and(of_controller)
+    };
+    groups.map(|(_, group)| group).filter(is_kept).collect()
 }
 
 fn belongs_to_kubelet(part: &str) -> bool {
@@ -299,29 +330,26 @@ fn has_processes(cgroup: &Path) -> bool {
     listed(cgroup).is_ok_and(|pids| !pids.is_empty())
 }
 
-/// Waits at most a second until all processes of a cgroup have ended, such as the keeper of a killed server, and
-/// removes it.
+/// Waits until all processes of a cgroup have ended, such as the keeper of a killed server, and removes it. Over io_uring, a killed
+/// process ends late: the kernel first ends its requests.
 pub(crate) fn remove_when_empty(cgroup: &Path) {
-    const TRIES: u32 = 500;
-    (0..TRIES).find(|_| {
-        let is_empty = !has_processes(cgroup);
-        if !is_empty {
-            thread::sleep(Duration::from_millis(2));
-        }
-        is_empty
-    });
-    remove(cgroup);
+    let deadline = Instant::now() + END_TIMEOUT;
+    remove_while(cgroup, || Instant::now() < deadline);
 }
 
 /// Removes a cgroup, unless a process is in it.
 pub(crate) fn remove(cgroup: &Path) {
-    const TRIES: u32 = 1000;
-    for _ in 0..TRIES {
+    let deadline = Instant::now() + EXIT_TIMEOUT;
+    // The kernel no longer lists a process that begins to exit, but the process stays in the cgroup until it has exited.
+    remove_while(cgroup, || !has_processes(cgroup) && Instant::now() < deadline);
+}
+
+/// Tries to remove a cgroup, as long as a process is in it and `tries_again` says so.
+fn remove_while(cgroup: &Path, tries_again: impl Fn() -> bool) {
+    loop {
         match fs::remove_dir(cgroup) {
-            // The kernel no longer lists a process that begins to exit, but the process stays in the cgroup until it
-            // has exited.
-            Err(error) if error.kind() == io::ErrorKind::ResourceBusy && !has_processes(cgroup) => {
-                thread::sleep(Duration::from_millis(1));
+            Err(error) if error.kind() == io::ErrorKind::ResourceBusy && tries_again() => {
+                thread::sleep(REMOVAL_PAUSE);
             }
             Err(error) if error.kind() != io::ErrorKind::NotFound => {
                 return debug!("the cgroup {} stays: {error}", cgroup.display());
@@ -334,6 +362,13 @@ pub(crate) fn remove(cgroup: &Path) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn cgroups_of_version_1_are_those_of_controllers() {
+        let hybrid = "9:name=systemd:/kubepods/pod1\n8:pids:/kubepods/pod1\n4:memory:/\n0::/kubepods/pod1\n";
+        assert_eq!(of_version_1(hybrid), ["pids:/kubepods/pod1"]);
+        assert_eq!(of_version_1("0::/kubepods/pod1\n"), Vec::<&str>::new());
+    }
 
     #[test]
     fn cgroups_of_the_kubelet_are_known_by_their_names() {

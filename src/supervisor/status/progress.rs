@@ -10,7 +10,7 @@ use std::sync::{Mutex, MutexGuard};
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle, TermLike};
 use podfs_fuse::log;
-use podfs_fuse::printable::printable;
+use podfs_fuse::printable::printable_line;
 
 use crate::manifest::pod::PodIdentity;
 
@@ -105,8 +105,9 @@ impl VolumeProgress<'_> {
 
 /// The part of a line that fits into the width of the terminal, without characters that would move the cursor.
 fn fitted(line: &str, width: usize) -> String {
-    let line = printable(line);
-    let shown: Vec<_> = line.chars().map(|sign| if sign.is_control() { ' ' } else { sign }).collect();
+    // Most line ends are those of longer messages.
+    let line = line.replace(['\n', '\t'], " ");
+    let shown: Vec<_> = printable_line(&line).chars().collect();
     // Terminals differ in whether a character in the last column moves the cursor to the next line, so podfs does not
     // use it.
     let room = width.saturating_sub(1).max(1);

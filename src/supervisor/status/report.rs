@@ -13,8 +13,10 @@ use std::fs::File;
 use std::io::{self, Write};
 use std::os::fd::OwnedFd;
 use std::path::Path;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
+use podfs_fuse::log::line::of_sentence;
+use podfs_fuse::printable::printable_line;
 use podfs_fuse::projection::GenerationName;
 use sd_notify::NotifyState;
 use serde::Serialize;
@@ -287,7 +289,13 @@ impl Report {
         };
         match self.log_format {
             // One write(2) for the whole line, because a server may write to the same standard error.
-            LogFormat::Text => drop(LogOutput.write_all(format!("podfs: {line}\n").as_bytes())),
+            LogFormat::Text => {
+                let line = match rustix::termios::isatty(rustix::stdio::stderr()) {
+                    true => format!("podfs: {}\n", printable_line(&line)),
+                    false => of_sentence("podfs", &line, SystemTime::now()),
+                };
+                drop(LogOutput.write_all(line.as_bytes()));
+            }
             LogFormat::Json => info!("{line}"),
         }
         if let Some(descriptor) = self.ready_fd.take()

@@ -13,6 +13,7 @@ use crate::host::global_mount::GlobalMountUser;
 use crate::host::local::{self, LocalSource};
 use crate::host::{HostError, HostSource, device};
 use crate::manifest::PodView;
+use crate::types::mount_options;
 
 /// A local volume, open.
 pub(super) struct OpenedLocal {
@@ -56,7 +57,7 @@ pub(super) fn open(
 
 /// Warnings about mount options of a directory: podfs does not mount it, so only `ro` has an effect.
 fn ignored_options(source: &Local) -> Vec<String> {
-    let words = source.mount_options.iter().flat_map(|entry| entry.split(',')).map(str::trim);
+    let words = source.mount_options.iter().flat_map(|entry| mount_options(entry));
     let ignored = words.filter(|word| !matches!(*word, "" | "ro" | "rw" | "bind" | "defaults"));
     ignored.map(|word| format!("mount option {word:?} has no effect on a directory in podfs")).collect()
 }

@@ -77,6 +77,9 @@ fn options_are_honoured() {
     assert!(parse("sync").sync && parse("dirsync").sync && parse("ro").read_only && parse("noexec").no_exec);
     assert!(parse("nosuid").no_suid && parse("nodev").no_dev);
     assert_eq!(parse("context=system_u:object_r:t:s0").selinux_context.as_deref(), Some("system_u:object_r:t:s0"));
+    let quoted = parse(r#"ro,context="system_u:object_r:t:s0:c1,c2",soft"#);
+    assert_eq!(quoted.selinux_context.as_deref(), Some("system_u:object_r:t:s0:c1,c2"));
+    assert!(quoted.read_only && quoted.retry_policy == RetryPolicy::Soft);
     assert_eq!(parse("sec=none").security, Security::None);
     assert_eq!(parse("sec=krb5p").security, Security::Flavors("krb5p".to_owned()));
     assert_eq!(parse("sec=sys:krb5").security, Security::Flavors("sys:krb5".to_owned()));

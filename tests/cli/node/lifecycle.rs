@@ -122,6 +122,46 @@ fn a_manifest_that_stops_parsing_leaves_its_pod_alone() {
 }
 
 #[test]
+fn a_bad_document_keeps_its_pod_as_it_is_and_the_others_of_its_file_go_on() {
+    let node = Node::new();
+    let file = |web: &str, value: &str| {
+        let db = pod("db", &[CONFIG], &["config"]);
+        node.put("all.yaml", &format!("{web}\n---\n{db}\n---\n{}", config_map("app", &[("key", value)])));
+    };
+    let web = pod("web", &[CONFIG, SCRATCH], &["config", "scratch"]);
+    file(&web.replace("image: none", "image: ["), "one");
+    let mut daemon = node.start();
+    node.expect(&["wait", "default/db"]);
+    assert!(node.pod("web").is_none(), "its document cannot be read");
+    file(&web, "two");
+    node.expect(&["wait", "default/web"]);
+    let config = node.path("web", "config").join("key");
+    wait_content(&config, "two");
+    for (value, bad) in
+        [("three", web.replace("name: config, mountPath", "name: [], mountPath")), ("four", "a: [".into())]
+    {
+        file(&bad, value);
+        wait_content(&node.path("db", "config").join("key"), value);
+        wait_content(&config, value);
+        let status = String::from_utf8(node.ask(&["status"]).stdout).expect("text");
+        assert!(
+            status.contains("all.yaml") && status.contains("until then, podfs uses the earlier content"),
+            "{status}"
+        );
+        assert!(node.pod("web").is_some_and(|pod| !pod["stage"].is_null()), "the daemon does not take it for gone");
+    }
+    daemon.signal(Signal::SIGTERM);
+    daemon.wait();
+    let _next = node.start();
+    wait_content(&config, "four");
+    file("a: [", "five");
+    wait_content(&node.path("db", "config").join("key"), "five");
+    assert!(node.path("web", "scratch").exists(), "after a restart, the daemon does not know whether the pod is gone");
+    file("", "six");
+    eventually("a pod that was removed is gone", || node.pod("web").is_none_or(|pod| pod["stage"].is_null()));
+}
+
+#[test]
 fn without_an_agent_a_pod_that_is_gone_is_unmounted_at_once() {
     let node = Node::new();
     node.put("web.yaml", &pod("web", &[SCRATCH], &["scratch"]));

@@ -123,7 +123,7 @@ impl LiveTree {
 
     /// Whether the file `id` has these bytes.
     pub(in crate::live) fn has_bytes(&self, id: NodeId, bytes: &[u8]) -> bool {
-        self.content(id).is_ok_and(|(image, content)| image.bytes().get(content) == Some(bytes))
+        self.content(id).is_ok_and(|(image, content)| image.has_bytes(content, bytes))
     }
 
     /// Whether the node `id` has the mode, owner and group of the node `wanted` of an image.

@@ -61,9 +61,7 @@ impl LiveTree {
             let is_in_directory = node.unlinked || matches!(above, Some(LiveContent::Directory { .. }));
             let is_below = *id == NodeId::ROOT || (node.parent < *id && is_in_directory);
             let is_whole = match &node.body {
-                LiveContent::File { image, content } => {
-                    images.get(image).is_some_and(|image| image.bytes().get(content.clone()).is_some())
-                }
+                LiveContent::File { image, content } => images.get(image).is_some_and(|image| image.contains(content)),
                 LiveContent::Directory { children } => children
                     .iter()
                     .all(|(name, child)| nodes.get(child).is_some_and(|node| node.parent == *id && node.name == *name)),

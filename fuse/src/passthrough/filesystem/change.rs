@@ -93,8 +93,7 @@ impl PassthroughFilesystem {
         self.check_space(exchange, |account| account.check_space_for_name(parent, directory.as_fd(), 0))?;
         exchange.begin(0);
         let linked = linkat(&*file, c"", &*directory, component(name)?, AtFlags::EMPTY_PATH);
-        outcome::success_if_done(linked, Errno::EXIST, exchange, |_| outcome::leads_to(&directory, name, &file))
-            .map_err(|errno| if errno == Errno::NOENT && is_removed(&file) { Errno::STALE } else { errno })?;
+        outcome::success_if_done(linked, Errno::EXIST, exchange, |_| outcome::leads_to(&directory, name, &file))?;
         old.set_nameless(false);
         self.settle(parent, directory.as_fd());
         // The name may lead elsewhere by now.
@@ -169,13 +168,18 @@ impl PassthroughFilesystem {
         };
         let is_identified = !self.is_remote() && parent.handle().is_some();
         let (node, removed) = if is_identified { opened(known()?).or_else(named) } else { named() }?;
+        if node.handle().is_none() && needs_descriptor(&node) {
+            // The descriptor that the node keeps stays until the kernel forgets the node.
+            node.forget_place();
+        }
         let has_other_name =
             || is_special(node.kind) && attributes_of(removed.as_fd()).is_ok_and(|found| found.stx_nlink > 1);
         if !needs_descriptor(&node) || node.held().is_some() || has_other_name() {
             return None;
         }
         node.hold(removed, self.descriptors.take().ok()?);
-        Some(node)
+        // Without a handle, the node needs the descriptor also if its name stays.
+        node.handle().is_some().then_some(node)
     }
 
     pub(super) fn rename(
@@ -228,6 +232,10 @@ impl PassthroughFilesystem {
         let renamed = outcome::success_if_done(renamed, Errno::NOENT, exchange, is_moved);
         outcome::success_if_done(renamed, Errno::EXIST, exchange, is_moved)
             .inspect_err(|_| held.iter().for_each(|node| node.let_go()))?;
+        self.record_move(to.as_fd(), new_parent, new_name);
+        if flags.contains(RenameFlags::EXCHANGE) {
+            self.record_move(from.as_fd(), parent, name);
+        }
         self.settle(new_parent, to.as_fd());
         Ok(self.removed(removal, exchange))
     }
@@ -481,11 +489,6 @@ impl LastNameRemoval {
     fn note(&self) -> u64 {
         self.node.as_ref().map_or(0, |node| node.id.0)
     }
-}
-
-/// Whether a file has no name any more.
-fn is_removed(file: &OwnedFd) -> bool {
-    attributes_of(file.as_fd()).is_ok_and(|found| found.stx_nlink == 0)
 }
 
 /// The errno of a request that has made a name which is gone again.

@@ -92,7 +92,9 @@ impl PassthroughFilesystem {
         // A process of the host may make and remove the name all the time.
         let file = (0..ATTEMPTS).find_map(|_| make_or_open().transpose()).unwrap_or(Err(Errno::STALE))?;
         self.settle(parent, directory.as_fd());
-        self.created(parent, file, taken, arguments.flags, exchange).map(|(_, answer)| answer)
+        let (node, answer) = self.created(parent, file, taken, arguments.flags, exchange)?;
+        self.record_place(&node, parent, name);
+        Ok(answer)
     }
 
     pub(super) fn create_unnamed(

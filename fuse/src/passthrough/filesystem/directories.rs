@@ -2,11 +2,13 @@
 
 use std::ffi::OsStr;
 use std::num::NonZeroUsize;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, MutexGuard};
 
 use lru::LruCache;
+use rustix::fs::{FileType, Mode, OFlags, openat};
 
+use super::super::handle::FileHandle;
 use super::super::hashing::HashKey;
 use super::super::node::Node;
 use super::PassthroughFilesystem;
@@ -53,6 +55,26 @@ impl PassthroughFilesystem {
         }
     }
 
+    /// Records the name of a node without a lasting handle, so that the server finds the node again when its descriptor is closed.
+    pub(super) fn record_place(&self, node: &Node, parent: &Node, name: &OsStr) {
+        if node.handle().is_none() && (node.kind != FileType::Directory || has_lasting_number(node)) {
+            node.set_place(parent.id, name);
+        }
+    }
+
+    /// As [`Self::record_place`], for the file that has just been moved to `name`.
+    pub(super) fn record_move(&self, directory: BorrowedFd<'_>, parent: &Node, name: &OsStr) {
+        if parent.handle().is_some() {
+            return;
+        }
+        let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let Ok(file) = openat(directory, name, flags, Mode::empty()) else { return };
+        let identity = self.mounts.identify(file.as_fd(), Some(parent));
+        if let Some(node) = identity.ok().and_then(|(identity, _)| self.nodes.find(&identity)) {
+            self.record_place(&node, parent, name);
+        }
+    }
+
     /// Forgets which directory was found by a name. A caller has renamed it, so the kernel finds the directory by another name now, and
     /// does not look that name up.
     pub(super) fn forget_place(&self, parent: NodeId, name: &OsStr) {
@@ -69,4 +91,12 @@ impl PassthroughFilesystem {
         drop(directories);
         drop(gone);
     }
+}
+
+/// Whether the file system will give the directory the same inode number again. A server of FUSE that leaves the numbers to libfuse has
+/// another one after each time that the kernel forgets the directory: the number by which the server knows it.
+fn has_lasting_number(directory: &Node) -> bool {
+    let Some(held) = directory.held() else { return directory.place().is_some() };
+    let number = FileHandle::of(held.as_fd()).ok().and_then(|(handle, _)| handle.fuse_node());
+    number.is_some_and(|number| !directory.has_number(number))
 }

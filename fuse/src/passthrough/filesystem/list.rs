@@ -1,14 +1,17 @@
 //! Directories, opened by OPENDIR or by the kernel alone.
 
+use std::ffi::OsStr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
 use std::sync::Arc;
 
-use rustix::fs::{Mode, OFlags, fdatasync, fsync, openat};
+use rustix::fs::{AtFlags, Mode, OFlags, StatxFlags, fdatasync, fsync, openat, statx};
 use rustix::io::Errno;
 use zerocopy::IntoBytes;
 
 use super::super::attributes::attributes_of;
 use super::super::cached_listings::{CachedListings, Change};
+use super::super::devices::device_of;
 use super::super::listing::{DirectoryEntry, SourceListing};
 use super::super::node::Node;
 use super::super::options::CacheMode;
@@ -163,7 +166,7 @@ impl PassthroughFilesystem {
             },
             (_, Some(kept)) => kept,
             (_, None) => {
-                UnopenedListing { listing: SourceListing::resume(self.open_to_read(node)?), with_attributes: false }
+                UnopenedListing { listing: SourceListing::new(self.open_to_read(node)?), with_attributes: false }
             }
         };
         if read(&mut unopened.listing, unopened.with_attributes)? {
@@ -212,9 +215,26 @@ impl PassthroughFilesystem {
 
     /// The inode number of a listed file. `..` of the root has the root's number, because the volume hides the directory above.
     fn shown_ino(&self, node: &Node, directory: BorrowedFd<'_>, entry: DirectoryEntry<'_>) -> u64 {
-        let above = node.id == NodeId::ROOT && entry.name == "..";
-        let own = if above { rustix::fs::fstat(directory).ok().map(|found| found.st_ino) } else { None };
-        node.mount.ino(own.unwrap_or(entry.ino))
+        let mount = &node.mount;
+        let look = |name: &OsStr, flags: AtFlags| {
+            let flags = flags | AtFlags::SYMLINK_NOFOLLOW | AtFlags::NO_AUTOMOUNT | AtFlags::STATX_DONT_SYNC;
+            let found = statx(directory, name, flags, StatxFlags::INO | StatxFlags::MNT_ID).ok()?;
+            (found.stx_mnt_id == mount.id()).then_some(found)
+        };
+        let itself = || look(OsStr::new(""), AtFlags::EMPTY_PATH);
+        let shown = match entry.name.as_bytes() {
+            b".." if node.id == NodeId::ROOT => itself(),
+            b".." if mount.has_several_devices() => look(entry.name, AtFlags::empty()),
+            _ if entry.kind != libc::DT_DIR && mount.has_devices_by_file() => look(entry.name, AtFlags::empty()),
+            _ => None,
+        };
+        if let Some(found) = shown {
+            return mount.ino(device_of(&found), found.stx_ino);
+        }
+        // Where files have handles, all files of a directory have the directory's device, except for subvolumes: a listing has another
+        // number of these than their attributes, as on the source.
+        let device = if mount.has_several_devices() { itself().map(|found| device_of(&found)) } else { None };
+        mount.listed_ino(device, entry.ino)
     }
 }
 

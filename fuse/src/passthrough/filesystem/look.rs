@@ -50,6 +50,7 @@ impl PassthroughFilesystem {
         if node.kind == FileType::Directory {
             self.note_place(&node, parent, name);
         }
+        self.record_place(&node, parent, name);
         Ok((node, entry))
     }
 

@@ -30,6 +30,7 @@
 //! - it is the first file: the process has moved it back, or has linked it again by another name;
 //! - the file system knows no birth times, and has used the inode number again;
 //! - both files were made in the same tick of the kernel's clock, and have the same inode number;
+//! - both are subvolumes of btrfs, and one is a snapshot of the other;
 //! - an earlier version of podfs has begun the request: it recorded no mark.
 //!
 //! The successor executes all other requests again, because that changes nothing: what they set has the same value afterwards. It
@@ -43,6 +44,7 @@ use rustix::io::{Errno, pread};
 
 use super::super::attributes::{NamedFile, attributes_of};
 use super::super::descriptor::reopen;
+use super::super::devices::device_of;
 use crate::region::BegunRequest;
 use crate::session::{Caller, Exchange};
 
@@ -131,14 +133,18 @@ pub fn is_another_file(exchange: &Exchange<'_>, found: NamedFile) -> bool {
 
 /// Whether `name` leads to the file that `file` is open on.
 pub fn leads_to(directory: impl AsFd, name: &OsStr, file: impl AsFd) -> bool {
-    let same = |found: &Statx| (found.stx_dev_major, found.stx_dev_minor, found.stx_ino);
+    let same = |found: &Statx| (device_of(found), found.stx_ino);
     let found = status_of_name(directory.as_fd(), name);
     found.is_some_and(|found| attributes_of(file.as_fd()).is_ok_and(|file| same(&file) == same(&found)))
 }
 
-/// Returns the inode number of the file that `name` leads to; `None` if there is no such file.
+/// Returns a number for the file that `name` leads to; `None` if there is no such file. It is the inode number if the file has the
+/// device of the directory, as an earlier podfs has it. The roots of all subvolumes of btrfs have the same inode number, and another
+/// device each.
 pub fn number_of(directory: impl AsFd, name: &OsStr) -> Option<u64> {
-    status_of_name(directory.as_fd(), name).map(|found| found.stx_ino)
+    let found = status_of_name(directory.as_fd(), name)?;
+    let (device, above) = (device_of(&found), attributes_of(directory.as_fd()).map_or(0, |above| device_of(&above)));
+    Some(if device == above { found.stx_ino } else { found.stx_ino ^ device.rotate_left(32) })
 }
 
 /// Whether the extended attribute `name` of the file at `path` has this value.

@@ -4,7 +4,7 @@
 //! directory leads to another file by now, a caller that came by that name must get what is there. The answer is `ESTALE` then: the
 //! kernel looks up each name of the path again. A process whose working directory it is comes back with the same request, and gets
 //! `ENOENT` ([`ReplacedFiles`](super::super::replaced::ReplacedFiles)). An OPENDIR of a directory that was removed is answered in the same
-//! way, and the second one opens the directory.
+//! way, and the second one opens the directory. So is a LINK of a file that has no name any more.
 //!
 //! mkdir(2), mknod(2), symlink(2) and link(2) look the new name up before they make it, and the kernel returns an error of that lookup
 //! to the caller. So LOOKUP answers `ESTALE` only for a name that the new directory has.
@@ -16,6 +16,7 @@ use std::os::unix::ffi::OsStrExt;
 use rustix::fs::{AtFlags, Mode, OFlags, StatxFlags, openat, statx};
 use rustix::io::Errno;
 
+use super::super::attributes::attributes_of;
 use super::super::handle::FileHandle;
 use super::super::node::Node;
 use super::PassthroughFilesystem;
@@ -42,6 +43,16 @@ impl PassthroughFilesystem {
 
     /// Whether to send the thread back: its request failed because the directory was replaced.
     fn is_replaced(&self, request: &Request<'_>) -> bool {
+        if let FuseOperation::Link { node, .. } = request.operation
+            && self.is_removed(node)
+        {
+            // A caller that came by a path gets the file that has the name now. One with a descriptor comes back.
+            let sends_back = self.replaced.sends_back(request);
+            if sends_back {
+                self.replaced.found_stale(request);
+            }
+            return sends_back;
+        }
         // No other process changes the source, or each look at it may be a message to another machine.
         if self.options.has_exclusive_source() || self.is_remote() {
             return false;
@@ -55,6 +66,12 @@ impl PassthroughFilesystem {
             _ => request.operation.entry().is_some() && place(request.node).is_some(),
         };
         is_elsewhere && self.replaced.sends_back(request)
+    }
+
+    /// Whether a known file has no name any more.
+    fn is_removed(&self, node: NodeId) -> bool {
+        let file = self.nodes.get(node).and_then(|node| self.descriptor(&node).ok());
+        file.is_some_and(|file| attributes_of(file.as_fd()).is_ok_and(|found| found.stx_nlink == 0))
     }
 
     /// Whether to send the thread of an OPENDIR back: the directory is removed, and its name leads to another file.

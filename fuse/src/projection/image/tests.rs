@@ -31,7 +31,7 @@ fn find(image: &Image, path: &str) -> Option<Index> {
 
 fn content<'a>(image: &'a Image, path: &str) -> Option<&'a [u8]> {
     match image.node(find(image, path)?)?.kind {
-        ImageNodeKind::File { content } => Some(&image.bytes()[content]),
+        ImageNodeKind::File { content } => Some(image.served(content)),
         ImageNodeKind::Directory { .. } => None,
     }
 }
@@ -90,9 +90,57 @@ fn a_payload_equals_its_own_image_and_no_other() {
 }
 
 #[test]
+fn a_server_that_writes_into_an_image_changes_nothing_that_was_checked() {
+    let entries: &[(&str, &[u8])] = &[("a", b"1"), ("b/c", b"22")];
+    let (shown, payload) = (image(entries), layout(entries));
+    let descriptor = shown.as_fd().try_clone_to_owned().expect("a descriptor");
+    let adopted = Image::adopt(descriptor).expect("an image");
+    shown.disown();
+    let start = adopted.content.start;
+    let write = |at: usize, bytes: &[u8]| rustix::io::pwrite(&shown, bytes, at as u64).expect("written");
+    write(0, &vec![0xff; start]);
+    for read in [&shown, &adopted] {
+        assert_eq!(read.path(find(read, "b/c").expect("it is there")), "b/c");
+        assert_eq!(read.top_level().map(|(name, _)| name).collect::<Vec<_>>(), ["a", "b"]);
+        assert!(payload.equals(read));
+    }
+    write(start, b"9");
+    assert!(!payload.equals(&shown) && !payload.equals(&adopted));
+    let file = |image: &Image| match image.node(find(image, "a").expect("a file")).expect("a node").kind {
+        ImageNodeKind::File { content } => content,
+        ImageNodeKind::Directory { .. } => panic!("it is a file"),
+    };
+    assert_eq!(**shown.copied(file(&shown)).expect("a copy"), *b"9");
+    assert!(shown.has_bytes(file(&shown), b"9") && !shown.has_bytes(file(&shown), b"1"));
+}
+
+#[test]
+fn content_is_compared_part_by_part() {
+    let large: Vec<u8> = (0..200_000_u32).map(|at| (at % 251) as u8).collect();
+    let entries: &[(&str, &[u8])] = &[("a", b""), ("b", &large), ("c", b"1"), ("d", &large)];
+    let shown = image(entries);
+    assert!(layout(entries).equals(&shown));
+    for at in [0, 65_535, 65_536, 199_999] {
+        let mut changed = large.clone();
+        changed[at] ^= 1;
+        assert!(!layout(&[("a", b""), ("b", &changed), ("c", b"1"), ("d", &large)]).equals(&shown), "{at}");
+        assert!(!layout(&[("a", b""), ("b", &large), ("c", b"1"), ("d", &changed)]).equals(&shown), "{at}");
+    }
+}
+
+#[test]
+fn a_longer_image_than_any_payload_takes_no_memory() {
+    let flags = rustix::fs::MemfdFlags::CLOEXEC | rustix::fs::MemfdFlags::ALLOW_SEALING;
+    let file = rustix::fs::memfd_create("long", flags).expect("a file");
+    rustix::fs::ftruncate(&file, (256 << 20) + 8).expect("a length");
+    rustix::fs::fcntl_add_seals(&file, rustix::fs::SealFlags::SHRINK).expect("sealed");
+    assert_eq!(Image::adopt(file).err().expect("refused").to_string(), "the memory file is too long");
+}
+
+#[test]
 fn a_damaged_image_is_refused_and_never_a_panic() {
     let whole = image(&[("a", b"1"), ("b/c", b"22"), ("b/d", b"333")]);
-    let bytes = whole.bytes().to_vec();
+    let bytes = whole.block.served().to_vec();
     let index_end = bytes.len() - usize::try_from(whole.content_size()).expect("a size");
     for position in 0..index_end {
         for value in [0, 1, 0x7f, 0xff] {

@@ -105,6 +105,33 @@ fn a_pod_whose_source_has_not_listed_its_pods_is_not_released() {
 }
 
 #[test]
+fn a_pod_of_a_source_that_the_daemon_no_longer_has_is_unknown_unless_the_api_server_lacks_it() {
+    let of = |origin: PodOrigin| NodePod { origin, ..pod("u", PodStage::Desired) };
+    let file = || PodOrigin::File("/etc/web.yaml".into());
+    // The origin of the pod, the sources of the daemon, and whether the pod is unknown when all of them have listed their pods.
+    let rows = [
+        (PodOrigin::Runtime, vec![PodSource::Kubelet], true),
+        (PodOrigin::Runtime, vec![PodSource::Files], true),
+        (PodOrigin::Runtime, vec![PodSource::Api], false),
+        (PodOrigin::Runtime, vec![PodSource::Runtime], false),
+        (PodOrigin::Kubelet, vec![PodSource::Files], true),
+        (file(), vec![PodSource::Api], true),
+        (file(), vec![PodSource::Files], false),
+    ];
+    for (origin, sources, expected) in rows {
+        let mut pods = Pods::new(sources.clone(), false);
+        pods.recover(of(origin.clone()), false);
+        let is_unknown = |pods: &Pods| pods.get(&sample::uid("u")).is_some_and(|known| pods.is_unknown(known));
+        assert!(is_unknown(&pods), "{origin:?} {sources:?}: not all have listed");
+        for source in &sources {
+            pods.take_list(*source, vec![]);
+        }
+        assert_eq!(is_unknown(&pods), expected, "{origin:?} {sources:?}");
+        pods.release(&sample::uid("u")).expect("an agent may release it");
+    }
+}
+
+#[test]
 fn a_pod_of_a_source_that_the_daemon_no_longer_has_is_gone_when_all_sources_are_ready() {
     let of_file = || NodePod { origin: PodOrigin::File("/etc/web.yaml".into()), ..pod("u", PodStage::Desired) };
     let mut pods = Pods::new([PodSource::Kubelet, PodSource::Api], true);

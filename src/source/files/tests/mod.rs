@@ -82,7 +82,7 @@ impl ManifestHome {
     fn step_by_step(&self, objects: &[&str]) -> Steps {
         let roots = objects.iter().map(|name| ConfiguredPath::objects(self.path(name))).collect();
         let (mut watcher, signals) = Watcher::new().expect("a watcher");
-        let mut store = DocumentStore::new(PodAndObjects::new(AcceptedDocuments::Pods), None, roots).expect("a store");
+        let mut store = DocumentStore::new(PodAndObjects::new(AcceptedDocuments::Pods), None, roots);
         store.first_scan(&mut watcher).expect("good manifests");
         Steps { watcher, store, signals }
     }
@@ -91,7 +91,7 @@ impl ManifestHome {
     fn step_by_step_of_good_files(&self, objects: &[&str]) -> Steps {
         let roots = objects.iter().map(|name| ConfiguredPath::objects(self.path(name))).collect();
         let (mut watcher, signals) = Watcher::new().expect("a watcher");
-        let mut store = DocumentStore::new(PodAndObjects::new(AcceptedDocuments::Pods), None, roots).expect("a store");
+        let mut store = DocumentStore::new(PodAndObjects::new(AcceptedDocuments::Pods), None, roots);
         store.first_scan_of_good_files(&mut watcher);
         Steps { watcher, store, signals }
     }

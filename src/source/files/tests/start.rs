@@ -107,6 +107,72 @@ fn a_bad_manifest_is_named() {
     );
 }
 
+/// The manifest of a pod with a volume of a ConfigMap.
+fn pod_of(config_map: &str, optional: bool) -> String {
+    let volume = format!("{{name: v, configMap: {{name: {config_map}, optional: {optional}}}}}");
+    format!(
+        "apiVersion: v1\nkind: Pod\nmetadata: {{name: web}}\nspec: {{containers: [{{name: c}}], volumes: [{volume}]}}\n"
+    )
+}
+
+#[test]
+fn a_bad_document_that_the_pod_does_not_need_is_left_out() {
+    let home = ManifestHome::with_objects(&[("app", "1")]);
+    home.write("pod.yaml", &pod_of("app", false));
+    let other = config_map("other", "1");
+    for bad in [
+        other.replace("\"1\"", "[1]"),
+        "a: [hunter2\n".to_owned(),
+        other.replace("name: other", "name: Not_A_Name"),
+        other.replace("ConfigMap", "Secret"),
+        format!("{other}---\n{other}"),
+        "- 1\n".to_owned(),
+        "apiVersion: apps/v1\nkind: Deployment\nmetadata: {name: app, label: {}}\nspec: {selector: {}, selector: {}}\n"
+            .to_owned(),
+    ] {
+        home.write("objects/bad.yaml", &bad);
+        let watched = home.open(Some("pod.yaml"), &["objects"]).map_err(|error| error.to_string());
+        assert_eq!(watched.expect(&bad).value("app"), Some("1"), "{bad}");
+        home.write("objects/bad.yaml", &format!("{bad}---\n{}", config_map("last", "1")));
+        let watched = home.open(Some("pod.yaml"), &["objects"]).expect(&bad);
+        assert_eq!((watched.value("app"), watched.value("last")), (Some("1"), Some("1")), "{bad}");
+    }
+    // So is one in the file of the pod.
+    home.write("pod.yaml", &format!("a: [\n---\n{}", pod_of("app", false)));
+    assert_eq!(home.open(Some("pod.yaml"), &["objects"]).expect("the pod").value("app"), Some("1"));
+}
+
+#[test]
+fn a_bad_document_that_the_pod_may_need_keeps_podfs_from_starting() {
+    let home = ManifestHome::with_objects(&[("other", "1")]);
+    home.write("pod.yaml", &pod_of("app", false));
+    let refused = |text: &str| {
+        home.write("objects/bad.yaml", text);
+        home.complaint(Some("pod.yaml"), &["objects"])
+    };
+    let app = config_map("app", "1");
+    let needed = refused(&app.replace("\"1\"", "[1]"));
+    assert_eq!(needed, "objects/bad.yaml: data.key: must be a string");
+    assert_eq!(refused("a: [hunter2\n"), "objects/bad.yaml:1:4: unclosed bracket '['");
+    assert_eq!(
+        refused(&format!("{app}---\n{app}")),
+        "ConfigMap default/app is described twice, in objects/bad.yaml, document 1 and in objects/bad.yaml, document 2; \
+         remove one of them"
+    );
+    home.write("pod.yaml", &pod_of("app", true));
+    home.write("objects/bad.yaml", "a: [hunter2\n");
+    home.open(Some("pod.yaml"), &["objects"]).expect("the object is optional");
+    home.write("objects/bad.yaml", &app.replace("\"1\"", "[1]"));
+    assert_eq!(home.complaint(Some("pod.yaml"), &["objects"]), needed, "its document is there, but bad");
+    home.write("objects/bad.yaml", &app);
+    home.write(
+        "pod.yaml",
+        &format!("{}---\nkind: Pod\napiVersion: v1\nmetadata: {{name: [1]}}\n", pod_of("app", false)),
+    );
+    let two = home.complaint(Some("pod.yaml"), &["objects"]);
+    assert!(two.starts_with("pod.yaml"), "which of the two is the pod?: {two}");
+}
+
 #[test]
 fn the_pod_file_has_exactly_one_pod() {
     let home = ManifestHome::new();

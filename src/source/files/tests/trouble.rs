@@ -74,12 +74,49 @@ fn a_duplicate_is_reported_with_both_places() {
     let home = ManifestHome::with_objects(&[("app", "1")]);
     let mut steps = home.step_by_step(&["objects"]);
     home.write("objects/again.yaml", &config_map("app", "2"));
-    assert!(steps.scan().is_none());
+    home.write("objects/db.yaml", &config_map("db", "1"));
+    let mut snapshot = None;
+    while snapshot.as_ref().and_then(|snapshot| value(snapshot, "db")).is_none() || steps.store.problems().count() == 0
+    {
+        snapshot = steps.scan().or(snapshot);
+    }
+    assert_eq!(value(&snapshot.expect("a snapshot"), "app"), Some("1"), "the content before");
     let problems: Vec<_> = steps.store.problems().collect();
+    let places = "objects/again.yaml and in ";
     assert!(
-        matches!(problems[..], [only] if only.contains("objects/again.yaml") && only.contains("objects/app.yaml")),
+        matches!(problems[..], [only] if only.contains(places) && only.ends_with("until then, podfs uses the earlier content")),
         "{problems:?}"
     );
+}
+
+#[tokio::test]
+async fn a_bad_document_keeps_its_earlier_content_and_the_others_of_its_file_change() {
+    let home = ManifestHome::with_objects(&[]);
+    let file =
+        |app: &str, db: &str, bad: &str| format!("{}---\n{}---\n{bad}\n", config_map("app", app), config_map("db", db));
+    home.write("objects/all.yaml", &file("1", "1", ""));
+    let mut watched = home.watch();
+    for (round, (app, bad, expected)) in [
+        ("2", "a: [hunter2", "2"),
+        ("{a: b}", "", "2"),
+        ("{a: b}", "apiVersion: v1\nkind: ConfigMap", "2"),
+        ("3", "", "3"),
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        let db = format!("after {round}");
+        let text = file(app, &db, bad).replace("\"{a: b}\"", "{a: b}");
+        home.replace("objects/all.yaml", &text);
+        watched.until("db", Some(&db)).await;
+        assert_eq!(watched.value("app"), Some(expected), "{text}");
+    }
+    home.replace("objects/all.yaml", &format!("{}---\na: [\n", config_map("app", "4")));
+    watched.until("app", Some("4")).await;
+    assert_eq!(watched.value("db"), Some("after 3"), "the document that cannot be read may be its own");
+    home.replace("objects/all.yaml", &config_map("app", "5"));
+    watched.until("app", Some("5")).await;
+    assert_eq!(watched.value("db"), None);
 }
 
 #[tokio::test]
@@ -136,7 +173,7 @@ fn a_problem_of_a_file_that_was_never_valid_names_no_earlier_content() {
     home.write("objects/new.yaml", "a: [hunter2\n");
     assert!(steps.scan().is_none());
     let problems: Vec<_> = steps.store.problems().collect();
-    let sentence = "; until then, podfs uses none of its content, and mounted volumes keep theirs";
+    let sentence = "; until then, podfs leaves this document out, and mounted volumes keep their content";
     assert!(matches!(problems[..], [only] if only.ends_with(sentence)), "{problems:?}");
 }
 

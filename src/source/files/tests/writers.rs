@@ -46,7 +46,7 @@ fn a_half_written_file_is_not_used_when_events_are_late() {
     let home = ManifestHome::with_objects(&[]);
     let (mut watcher, _stop) = Watcher::new().expect("a watcher");
     let roots = vec![ConfiguredPath::objects(home.path("objects"))];
-    let mut store = DocumentStore::new(PodAndObjects::new(AcceptedDocuments::Pods), None, roots).expect("a store");
+    let mut store = DocumentStore::new(PodAndObjects::new(AcceptedDocuments::Pods), None, roots);
     let half = |name: &str| {
         let path = home.path(&format!("objects/{name}.yaml"));
         let mut writer = File::create(&path).expect("a file");
@@ -142,8 +142,7 @@ fn the_start_waits_for_a_file_that_is_being_written() {
         PodAndObjects::new(AcceptedDocuments::Pods),
         None,
         vec![ConfiguredPath::objects(home.path("objects"))],
-    )
-    .expect("a store");
+    );
     watcher.activity.write(&home.path("objects/app.yaml").canonicalize().expect("a path"));
     let snapshot = store.first_scan(&mut watcher).expect("good manifests");
     assert_eq!(value(&snapshot, "app"), Some("1"));

@@ -27,6 +27,9 @@ pub enum OptionProblem {
     /// No client has it.
     #[error("is not known to podfs; remove it, or correct it")]
     Unknown,
+    /// A quotation mark without a second one.
+    #[error("has a quote without an end; correct it")]
+    OpenQuote,
     /// A transport other than TCP, such as UDP or RDMA.
     #[error("asks for another transport than TCP, which podfs does not speak")]
     Transport,

@@ -7,6 +7,7 @@ use super::{
     AttributeCache, Backend, LocalLocks, LookupCache, NfsOptions, NfsOptionsError, NfsVersion, OptionProblem,
     RetryPolicy, Security, TransportSecurity,
 };
+use crate::types::{has_open_quote, mount_options};
 
 /// Options of mount(8) that no NFS client has, and that have no effect here: podfs always does what they say, or a pod's
 /// volume has nothing that they could change.
@@ -93,8 +94,7 @@ fn meaning(word: &str) -> &str {
 /// Parses the options.
 pub(super) fn parse<'a>(options: impl IntoIterator<Item = &'a str>) -> Result<NfsOptions, NfsOptionsError> {
     let mut parser = Parser::default();
-    let words = options.into_iter().flat_map(|option| option.split(','));
-    for word in words.map(str::trim).filter(|word| !word.is_empty()) {
+    for word in options.into_iter().flat_map(mount_options).filter(|word| !word.is_empty()) {
         parser.take(word)?;
     }
     parser.finish()
@@ -113,6 +113,9 @@ struct Parser {
 
 impl Parser {
     fn take(&mut self, word: &str) -> Result<(), NfsOptionsError> {
+        if has_open_quote(word) {
+            return Err(NfsOptionsError::Option { word: word.to_owned(), problem: OptionProblem::OpenQuote });
+        }
         let (name, value) = word.split_once('=').map_or((word, None), |(name, value)| (name, Some(value)));
         match self.word_by_topic.get(topic(name)) {
             Some(earlier) if meaning(earlier) == meaning(word) => return Ok(()),

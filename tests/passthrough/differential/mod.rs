@@ -1,0 +1,232 @@
+//! A differential tester: random programs of system calls run in lockstep in a directory and in volumes of an equal directory, while other
+//! actors (the host, another pod, kills, dropped caches) change things beside them. All answers and all files must be equal, except for the
+//! differences that the documentation describes.
+//!
+//! `PODFS_DIFFERENTIAL_SECONDS` sets how long each file system is tested, `PODFS_DIFFERENTIAL_SEED` the first program. A failure prints both the
+//! seed and a Python script. Add a program that has found an error to `programs/`, in the directory of its file system, so that it runs in each test run.
+
+mod actors;
+mod documented;
+mod generator;
+mod lockstep;
+mod pods;
+mod program;
+mod script;
+mod shrink;
+mod sources;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use fastrand::Rng;
+use lockstep::{Caching, Lockstep, Setup, Verdict};
+use pods::TestPod;
+use program::Program;
+use sources::{SourceDisk, SourceKind};
+
+use crate::common::io_uring;
+use crate::common::load::number;
+
+/// How long each file system is tested, unless the environment says otherwise.
+const SECONDS: u64 = 20;
+/// How long the tester tries to make a failing program shorter.
+const SHRINKING: Duration = Duration::from_secs(150);
+
+#[test]
+fn volumes_do_as_ext4_does() {
+    compare(SourceKind::Ext4);
+}
+
+#[test]
+fn volumes_do_as_xfs_does() {
+    compare(SourceKind::Xfs);
+}
+
+#[test]
+fn volumes_do_as_btrfs_does() {
+    compare(SourceKind::Btrfs);
+}
+
+#[test]
+fn volumes_do_as_tmpfs_does() {
+    compare(SourceKind::Tmpfs);
+}
+
+#[test]
+fn volumes_do_as_overlayfs_does() {
+    compare(SourceKind::Overlay);
+}
+
+#[test]
+fn volumes_do_as_bindfs_does() {
+    compare(SourceKind::Bindfs);
+}
+
+#[test]
+fn programs_that_have_found_an_error_on_ext4_find_none() {
+    repeat_programs(SourceKind::Ext4);
+}
+
+#[test]
+fn programs_that_have_found_an_error_on_btrfs_find_none() {
+    repeat_programs(SourceKind::Btrfs);
+}
+
+/// Runs the programs of the directory that has the name of the file system.
+fn repeat_programs(kind: SourceKind) {
+    let disk = SourceDisk::new(kind);
+    let pods = start_pods(&disk);
+    let setups = setups(&disk, &pods);
+    let all = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/passthrough/differential/programs");
+    let directory = all.join(format!("{kind:?}").to_lowercase());
+    let paths = fs::read_dir(directory).expect("programs").map(|entry| entry.expect("an entry").path());
+    let programs: Vec<_> =
+        paths.map(|path| (Program::of(&fs::read_to_string(&path).expect("a program")), path)).collect();
+    thread::scope(|scope| {
+        for (number, setup) in setups.iter().enumerate() {
+            let programs = &programs;
+            scope.spawn(move || {
+                let mut lane = Lockstep::new(setup, format!("lane{number}"));
+                for (program, path) in programs {
+                    let verdict = lane.run(program);
+                    assert_eq!(verdict, Ok(Verdict::Equal), "{}, {}", path.display(), setup.name);
+                }
+            });
+        }
+    });
+    pods.into_iter().for_each(TestPod::stop);
+}
+
+/// A pod for each transport that the kernel has.
+fn start_pods(disk: &SourceDisk) -> Vec<TestPod> {
+    let mut pods = vec![TestPod::start(disk, false)];
+    if io_uring::is_offered() {
+        pods.push(TestPod::start(disk, true));
+    }
+    pods
+}
+
+/// The setups of a source: volumes of pods that use different transports.
+fn setups<'a>(disk: &SourceDisk, pods: &'a [TestPod]) -> Vec<Setup<'a>> {
+    let mut setups = Vec::new();
+    for (index, pod) in pods.iter().enumerate() {
+        let other = &pods[pods.len() - 1 - index];
+        let transport = if index == 0 { "device" } else { "io_uring" };
+        let mut add = |volume: &str, caching, second: Option<PathBuf>, is_shared: bool| {
+            setups.push(Setup {
+                name: format!("{:?}, {volume}, {transport}", disk.kind),
+                kind: disk.kind,
+                caching,
+                pod,
+                volume: pod.volume(volume),
+                second,
+                host: is_shared.then(|| disk.shown()),
+                native: disk.native(),
+            });
+        };
+        // These mostly wait.
+        for second in [pod, pod, pod, other, other, other] {
+            add("auto", Caching::Auto, Some(second.volume("auto2")), true);
+        }
+        add("none", Caching::None, Some(pod.volume("none2")), true);
+        add("none", Caching::None, Some(other.volume("none2")), true);
+        add("always", Caching::Alone, None, false);
+        if disk.has_empty_dirs() {
+            add("empty", Caching::Alone, None, false);
+            add("limited", Caching::Limited, None, false);
+        }
+    }
+    setups
+}
+
+/// What a lane has done.
+#[derive(Default)]
+struct Tally {
+    programs: BTreeMap<String, usize>,
+    documented: BTreeMap<&'static str, usize>,
+    failures: Vec<String>,
+    /// The kinds of differences so far. The tester shortens a program only for the first of a kind.
+    kinds: BTreeSet<String>,
+}
+
+/// Whether a failure does not end the test, so that a long run finds more than one.
+fn goes_on() -> bool {
+    number("PODFS_DIFFERENTIAL_GO_ON").is_some()
+}
+
+fn compare(kind: SourceKind) {
+    let seconds = number("PODFS_DIFFERENTIAL_SECONDS").unwrap_or(SECONDS);
+    let seed = number("PODFS_DIFFERENTIAL_SEED").unwrap_or_else(|| fastrand::u64(..));
+    println!("PODFS_DIFFERENTIAL_SEED={seed}");
+    let disk = SourceDisk::new(kind);
+    let pods = start_pods(&disk);
+    let setups = setups(&disk, &pods);
+    let (tally, is_failed) = (Mutex::new(Tally::default()), AtomicBool::new(false));
+    let deadline = Instant::now() + Duration::from_secs(seconds);
+    thread::scope(|scope| {
+        for (index, setup) in setups.iter().enumerate() {
+            let (tally, is_failed) = (&tally, &is_failed);
+            scope.spawn(move || {
+                let mut random = Rng::with_seed(seed.wrapping_add(index as u64));
+                let mut lane = Lockstep::new(setup, format!("lane{index}"));
+                while Instant::now() < deadline && !is_failed.load(Ordering::Relaxed) {
+                    let program = generator::program(&mut random, &setup.actors(), true);
+                    let failure = check(&mut lane, &program, tally);
+                    if let Some(failure) = failure {
+                        println!("{failure}");
+                        tally.lock().expect("no panic").failures.push(failure);
+                        is_failed.store(!goes_on(), Ordering::Relaxed);
+                    }
+                }
+            });
+        }
+    });
+    let tally = tally.into_inner().expect("no panic");
+    tally.programs.iter().for_each(|(setup, count)| println!("{count} programs: {setup}"));
+    tally.documented.iter().for_each(|(row, count)| println!("{count} times: {row}"));
+    assert!(tally.failures.is_empty(), "PODFS_DIFFERENTIAL_SEED={seed}\n{}", tally.failures.join("\n"));
+    assert!(tally.programs.len() >= setups.len() / 2, "each setup runs programs: {:?}", tally.programs);
+    pods.into_iter().for_each(TestPod::stop);
+}
+
+/// Runs a program. If it shows a difference that is not documented, returns a short program that does.
+fn check(lane: &mut Lockstep, program: &Program, tally: &Mutex<Tally>) -> Option<String> {
+    let name = lane.setup.name.clone();
+    match lane.run(program) {
+        Err(reason) => {
+            let log = lane.setup.pod.log();
+            lane.restart(goes_on());
+            let tail: Vec<_> = log.lines().rev().take(20).collect();
+            return Some(format!(
+                "{name}: {reason}\n{program}{}",
+                tail.into_iter().rev().collect::<Vec<_>>().join("\n")
+            ));
+        }
+        Ok(Verdict::Equal) => {}
+        Ok(Verdict::Documented(row)) => *tally.lock().expect("no panic").documented.entry(row).or_default() += 1,
+        Ok(Verdict::Different(difference)) => {
+            if !tally.lock().expect("no panic").kinds.insert(difference.kind()) {
+                return None;
+            }
+            println!("{name}: {difference}\nshrinking…");
+            let Some((short, difference)) = shrink::shrink(lane, program, SHRINKING) else {
+                return Some(format!("{name}: only once: {difference}\n{program}"));
+            };
+            let path = std::env::temp_dir().join(format!(
+                "podfs-differential-{}-{}.py",
+                std::process::id(),
+                fastrand::u32(..)
+            ));
+            let written = fs::write(&path, script::script(&short)).map(|()| path.display().to_string());
+            let place = written.unwrap_or_else(|error| error.to_string());
+            return Some(format!("{name}: {difference}\n{short}{place}: {}", script::usage(&short)));
+        }
+    }
+    *tally.lock().expect("no panic").programs.entry(name).or_default() += 1;
+    None
+}
