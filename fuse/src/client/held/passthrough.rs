@@ -57,13 +57,13 @@ impl HeldPassthrough {
         let flags = AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC;
         let found = statx(&self.source, c"", flags, StatxFlags::empty()).ok()?;
         let device = match found.stx_dev_major {
-            // btrfs has several devices, and device numbers without a driver. The mount table has one of the devices.
-            0 => {
-                stat(Path::new(&mounted.source))
-                    .ok()
-                    .filter(|found| found.st_mode & libc::S_IFMT == libc::S_IFBLK)?
-                    .st_rdev
+            // btrfs has several devices, and device numbers without a driver. The mount table has one of the devices. The source of
+            // another mount may be any path, also one on a file system that hangs.
+            0 if mounted.fs_type == "btrfs" && mounted.source.starts_with("/dev/") => {
+                let device = stat(Path::new(&mounted.source)).ok()?;
+                (device.st_mode & libc::S_IFMT == libc::S_IFBLK).then_some(device.st_rdev)?
             }
+            0 => return None,
             major => makedev(major, found.stx_dev_minor),
         };
         Some((mounted.fs_type, device))
