@@ -17,7 +17,8 @@ use podfs_fuse::mount::private::SELINUX;
 use podfs_fuse::mount::table::{MountTableEntry, Restrictions, mounts};
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
-use tracing::error;
+use tokio::time::Instant;
+use tracing::{error, warn};
 
 use super::Supervisor;
 use super::work::{ContainerOperationPartOutcome, FinishedWork, WorkOutcome};
@@ -33,6 +34,7 @@ use crate::supervisor::run_dir::container_files::{ContainerFileError, ContainerF
 use crate::supervisor::run_dir::mount_points::MountPoints;
 use crate::supervisor::run_dir::site::Site;
 use crate::supervisor::status::store::VolumeReport;
+use crate::supervisor::volume::passthrough::host_path::ANSWER_TIMEOUT;
 use crate::supervisor::volume::sub_path::{PartError, SubPathRequest};
 use crate::supervisor::volume::{PodVolume, ShownContent, VolumeLife};
 use crate::types::is_dns_label;
@@ -61,6 +63,8 @@ pub(super) struct ContainerOperations {
 struct PendingContainerOperation {
     number: u64,
     operation: ContainerOperation,
+    /// When a client has sent it.
+    began: Instant,
     /// The parts that wait until their volume is idle, each with the volume's place.
     waiting: Vec<(usize, ContainerOperationPart)>,
     /// How many parts blocking threads work on.
@@ -78,6 +82,20 @@ pub(super) enum ContainerOperationPart {
     Prepare { container: String, sub_paths: Vec<SubPathRequest> },
     /// Unmount the subPaths of this container, or of all containers (`None`).
     Release(Option<String>),
+}
+
+impl PendingContainerOperation {
+    /// When podfs gives up the parts that only follow a path, because their volume is busy: perhaps its source does not answer.
+    fn gives_up_paths_at(&self) -> Option<Instant> {
+        self.waiting.iter().any(|(_, part)| part.only_follows_path()).then(|| self.began + ANSWER_TIMEOUT)
+    }
+}
+
+impl ContainerOperationPart {
+    /// Whether the container can start without this part, with what the volume has mounted.
+    fn only_follows_path(&self) -> bool {
+        matches!(self, ContainerOperationPart::Prepare { sub_paths, .. } if sub_paths.is_empty())
+    }
 }
 
 /// The step after the parts of all volumes.
@@ -156,6 +174,11 @@ impl ContainerOperations {
         }
     }
 
+    /// When the next part that waits for a busy volume is given up.
+    pub(super) fn next_given_up(&self) -> Option<Instant> {
+        self.pending.iter().filter_map(PendingContainerOperation::gives_up_paths_at).min()
+    }
+
     /// Waits for the end of last steps, and answers their clients.
     pub(super) async fn finish(&mut self) {
         while let Some(finished) = self.last_steps.join_next().await {
@@ -221,8 +244,9 @@ impl Supervisor {
                 let (busy, sources, refused) = (0, BTreeMap::new(), None);
                 self.containers.last_number += 1;
                 let number = self.containers.last_number;
+                let began = Instant::now();
                 let pending =
-                    PendingContainerOperation { number, operation, waiting, busy, sources, refused, last_step };
+                    PendingContainerOperation { number, operation, began, waiting, busy, sources, refused, last_step };
                 self.containers.pending.push(pending);
             }
             Err(error) => operation.answer(ControlAnswer::Refused(error.to_string())),
@@ -238,6 +262,10 @@ impl Supervisor {
             let (ready, waiting) =
                 std::mem::take(&mut pending.waiting).into_iter().partition(|(place, _)| self.idle.contains_key(place));
             pending.waiting = waiting;
+            if pending.gives_up_paths_at().is_some_and(|at| at <= Instant::now()) {
+                warn!("a hostPath volume is busy; the container gets what podfs has mounted before");
+                pending.waiting.retain(|(_, part)| !part.only_follows_path());
+            }
             let ready: Vec<(usize, ContainerOperationPart)> = ready;
             for (place, part) in ready {
                 // A volume has at most one part of an operation.
@@ -371,7 +399,7 @@ fn mounted(report: &VolumeReport, is_empty_dir: bool) -> Result<MountedPodVolume
         ShownContent::Device(number) => Some(*number),
         _ => None,
     };
-    let selinux_relabel = *shown == ShownContent::Bind && is_relabelled(is_empty_dir, &path, read_only);
+    let selinux_relabel = matches!(shown, ShownContent::Bind(_)) && is_relabelled(is_empty_dir, &path, read_only);
     Ok(MountedPodVolume { path, read_only, selinux_relabel, device })
 }
 

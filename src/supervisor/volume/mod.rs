@@ -32,7 +32,7 @@ mod local;
 mod mount_plan;
 mod mounter;
 mod nfs;
-mod passthrough;
+pub(in crate::supervisor) mod passthrough;
 mod projected;
 mod registry;
 pub(in crate::supervisor) mod removal_error;

@@ -2,6 +2,9 @@
 //! the same path.
 
 use std::path::Path;
+use std::sync::mpsc;
+use std::thread;
+use std::time::Duration;
 
 use podfs_fuse::mount::private::ContainerAccess;
 use tracing::warn;
@@ -13,6 +16,9 @@ use crate::host::{FileKind, HostSource, host_path};
 use crate::manifest::PodView;
 use crate::supervisor::run_dir::file_names::DISKS;
 use crate::volume::{HostPath, Volume};
+
+/// How long a container that starts waits for the file systems on a path.
+pub(in crate::supervisor) const ANSWER_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// A hostPath volume.
 pub(in crate::supervisor::volume) struct HostPathSource {
@@ -32,7 +38,7 @@ impl PassthroughSource for HostPathSource {
         let path = volume.place(HostPath::DIRECTORY, spec.name.as_str());
         let OpenedPath { source, device } = open(&volume.setting, spec, &self.source, &path)?;
         self.device = device;
-        MountPlan::of_host(spec, path, source, ContainerAccess::ReadWrite)
+        MountPlan::of_host(spec, path, source, ContainerAccess::ReadWrite, true)
     }
 
     fn follow_path(
@@ -54,10 +60,27 @@ impl PassthroughSource for HostPathSource {
     }
 }
 
-/// The file or directory to which the path leads now; `None` if that is a disk, which the pod gets only at its start.
+/// The file or directory to which the path leads now; `None` if that is a disk, which the pod gets only at its start, and if a file
+/// system on the path does not answer: then a container gets what is mounted, as before.
 pub(super) fn follow(source: &HostPath) -> Result<Option<HostSource>, RefreshFailure> {
-    let source = host_path::open(source)?;
-    Ok((source.kind() != FileKind::BlockDevice).then_some(source))
+    let (sender, opened) = mpsc::channel();
+    let followed = source.clone();
+    // No call can be interrupted while a file system does not answer, so the thread stays until then.
+    let thread = thread::Builder::new().name("follow-path".into());
+    let started = thread.spawn(move || drop(sender.send(host_path::open(&followed))));
+    match started.map(|_| opened.recv_timeout(ANSWER_TIMEOUT)) {
+        Ok(Ok(opened)) => {
+            let source = opened?;
+            Ok((source.kind() != FileKind::BlockDevice).then_some(source))
+        }
+        Ok(Err(_)) | Err(_) => {
+            warn!(
+                "hostPath {} does not answer; the container gets what podfs has mounted before",
+                source.path.display()
+            );
+            Ok(None)
+        }
+    }
 }
 
 /// An open path of the node, and the disk to which it leads, if it leads to one.
