@@ -91,7 +91,8 @@ fn volumes(volumes: &[VolumeStatus], base: Option<&Path>) -> String {
 }
 
 fn remarks(volume: &VolumeStatus) -> Vec<String> {
-    let remarks = volume.audit.as_ref().map(audit).into_iter().chain(errors(volume));
+    let mode = volume.mode.iter().zip(&volume.mode_reason).map(|(mode, reason)| format!("{mode}: {reason}"));
+    let remarks = mode.chain(volume.audit.as_ref().map(audit)).chain(errors(volume));
     remarks.chain(trouble(volume)).collect()
 }
 
@@ -226,6 +227,7 @@ mod tests {
             state,
             reason: None,
             mode: Some("zero-message".to_owned()),
+            mode_reason: None,
             backend: None,
             transport: Some("/dev/fuse".to_owned()),
             generation: Some("..2026_11_20_19_54_31.7".to_owned()),

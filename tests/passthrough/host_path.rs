@@ -8,6 +8,7 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
+use crate::common::outcome::finish;
 use crate::common::*;
 use nix::errno::Errno;
 use nix::mount::{MsFlags, mount};
@@ -181,8 +182,9 @@ fn a_socket_works_through_its_volume() {
 #[test]
 fn a_socket_met_through_fuse_is_warned_of_once_with_the_way_out() {
     let (fixture, source) = fixture("", "Directory");
-    let _listeners = ["first", "second"].map(|name| UnixListener::bind(source.join(name)).expect("a socket"));
     let running = fixture.run();
+    // A directory that has a socket before gets a bind mount.
+    let _listeners = ["first", "second"].map(|name| UnixListener::bind(source.join(name)).expect("a socket"));
     let volume = running.volume("host");
     // A socket that the pod itself creates in the volume works, and podfs does not warn of it. The path of a socket
     // must be short, so it goes through `/proc/self/fd`.
@@ -197,6 +199,48 @@ fn a_socket_met_through_fuse_is_warned_of_once_with_the_way_out() {
     }
     running.wait_log(advice);
     assert_eq!(running.log().matches(advice).count(), 1, "{}", running.log());
+    assert_stops_clean(running, &fixture);
+}
+
+#[test]
+fn sockets_cross_both_ways_in_a_directory_that_has_one_and_in_those_of_a_kubelet() {
+    let reason = |fixture: &Fixture| {
+        let status = finish(fixture.operator("status").args(["--output", "json"]));
+        let status: serde_json::Value = serde_json::from_str(&status.stdout).expect("JSON");
+        let volume = &status["pods"][0]["volumes"][0];
+        (volume["mode"].as_str().expect("a mode").to_owned(), volume["modeReason"].as_str().map(str::to_owned))
+    };
+    let bound = |reason: &str| ("bind".to_owned(), Some(reason.to_owned()));
+    let of_kubelet = "the source is a directory in which plugins of a kubelet have sockets";
+    for (below, has_socket, expected) in [
+        ("any", true, bound("the source had a socket or FIFO at its mount")),
+        ("kubelet/plugins_registry", false, bound(of_kubelet)),
+        ("kubelet/device-plugins", false, bound(of_kubelet)),
+    ] {
+        let base = TempDir::with_prefix_in("podfs-s", "/var/tmp").expect("a directory");
+        let source = base.path().join(below);
+        fs::create_dir_all(&source).expect("a directory");
+        let fixture = Fixture::new(&pod(&format!("[{}]", host("host", &source, "Directory"))));
+        let old = has_socket.then(|| UnixListener::bind(source.join("old")).expect("a socket"));
+        let running = fixture.run();
+        assert_eq!(reason(&fixture), expected, "{below}");
+        let directory = fs::File::open(running.volume("host")).expect("the volume");
+        let of_pod = |name: &str| PathBuf::from(format!("/proc/self/fd/{}/{name}", directory.as_raw_fd()));
+        if let Some(old) = old {
+            UnixStream::connect(of_pod("old")).expect("the pod reaches the daemon of the host");
+            drop(old);
+        }
+        let _plugin = UnixListener::bind(of_pod("plugin")).expect("a socket");
+        UnixStream::connect(source.join("plugin")).expect("the host reaches the plugin in the pod");
+        let status = finish(&mut fixture.operator("status"));
+        assert!(status.stdout.contains(&format!("bind: {}", expected.1.expect("a reason"))), "{}", status.stdout);
+        drop(directory);
+        assert_stops_clean(running, &fixture);
+    }
+    let (fixture, source) = fixture("podfs.io/host-path.host: fuse", "Directory");
+    let _socket = UnixListener::bind(source.join("socket")).expect("a socket");
+    let running = fixture.run();
+    assert_ne!(mode(&running, "host"), "bind", "the annotation overrules");
     assert_stops_clean(running, &fixture);
 }
 

@@ -104,6 +104,9 @@ pub struct VolumeStatus {
     /// while the volume waits.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub mode: Option<String>,
+    /// Why the volume has this mode, if the mode depends on its source: a bind mount.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub mode_reason: Option<String>,
     /// The NFS client of a volume of an NFS server: `user` is podfs's own, `kernel` the kernel's.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub backend: Option<String>,
@@ -342,6 +345,7 @@ mod tests {
             state,
             reason: reason.map(str::to_owned),
             mode: None,
+            mode_reason: None,
             backend: None,
             transport: None,
             generation: None,

@@ -373,6 +373,7 @@ impl VolumeReport {
                 _ => self.state.reason().map(str::to_owned),
             },
             mode: shown.map(|shown| shown.mode().to_owned()),
+            mode_reason: shown.and_then(ShownContent::mode_reason),
             backend: shown.and_then(ShownContent::backend).map(str::to_owned),
             transport: self.watch.as_ref().map(|watch| transport(watch).to_owned()),
             generation: self.generation().map(ToString::to_string),

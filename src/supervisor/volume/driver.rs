@@ -24,6 +24,7 @@ use crate::driver::flex::FlexMount;
 use crate::driver::{self, DriverError, DriverHome, Drivers, UndoError};
 use crate::host::HostSource;
 use crate::host::device::BlockDevice;
+use crate::host::serve::{BindReason, SourceForm};
 use crate::manifest::PodView;
 use crate::manifest::objects::{CsiDriver, ObjectKind, Secret, VolumeAttachment};
 use crate::supervisor::run_dir::site::Site;
@@ -322,15 +323,15 @@ fn plan(
     access: ContainerAccess,
     selinux_context: Option<String>,
 ) -> Result<MountPlan, RefreshFailure> {
-    let served_by = spec.preferences.served_by.unwrap_or(ServedBy::Fuse);
-    let source = match served_by {
+    let (source, form) = match spec.preferences.served_by {
         // A bind mount is a clone already.
-        ServedBy::Bind => source,
-        ServedBy::Fuse => {
-            HostSource::of_clone(bind(source.as_fd(), ContainerAccess::ReadWrite).map_err(RefreshFailure::of_mount)?)?
+        Some(ServedBy::Bind) => (source, SourceForm::Bind(BindReason::Asked)),
+        Some(ServedBy::Fuse) | None => {
+            let clone = bind(source.as_fd(), ContainerAccess::ReadWrite).map_err(RefreshFailure::of_mount)?;
+            (HostSource::of_clone(clone)?, SourceForm::Fuse)
         }
     };
-    let content = PlannedContent::Source { source, served_by, limit: None, remote: None };
+    let content = PlannedContent::Source { source, form, limit: None, remote: None };
     Ok(MountPlan { path, content, access, selinux_context, lock: None })
 }
 

@@ -7,9 +7,10 @@ use podfs_fuse::mount::private::ContainerAccess;
 
 use super::RefreshFailure;
 use super::nfs::ReachedExport;
+use crate::host::HostSource;
+use crate::host::serve::{self, SourceForm};
 use crate::host::volume_users::VolumeUsersLock;
-use crate::host::{HostSource, serve};
-use crate::volume::{ServedBy, Volume};
+use crate::volume::Volume;
 
 /// A planned mount.
 pub(super) struct MountPlan {
@@ -22,15 +23,17 @@ pub(super) struct MountPlan {
 }
 
 impl MountPlan {
-    /// A plan for a source of the node. Chooses whether the server serves it, or a bind mount shows it.
+    /// A plan for a source of the node. Chooses its form. `is_path` is whether the volume is a path of the node, in which daemons may have
+    /// sockets.
     pub(super) fn of_host(
         spec: &Volume,
         path: PathBuf,
         source: HostSource,
         access: ContainerAccess,
+        is_path: bool,
     ) -> Result<MountPlan, RefreshFailure> {
-        let served_by = serve::choose(&source, spec.preferences.served_by, &path)?;
-        let content = PlannedContent::Source { source, served_by, limit: None, remote: None };
+        let form = serve::choose(&source, spec.preferences.served_by, &path, is_path)?;
+        let content = PlannedContent::Source { source, form, limit: None, remote: None };
         Ok(MountPlan { path, content, access, selinux_context: None, lock: None })
     }
 }
@@ -39,7 +42,7 @@ impl MountPlan {
 pub(super) enum PlannedContent {
     /// A source on this node, or an export that the kernel's NFS client has mounted. `remote` is for an export: the identity with
     /// which the server accesses it.
-    Source { source: HostSource, served_by: ServedBy, limit: Option<u64>, remote: Option<ActAs> },
+    Source { source: HostSource, form: SourceForm, limit: Option<u64>, remote: Option<ActAs> },
     /// An export that podfs's own NFS client serves.
     Export(Box<ReachedExport>),
 }

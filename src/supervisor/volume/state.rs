@@ -2,6 +2,7 @@
 
 use podfs_fuse::projection::GenerationName;
 
+use crate::host::serve::BindReason;
 use crate::volume::nfs_options::Backend;
 use crate::volume::{Volume, VolumeSource};
 
@@ -67,8 +68,8 @@ pub enum ShownContent {
     Passthrough,
     /// A source of the node; the server reads and writes it.
     ReadWrite,
-    /// A source of the node, in a bind mount, without the server.
-    Bind,
+    /// A source of the node, in a bind mount, without the server, for this reason.
+    Bind(BindReason),
     /// A block device with these major and minor numbers, which containers get as it is.
     Device((u32, u32)),
     /// An export of an NFS server, served by this client.
@@ -83,9 +84,17 @@ impl ShownContent {
             ShownContent::Audited(_) => "audited",
             ShownContent::Passthrough => "passthrough",
             ShownContent::ReadWrite => "read-write",
-            ShownContent::Bind => "bind",
+            ShownContent::Bind(_) => "bind",
             ShownContent::Device(_) => "device",
             ShownContent::Nfs(_) => "nfs",
+        }
+    }
+
+    /// Why the volume has this mode, if the mode depends on its source.
+    pub fn mode_reason(&self) -> Option<String> {
+        match self {
+            ShownContent::Bind(reason) => Some(reason.to_string()),
+            _ => None,
         }
     }
 

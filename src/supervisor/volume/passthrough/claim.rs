@@ -124,11 +124,12 @@ impl PassthroughSource for ClaimSource {
                 source
             }
         };
+        let is_path = matches!(bound.source, BoundSource::HostPath(_));
         for warning in warnings.iter().filter(|warning| !self.warned.contains(warning)) {
             warn!("volume {name:?}: {warning}");
         }
         self.warned = warnings;
-        Ok(MountPlan { lock, selinux_context, ..MountPlan::of_host(spec, path, source, access)? })
+        Ok(MountPlan { lock, selinux_context, ..MountPlan::of_host(spec, path, source, access, is_path)? })
     }
 
     fn follow_path(

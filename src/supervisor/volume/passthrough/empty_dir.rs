@@ -4,10 +4,11 @@ use tracing::warn;
 
 use super::{ContainerAccess, MountPlan, PassthroughParts, PassthroughSource, PlannedContent, PodEnd, RefreshFailure};
 use crate::host::empty_dir::{self, EmptyDirBacking, EmptyDirContent, EmptyDirPlan};
+use crate::host::serve::{BindReason, SourceForm};
 use crate::manifest::PodView;
 use crate::supervisor::run_dir::site::Site;
 use crate::supervisor::volume::label::label;
-use crate::volume::{EmptyDir, ServedBy, Volume, VolumeSource};
+use crate::volume::{EmptyDir, Volume, VolumeSource};
 
 /// An emptyDir volume.
 #[derive(Default)]
@@ -30,15 +31,15 @@ impl PassthroughSource for EmptyDirSource {
         };
         let opened = content.source().try_clone();
         self.content = Some(content);
-        let (served_by, limit) = match plan.backing {
-            EmptyDirBacking::Disk => (ServedBy::Fuse, self.limit(spec)),
+        let (form, limit) = match plan.backing {
+            EmptyDirBacking::Disk => (SourceForm::Fuse, self.limit(spec)),
             // The tmpfs enforces the limit itself.
-            EmptyDirBacking::Memory { .. } => (ServedBy::Fuse, None),
+            EmptyDirBacking::Memory { .. } => (SourceForm::Fuse, None),
             // A program cannot map huge pages of a file through FUSE.
-            EmptyDirBacking::HugePages { .. } => (ServedBy::Bind, None),
+            EmptyDirBacking::HugePages { .. } => (SourceForm::Bind(BindReason::HugePages), None),
         };
         let selinux_context = label(pod, &volume.setting.site);
-        let content = PlannedContent::Source { source: opened?, served_by, limit, remote: None };
+        let content = PlannedContent::Source { source: opened?, form, limit, remote: None };
         Ok(MountPlan { path, content, access: ContainerAccess::ReadWrite, selinux_context, lock: None })
     }
 

@@ -18,7 +18,7 @@ pub(super) mod csi;
 mod earlier;
 pub(super) mod empty_dir;
 pub(super) mod flex;
-pub(super) mod host_path;
+pub(in crate::supervisor) mod host_path;
 pub(super) mod nfs;
 
 use std::os::fd::AsFd;
@@ -43,11 +43,12 @@ use super::mounter::Mounter;
 use super::nfs::ReachedExport;
 use super::{PodEnd, RefreshFailure, ShownContent, VolumeContext};
 use crate::host::HostSource;
+use crate::host::serve::{BindReason, SourceForm};
 use crate::manifest::PodView;
 use crate::manifest::pod::PodIdentity;
 use crate::supervisor::volume::adopted::KeptVolume;
+use crate::volume::Volume;
 use crate::volume::nfs_options::Backend;
-use crate::volume::{ServedBy, Volume};
 
 /// A kind of volume that shows a source as it is.
 pub(super) trait PassthroughSource: Send {
@@ -150,13 +151,16 @@ pub(super) struct PassthroughVolume {
 struct VisibleVolume {
     visible: VisibleMount,
     access: ContainerAccess,
-    /// The volume of the pod's server; `None` for a bind mount, which the kernel alone serves.
-    served: Option<MountedVolume>,
+    /// The volume of the pod's server; for a bind mount, which the kernel alone serves, its reason.
+    served: Result<MountedVolume, BindReason>,
 }
 
 impl VisibleVolume {
     fn shown(&self) -> ShownContent {
-        let Some(volume) = &self.served else { return ShownContent::Bind };
+        let volume = match &self.served {
+            Ok(volume) => volume,
+            Err(reason) => return ShownContent::Bind(*reason),
+        };
         match (volume.kind(), volume.data_path()) {
             (VolumeKind::Nfs, _) => ShownContent::Nfs(Backend::User),
             _ if volume.is_remote() => ShownContent::Nfs(Backend::Kernel),
@@ -167,7 +171,7 @@ impl VisibleVolume {
 
     /// The type of the root of the mount, if it is visible.
     fn shape(&self) -> Option<MountPointType> {
-        if let Some(served) = &self.served {
+        if let Ok(served) = &self.served {
             return Some(served.shape());
         }
         let root = self.visible.open().ok().and_then(|root| fstat(root).ok())?;
@@ -181,15 +185,15 @@ impl VisibleVolume {
     /// number.
     fn shows(&self, source: &HostSource) -> bool {
         let shown = match &self.served {
-            Some(served) => served.source(),
-            None => self.visible.open().ok().and_then(|root| fstat(root).ok()).map(|root| (root.st_dev, root.st_ino)),
+            Ok(served) => served.source(),
+            Err(_) => self.visible.open().ok().and_then(|root| fstat(root).ok()).map(|root| (root.st_dev, root.st_ino)),
         };
         shown.is_some() && shown == fstat(source).ok().map(|source| (source.st_dev, source.st_ino))
     }
 
     /// Whether a takeover has given the volume up: the successor of its dead server could not continue it.
     fn is_given_up(&self) -> bool {
-        self.served.as_ref().is_some_and(MountedVolume::is_given_up)
+        self.served.as_ref().is_ok_and(MountedVolume::is_given_up)
     }
 }
 
@@ -216,7 +220,7 @@ impl Mounter for PassthroughVolume {
     }
 
     fn watch(&self) -> Option<VolumeObserver> {
-        self.mounted.as_ref()?.served.as_ref().map(MountedVolume::watch)
+        self.mounted.as_ref()?.served.as_ref().ok().map(MountedVolume::watch)
     }
 
     fn visible(&mut self) -> Option<&mut VisibleMount> {
@@ -228,7 +232,7 @@ impl Mounter for PassthroughVolume {
         let Err(volume) = served.into_projection() else { return };
         self.earlier = EarlierMounts::adopted(earlier.into_iter().filter_map(|mount| mount.into_projection().err()));
         let access = access(visible.is_read_only().or(record.read_only).unwrap_or_default());
-        self.mounted = Some(VisibleVolume { visible, access, served: Some(volume) });
+        self.mounted = Some(VisibleVolume { visible, access, served: Ok(volume) });
         self.common.path = Some(record.path);
         self.common.group = record.group;
     }
@@ -242,7 +246,7 @@ impl Mounter for PassthroughVolume {
             self.outdated = self.mounted.take();
         }
         if let Some(mounted) = &self.mounted {
-            if let Some(served) = &mounted.served {
+            if let Ok(served) = &mounted.served {
                 served.set_limit(source.limit(spec));
             }
             source.follow(common, spec, pod)?;
@@ -265,11 +269,11 @@ impl Mounter for PassthroughVolume {
     /// Replaces the mount by another clone of the volume's private mount. A bind mount has no private mount: this drops it, and
     /// [`show`](Self::show) mounts it anew.
     fn show_again(&mut self) -> Result<(), RefreshFailure> {
-        if let Some(bind) = self.mounted.take_if(|mounted| mounted.served.is_none()) {
+        if let Some(bind) = self.mounted.take_if(|mounted| mounted.served.is_err()) {
             drop(bind);
         }
         let Some(mounted) = self.mounted.as_mut().filter(|mounted| !mounted.is_given_up()) else { return Ok(()) };
-        let Some(volume) = &mounted.served else { return Ok(()) };
+        let Ok(volume) = &mounted.served else { return Ok(()) };
         let point = self.common.setting.prepare(mounted.visible.path(), volume.shape())?;
         mounted.visible.replace(volume.show(&point, mounted.access).map_err(RefreshFailure::of_mount)?);
         Ok(())
@@ -298,7 +302,7 @@ impl Mounter for PassthroughVolume {
     fn take_down(self: Box<Self>, volume: &str, end: PodEnd) -> Result<(), MountError> {
         let Self { common, source, mounted, outdated, earlier: _ended } = *self;
         let unmounted = mounted.or(outdated).map_or(Ok(()), |mounted| {
-            let is_remote = mounted.served.as_ref().is_some_and(MountedVolume::is_remote);
+            let is_remote = mounted.served.as_ref().is_ok_and(MountedVolume::is_remote);
             // The unmount may wait for an NFS server that cannot be reached. After the pod's end, no supervisor tries it again.
             match is_remote && end == PodEnd::Stopped {
                 true => mounted.visible.unmount_and_abort(),
@@ -324,7 +328,7 @@ impl PassthroughVolume {
         let Some(source) = found.filter(|source| !mounted.shows(source)) else { return Ok(false) };
         let path = mounted.visible.path().to_owned();
         let (has_same_shape, access) = (mounted.shape() == Some(source.shape()), mounted.access);
-        let mount_plan = MountPlan::of_host(spec, path, source, access)?;
+        let mount_plan = MountPlan::of_host(spec, path, source, access, true)?;
         let Some(old) = self.mounted.take() else { return Ok(false) };
         if has_same_shape {
             let point = MountPoint::beneath(&old.visible).map_err(RefreshFailure::temporary);
@@ -366,12 +370,12 @@ impl PassthroughVolume {
     ) -> Result<VisibleVolume, RefreshFailure> {
         let MountPlan { path, content, access, selinux_context, lock: _until_it_is_mounted } = mount_plan;
         if point.is_none()
-            && let PlannedContent::Source { served_by: ServedBy::Bind, .. } = &content
+            && let PlannedContent::Source { form: SourceForm::Bind(reason), .. } = &content
             && let Some((_, visible)) =
                 self.common.setting.mount_points().adopt(&path).map_err(RefreshFailure::temporary)?
         {
             // An earlier supervisor has made the bind mount, which needs no server.
-            return Ok(VisibleVolume { visible, access, served: None });
+            return Ok(VisibleVolume { visible, access, served: Err(*reason) });
         }
         let shape = match &content {
             PlannedContent::Source { source, .. } => source.shape(),
@@ -389,17 +393,17 @@ impl PassthroughVolume {
         };
         let mount = MountOptions { selinux_context, shape };
         match content {
-            PlannedContent::Source { source, served_by: ServedBy::Bind, .. } => {
+            PlannedContent::Source { source, form: SourceForm::Bind(reason), .. } => {
                 let attached = bind(source.as_fd(), access).and_then(|clone| point.attach_bind(&clone));
-                Ok(VisibleVolume { visible: attached.map_err(RefreshFailure::temporary)?, access, served: None })
+                Ok(VisibleVolume { visible: attached.map_err(RefreshFailure::temporary)?, access, served: Err(reason) })
             }
-            PlannedContent::Source { source, served_by: ServedBy::Fuse, limit, remote } => {
+            PlannedContent::Source { source, form: SourceForm::Fuse, limit, remote } => {
                 let options = self.passthrough_options(spec, limit, remote);
                 let (server, identity) = (&self.common.setting.server, self.identity(spec, pod, &point, access));
                 let volume = MountedVolume::of_source(server, source.as_fd(), &options, &mount, &identity);
                 let volume = volume.map_err(RefreshFailure::of_mount)?;
                 let visible = volume.show(&point, access).map_err(RefreshFailure::of_mount)?;
-                Ok(VisibleVolume { visible, access, served: Some(volume) })
+                Ok(VisibleVolume { visible, access, served: Ok(volume) })
             }
             PlannedContent::Export(export) => {
                 let ReachedExport { options, sockets, attributes, .. } = *export;
@@ -407,7 +411,7 @@ impl PassthroughVolume {
                 let volume = MountedVolume::of_export(server, sockets, &options, attributes, &mount, &identity);
                 let volume = volume.map_err(RefreshFailure::of_mount)?;
                 let visible = volume.show(&point, access).map_err(RefreshFailure::of_mount)?;
-                Ok(VisibleVolume { visible, access, served: Some(volume) })
+                Ok(VisibleVolume { visible, access, served: Ok(volume) })
             }
         }
     }

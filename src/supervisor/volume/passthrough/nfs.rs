@@ -6,10 +6,11 @@ use super::{
     ContainerAccess, MountPlan, PassthroughParts, PassthroughSource, PlannedContent, RefreshFailure, VolumeContext,
     access,
 };
+use crate::host::serve::SourceForm;
 use crate::manifest::PodView;
 use crate::supervisor::volume::nfs::{self, ReachedExport};
 use crate::volume::nfs_options::Backend;
-use crate::volume::{Nfs, NfsOptions, ServedBy, Volume};
+use crate::volume::{Nfs, NfsOptions, Volume};
 
 /// An nfs volume of the pod.
 pub(in crate::supervisor::volume) struct NfsSource {
@@ -49,7 +50,7 @@ pub(super) fn plan(
         Backend::Kernel => {
             let remote = Some(nfs::callers(Backend::Kernel, options, pod));
             let source = nfs::mount_by_kernel(source, options, access)?;
-            PlannedContent::Source { source, served_by: ServedBy::Fuse, limit: None, remote }
+            PlannedContent::Source { source, form: SourceForm::Fuse, limit: None, remote }
         }
     };
     Ok(MountPlan { path, content, access, selinux_context, lock: None })
