@@ -13,7 +13,7 @@ use super::status::{pod_directory, pods, print_for_programs};
 use crate::admin::readings::Readings;
 use crate::admin::survey;
 use crate::metrics::{Exposition, ExpositionFormat, exporter};
-use crate::supervisor::program::options::{RUN_DIRECTORY, directory};
+use crate::supervisor::program::options::{RUN_DIRECTORY, directory, metrics_address};
 use crate::supervisor::run::signals::StopSignals;
 
 /// Print the metrics of pods as OpenMetrics text, or serve them over HTTP.
@@ -44,7 +44,7 @@ pub(super) struct Metrics {
     #[arg(long)]
     all: bool,
     /// Serve them at http://ADDR:PORT/metrics.
-    #[arg(long, value_name = "ADDR:PORT", conflicts_with = "pod")]
+    #[arg(long, value_name = "ADDR:PORT", conflicts_with = "pod", value_parser = metrics_address)]
     metrics_addr: Option<SocketAddr>,
     /// The run directory of podfs run.
     #[arg(long, value_name = "DIR", default_value = RUN_DIRECTORY, value_parser = directory(), value_hint = ValueHint::DirPath)]

@@ -20,7 +20,7 @@ use crate::supervisor::exec_state;
 use crate::supervisor::program::machine::check_machine;
 use crate::supervisor::program::options::{
     DriverOptions, GenerationOptions, MemoryOptions, ROOT_DIRECTORY, RUN_DIRECTORY, SubPathOptions, TransportOptions,
-    directory,
+    directory, metrics_address,
 };
 use crate::supervisor::program::service::PodService;
 use crate::supervisor::run::upgrade::roll_back;
@@ -81,7 +81,7 @@ pub(super) struct Run {
     memory: MemoryOptions,
     /// Serve the metrics of this pod at http://ADDR:PORT/metrics. podfs metrics --all --metrics-addr serves those of all pods of
     /// the node on one port.
-    #[arg(long, value_name = "ADDR:PORT")]
+    #[arg(long, value_name = "ADDR:PORT", value_parser = metrics_address)]
     metrics_addr: Option<SocketAddr>,
     #[command(flatten)]
     generations: GenerationOptions,

@@ -15,7 +15,7 @@ use super::block_on;
 use super::exit::{Failure, say};
 use super::log::{LogFormat, LogOptions};
 use super::pod::PodOptions;
-use super::render::view_of;
+use super::render::{reveal_hint, view_of};
 use super::status::print;
 use crate::render::model::{RenderedContent, Rendering};
 use crate::source::{Snapshot, Source};
@@ -79,7 +79,7 @@ impl View {
         let mut signals =
             StopSignals::listen().map_err(|error| Failure::general(anyhow!("cannot listen to signals: {error}")))?;
         let reader = Reader::new(self.reveal);
-        let mut reports = ViewReports::default();
+        let mut reports = ViewReports { has_hinted: self.reveal, ..ViewReports::default() };
         let volumes = reports.take(&reader, &snapshot, &ViewVolumes::default())?;
         let audience = if self.allow_other { Audience::Everyone } else { Audience::Owner };
         let mut view = MountedView::mount(&self.directory, audience, volumes)?;
@@ -117,6 +117,8 @@ struct ViewReports {
     reported: BTreeMap<String, String>,
     /// The reported lines about omitted volumes.
     left_out: BTreeSet<String>,
+    /// Whether podfs has reported that secret files are empty, or shows their contents.
+    has_hinted: bool,
 }
 
 impl ViewReports {
@@ -133,6 +135,10 @@ impl ViewReports {
             if let RenderedContent::OfNode(line) = &place.content {
                 report_once(&mut self.left_out, &format!("volume {:?} is left out: {line}", place.volume));
             }
+        }
+        if let Some(hint) = reveal_hint(&rendering, "shows").filter(|_| !self.has_hinted) {
+            say(&hint);
+            self.has_hinted = true;
         }
         let waiting = rendering.places.iter().filter_map(|place| match &place.content {
             RenderedContent::Waiting(reason) => Some((place.volume.clone(), reason.clone())),

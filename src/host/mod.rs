@@ -7,6 +7,7 @@
 //! | [`local`] | local PersistentVolumes |
 //! | [`block`] | block devices that containers get as they are |
 //! | [`bounded_file`] | a file of limited size in memory, for the output of a program |
+//! | [`disk_errors`] | the errors that the kernel has counted on the disk of a file system |
 //! | [`disks`] | the record of the disks of a pod's hostPath volumes |
 //! | [`device`] | block devices: formatted, checked, mounted and grown |
 //! | [`empty_dir`] | the content of emptyDirs: made, found again, deleted |

@@ -1,7 +1,7 @@
 //! The reconciler: from the desired and the actual state of the world to the operations that bring the two together. A pure
 //! function.
 //!
-//! Order of a pass, as in the kubelet (5.3, VM-01): unmounts first, so that a volume can move from one pod to another; then
+//! Order of a pass, as in the kubelet (VM-01): unmounts first, so that a volume can move from one pod to another; then
 //! mounts and remounts.
 
 use std::collections::BTreeSet;

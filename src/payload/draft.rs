@@ -28,7 +28,7 @@ impl<'a> Draft<'a> {
     pub(super) fn add_file(&mut self, path: PayloadPath, file: PayloadFile<'a>, origin: FileOrigin<'a>) {
         if let Some((_, replaced)) = self.files.get(&path) {
             let (hidden, shown) = (replaced.to_string(), origin.to_string());
-            self.warnings.push(Warning { path: path.clone(), hidden, shown });
+            self.warnings.push(Warning::HiddenFile { path: path.clone(), hidden, shown });
         }
         self.files.insert(path, (file, origin));
     }

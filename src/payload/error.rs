@@ -74,14 +74,30 @@ pub enum Problem {
     },
 }
 
-/// Two files claim one path; the later one wins, as in the kubelet, which does so silently.
+/// Something in a volume's description that is valid, and hardly what its author wants. The kubelet does the same silently.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("two files are called {:?}: {hidden} is hidden by {shown}", path.as_str())]
-pub struct Warning {
-    /// The path.
-    pub path: PayloadPath,
-    /// The source of the hidden file.
-    pub hidden: String,
-    /// The source of the file that the volume shows.
-    pub shown: String,
+pub enum Warning {
+    /// Two files claim one path; the later one wins.
+    #[error("two files are called {:?}: {hidden} is hidden by {shown}", path.as_str())]
+    HiddenFile {
+        /// The path.
+        path: PayloadPath,
+        /// The source of the hidden file.
+        hidden: String,
+        /// The source of the file that the volume shows.
+        shown: String,
+    },
+    /// A mode in decimal whose digits are those of a mode in octal.
+    #[error("{field} {mode} is a decimal number, so the mode is {mode:04o}; write 0{mode} in YAML, or {} in JSON", octal(*.mode))]
+    DecimalMode {
+        /// `defaultMode`, or the `mode` of a file.
+        field: String,
+        /// The number in the manifest.
+        mode: u16,
+    },
+}
+
+/// The number whose octal digits are the decimal digits of this mode. All of them are octal digits.
+fn octal(mode: u16) -> u16 {
+    mode / 100 * 64 + mode / 10 % 10 * 8 + mode % 10
 }

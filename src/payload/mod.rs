@@ -55,7 +55,7 @@ pub struct PayloadFile<'a> {
 pub struct AssembledPayload<'a> {
     /// The files.
     pub payload: Payload<'a>,
-    /// A warning for each file that hides another one.
+    /// A warning for each file that hides another one, and for each mode that was hardly meant.
     pub warnings: Vec<Warning>,
 }
 
@@ -71,7 +71,8 @@ impl<'a> Payload<'a> {
         for source in &projection.sources {
             assembly.add(source);
         }
-        let (files, warnings) = assembly.draft.finish()?;
+        let (files, mut warnings) = assembly.draft.finish()?;
+        warnings.extend(decimal_modes(projection));
         let payload = Payload { files, directory_mode: ownership.directory_mode(), gid: ownership.gid() };
         Ok(AssembledPayload { payload, warnings })
     }
@@ -83,6 +84,24 @@ impl<'a> Payload<'a> {
         names.dedup_by_key(|(name, _)| *name);
         names
     }
+}
+
+/// The decimal numbers that are no usual modes, and whose digits are those of one. Of the numbers up to 0777, 511, no usual mode has such
+/// digits.
+const DECIMAL_MODES: [u16; 4] = [400, 440, 444, 500];
+
+/// A warning for each mode of a volume that was written in decimal by mistake.
+fn decimal_modes(projection: &Projection) -> impl Iterator<Item = Warning> {
+    let of_files = projection.sources.iter().flat_map(|source| match source {
+        ProjectionSource::ConfigMap(object) | ProjectionSource::Secret(object) => {
+            object.items.iter().map(|item| (&item.path, item.mode)).collect()
+        }
+        ProjectionSource::DownwardApi(files) => files.iter().map(|file| (&file.path, file.mode)).collect(),
+        _ => Vec::new(),
+    });
+    let of_files = of_files.filter_map(|(path, mode)| Some((format!("mode of {:?}", path.as_str()), mode?)));
+    let all = [("defaultMode".to_owned(), projection.default_mode)].into_iter().chain(of_files);
+    all.filter(|(_, mode)| DECIMAL_MODES.contains(mode)).map(|(field, mode)| Warning::DecimalMode { field, mode })
 }
 
 struct Assembly<'a> {

@@ -135,6 +135,24 @@ fn a_command_without_a_pod_names_all_ways_to_give_one() {
 }
 
 #[test]
+fn an_address_without_a_host_and_a_time_with_a_unit_get_an_example() {
+    let run = |arguments: &[&str]| {
+        let outcome = finish(Command::new(PODFS).args(arguments).env("PODFS_CONFIG", "/dev/null"));
+        assert_eq!(outcome.code, Some(2), "{}", outcome.stderr);
+        outcome.stderr
+    };
+    let address = |port: &str| format!("127.0.0.1:{port} for this machine alone, 0.0.0.0:{port} for all");
+    for command in [&["run", "--pod", "x"][..], &["node", "--manifests", "/x"], &["metrics", "--all"]] {
+        for (text, port) in [("19754", "19754"), (":19754", "19754"), ("localhost:80", "80"), ("host", "9753")] {
+            let errors = run(&[command, &["--metrics-addr", text]].concat());
+            assert!(errors.contains(&address(port)), "{text}: {errors}");
+        }
+    }
+    let errors = run(&["node", "wait", "default/web", "--timeout", "5s"]);
+    assert!(errors.contains("it is a number of seconds without a unit, such as 5"), "{errors}");
+}
+
+#[test]
 fn an_option_of_a_daemon_without_the_one_that_it_belongs_to_is_refused() {
     let fixture = Fixture::new("");
     let refused = |command: &mut Command, option: &str, companion: &str| {

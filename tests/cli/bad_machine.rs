@@ -146,8 +146,31 @@ fn another_user_than_root_gets_the_advice_to_be_root() {
     let user = ["--reuid=65534", "--regid=65534", "--clear-groups"];
     let reach = ["--inh-caps=-all,+dac_read_search", "--ambient-caps=-all,+dac_read_search"];
     let mut command = with_privileges(&fixture.command(), &[&user[..], &reach].concat());
-    assert_refuses(&fixture, &mut command, 3, &["podfs mounts file systems, so it must run as root"]);
+    let parts = [
+        "podfs mounts file systems, so it must run as root",
+        "podfs render prints what the volumes",
+        "podfs view shows it",
+    ];
+    assert_refuses(&fixture, &mut command, 3, &parts);
     fixture.assert_nothing_left();
+}
+
+#[test]
+fn a_dev_fuse_that_is_something_else_is_named() {
+    let other = "touch /dev/other; mkfifo /dev/pipe; mknod /dev/null c 1 3; mknod /dev/fuse c 10 229";
+    for (file, found) in [
+        ("other", "/dev/fuse is a regular file, and not the FUSE device"),
+        ("pipe", "/dev/fuse is a FIFO, and not the FUSE device"),
+        ("null", "/dev/fuse is the character device 1:3, and not the FUSE device"),
+    ] {
+        let fixture = fixture();
+        let command = fixture.command();
+        let mut alone = Command::new("unshare");
+        let script = format!("mount -t tmpfs none /dev && ({other}) && mv -f /dev/{file} /dev/fuse && exec \"$@\"");
+        alone.args(["--mount", "sh", "-ec", &script, "sh"]).arg(command.get_program()).args(command.get_args());
+        assert_refuses(&fixture, &mut alone, 3, &[found, "mknod /dev/fuse c 10 229"]);
+        fixture.assert_nothing_left();
+    }
 }
 
 #[test]

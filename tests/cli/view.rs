@@ -253,6 +253,7 @@ fn without_reveal_no_byte_of_a_secret_is_anywhere() {
         command.current_dir(fixture.path(""));
         let mut viewing = fixture.spawn(&mut command);
         wait_mounted(&viewing, &directory);
+        viewing.wait_log("1 secret file is empty here; --reveal shows its content");
         let file = directory.join("keys/k");
         let size = || USER.run(Path::new("/"), || fs::metadata(&file).expect("a file").len());
         assert_eq!((read(&file).as_deref(), size()), (Some(""), 0));
@@ -267,6 +268,7 @@ fn without_reveal_no_byte_of_a_secret_is_anywhere() {
             all.extend(fs::read(fixture.path(name)).expect(name));
         }
         let all = String::from_utf8_lossy(&all).into_owned();
+        assert_eq!(all.matches("--reveal").count(), 1, "{all}");
         assert!(all.contains("Ctrl-C") && !all.contains(SECRET), "{all}");
         assert!(
             fs::read_dir(fixture.path(""))

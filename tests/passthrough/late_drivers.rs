@@ -10,7 +10,8 @@ use crate::csi_driver::{DRIVER, Fault};
 use crate::{csi_volume, flex_volume};
 
 /// A script with which a command of the FlexVolume driver, and a child of it, wait for the file `go` before the command's work.
-const WAIT: &str = r#"echo $$ > "$here/pid"; sh -c 'while [ ! -e "$0/go" ]; do sleep 0.02; done' "$here""#;
+const WAIT: &str =
+    r#"echo $$ > "$here/pid"; sh -c 'while [ -d "$0" ] && [ ! -e "$0/go" ]; do sleep 0.02; done' "$here""#;
 
 fn wait_for_driver(rig: &flex_volume::Rig) -> String {
     let file = rig.driver().join("pid");

@@ -37,6 +37,15 @@ pub enum MountError {
         #[source]
         cause: io::Error,
     },
+    /// `/dev/fuse` is something else.
+    #[error(
+        "/dev/fuse is {found}, and not the FUSE device, the character device 10:229; give the node's device to this container, or remove \
+         the file and run mknod /dev/fuse c 10 229"
+    )]
+    NotFuse {
+        /// The type of the file.
+        found: String,
+    },
     /// The process may not mount.
     #[error("{what}: {cause}; run podfs as root with CAP_SYS_ADMIN")]
     Privilege {

@@ -5,7 +5,10 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 use std::thread;
 
-use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, StatVfsMountFlags, StatxFlags, fstatvfs, getxattr, statx};
+use rustix::fs::{
+    AtFlags, CWD, FileType, Mode, OFlags, Stat, StatVfsMountFlags, StatxFlags, fstatvfs, getxattr, major, makedev,
+    minor, statx,
+};
 use rustix::io::Errno;
 use rustix::mount::{
     FsMountFlags, FsOpenFlags, MountAttrFlags, MountPropagationFlags, MoveMountFlags, OpenTreeFlags, UnmountFlags,
@@ -28,12 +31,32 @@ pub(crate) const NFS_SOURCE: &str = "podfs-nfs";
 /// Opens `/dev/fuse`, from which the server reads requests.
 ///
 /// # Errors
-/// When `/dev/fuse` does not exist, or the process may not open it.
+/// When `/dev/fuse` does not exist, is something else than the FUSE device, or the process may not open it.
 pub fn open_device() -> Result<OwnedFd, MountError> {
+    let is_fuse =
+        |found: &Stat| FileType::from_raw_mode(found.st_mode).is_char_device() && found.st_rdev == makedev(10, 229);
+    // podfs does not open another device or a pipe: that may wait, or have an effect.
+    if let Some(found) = rustix::fs::stat(DEVICE).ok().filter(|found| !is_fuse(found)) {
+        return Err(MountError::NotFuse { found: name_of_type(&found) });
+    }
     rustix::fs::open(DEVICE, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty()).map_err(|errno| match errno {
         Errno::NOENT => MountError::Unsupported { what: format!("cannot open {DEVICE}"), cause: errno.into() },
         _ => MountError::at("open", Path::new(DEVICE), errno),
     })
+}
+
+/// The type of a file, in words.
+fn name_of_type(found: &Stat) -> String {
+    let device = format!("{}:{}", major(found.st_rdev), minor(found.st_rdev));
+    match FileType::from_raw_mode(found.st_mode) {
+        FileType::RegularFile => "a regular file".to_owned(),
+        FileType::Directory => "a directory".to_owned(),
+        FileType::Fifo => "a FIFO".to_owned(),
+        FileType::Socket => "a socket".to_owned(),
+        FileType::CharacterDevice => format!("the character device {device}"),
+        FileType::BlockDevice => format!("the block device {device}"),
+        _ => "a file of another type".to_owned(),
+    }
 }
 
 /// The file that shows that SELinux is in use.

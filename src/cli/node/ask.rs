@@ -63,7 +63,7 @@ pub(super) struct Wait {
     #[command(flatten)]
     pod: Pod,
     /// How many seconds to wait; 0 looks once.
-    #[arg(long, value_name = "SECONDS", default_value = "123")]
+    #[arg(long, value_name = "SECONDS", default_value = "123", value_parser = whole_seconds)]
     timeout: u32,
     /// Wait until no volume of the pod is mounted any more.
     #[arg(long)]
@@ -137,6 +137,11 @@ async fn release(mut daemon: DaemonClient, pod: String) -> Result<(), Failure> {
     }
 }
 
+/// Parses a number of seconds.
+fn whole_seconds(text: &str) -> Result<u32, String> {
+    text.parse().map_err(|_| "it is a number of seconds without a unit, such as 5".to_owned())
+}
+
 impl Wait {
     async fn ask(self, run_directory: &Path) -> Result<(), Failure> {
         let waiting = self.answer(run_directory);
@@ -160,7 +165,11 @@ impl Wait {
             Err(absent @ DaemonClientError::Absent(_)) => Some(absent.to_string()),
             // A wait for the unmount of a missing pod ends at once.
             Ok(mut daemon) if !self.unmounted => match daemon.mounted_volumes(pod.clone()).await {
-                Err(DaemonClientError::Refused(_)) => Some(format!("pod {pod}: this node does not have it yet")),
+                Err(DaemonClientError::Refused(_)) => {
+                    let trouble = self.trouble(run_directory).await;
+                    let because = if trouble.is_empty() { String::new() } else { format!(" ({})", trouble.join("; ")) };
+                    Some(format!("pod {pod}: this node does not have it yet{because}"))
+                }
                 _ => None,
             },
             _ => None,
@@ -183,9 +192,28 @@ impl Wait {
                 Err(DaemonClientError::Absent(_) | DaemonClientError::Ends(_)) if !left.is_zero() => {
                     sleep(RETRY_PAUSE.min(left)).await
                 }
+                Err(error @ DaemonClientError::Refused(_)) => {
+                    let trouble = self.trouble(run_directory).await;
+                    return Err(match trouble.is_empty() {
+                        true => error.into(),
+                        false => Failure::general(anyhow!(
+                            "{error}; podfs cannot read a source of pods: {}",
+                            trouble.join("; ")
+                        )),
+                    });
+                }
                 answer => return Ok(answer?),
             }
         }
+    }
+
+    /// The problems of the sources of pods, which may be why podfs does not have the pod or an object. None for an unmount.
+    async fn trouble(&self, run_directory: &Path) -> Vec<String> {
+        if self.unmounted {
+            return Vec::new();
+        }
+        let Ok(mut daemon) = DaemonClient::connect(run_directory).await else { return Vec::new() };
+        daemon.state().await.map(|state| state.trouble.clone()).unwrap_or_default()
     }
 }
 
@@ -200,7 +228,7 @@ fn check(state: &NodeState) -> Result<(), Failure> {
     let waiting = state.pods.values().filter(|pod| !table::has_needed_volumes(pod)).count();
     match (waiting, state.trouble.len()) {
         (0, 0) => Ok(()),
-        (0, _) => Err(Failure::general(anyhow!("podfs cannot read a source of pods: {}", state.trouble.join("; ")))),
+        (0, _) => Err(Failure::general(anyhow!("podfs cannot read a source of pods; the output says why"))),
         (waiting, _) => {
             let all = state.pods.len();
             Err(Failure::general(anyhow!("{waiting} of {all} pods lack volumes; podfs node status says why")))

@@ -26,7 +26,7 @@ use crate::supervisor::installed::supervisor_program;
 use crate::supervisor::program::machine::{IDLE_THREAD, check_machine, keep_a_blocking_thread};
 use crate::supervisor::program::options::{
     DriverOptions, GenerationOptions, IoUring, MemoryOptions, ROOT_DIRECTORY, SubPathOptions, TransportOptions,
-    directory,
+    directory, metrics_address,
 };
 use crate::supervisor::run::heartbeat::Heartbeat;
 use crate::supervisor::run::signals::StopSignals;
@@ -139,7 +139,7 @@ pub(super) struct DaemonOptions {
     #[arg(long, value_name = "DIR", default_value = ROOT_DIRECTORY, value_parser = directory(), value_hint = ValueHint::DirPath)]
     root_dir: PathBuf,
     /// Serve the metrics of the node and of all its pods at http://ADDR:PORT/metrics.
-    #[arg(long, value_name = "ADDR:PORT")]
+    #[arg(long, value_name = "ADDR:PORT", value_parser = metrics_address)]
     metrics_addr: Option<SocketAddr>,
     #[command(flatten)]
     drivers: DriverOptions,

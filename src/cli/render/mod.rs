@@ -190,17 +190,23 @@ impl Render {
 
     /// Reports empty secret files and omitted volumes on standard error, because directories and archives do not show them.
     fn report_omissions(&self, rendering: &Rendering<'_>) {
-        match rendering.secrets() {
-            0 => {}
-            _ if self.reveal => {}
-            1 => say("1 secret file is empty here; --reveal writes its content"),
-            secrets => say(&format!("{secrets} secret files are empty here; --reveal writes their contents")),
+        if let Some(hint) = reveal_hint(rendering, "writes").filter(|_| !self.reveal) {
+            say(&hint);
         }
         for place in &rendering.places {
             if let RenderedContent::OfNode(line) = &place.content {
                 say(&format!("volume {:?} is left out: {line}", place.volume));
             }
         }
+    }
+}
+
+/// What the user can do about empty secret files, if there are any. `--reveal` does `verb` to their contents.
+pub(in crate::cli) fn reveal_hint(rendering: &Rendering<'_>, verb: &str) -> Option<String> {
+    match rendering.secrets() {
+        0 => None,
+        1 => Some(format!("1 secret file is empty here; --reveal {verb} its content")),
+        secrets => Some(format!("{secrets} secret files are empty here; --reveal {verb} their contents")),
     }
 }
 

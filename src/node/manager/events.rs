@@ -1,4 +1,4 @@
-//! Events of the pods of an API server: problems with their volumes, in the kubelet's words (5.11, ME-02).
+//! Events of the pods of an API server: problems with their volumes, in the kubelet's words (ME-02).
 
 use std::collections::HashMap;
 

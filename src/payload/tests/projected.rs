@@ -90,3 +90,21 @@ fn aw_15_an_empty_payload_is_a_payload() {
         assert_eq!(files(source, &Objects::default()), lines(&[]));
     }
 }
+
+#[test]
+fn a_decimal_mode_with_the_digits_of_an_octal_one_is_a_warning() {
+    let warnings = |volume: &str| assembled(&pod(volume, "containers: []"), &foo_bar()).expect("valid").1;
+    let items =
+        "items: [{key: foo, path: a, mode: 440}, {key: foo, path: b, mode: 0440}, {key: foo, path: c, mode: 288}]";
+    assert_eq!(
+        warnings(&format!("configMap: {{name: o, defaultMode: 400, {items}}}")),
+        [
+            "defaultMode 400 is a decimal number, so the mode is 0620; write 0400 in YAML, or 256 in JSON",
+            "mode of \"a\" 440 is a decimal number, so the mode is 0670; write 0440 in YAML, or 288 in JSON",
+        ]
+    );
+    for mode in ["0400", "256", "0644", "420", "0o440", "511", "0", "0777", "0620"] {
+        let usual = warnings(&format!("configMap: {{name: o, defaultMode: {mode}}}"));
+        assert_eq!(usual.is_empty(), mode != "0620", "{mode}: {usual:?}");
+    }
+}

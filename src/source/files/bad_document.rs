@@ -1,4 +1,4 @@
-//! Documents of a file that podfs cannot use, beside others that it can.
+//! Documents of files that podfs cannot use, beside others that it can.
 
 use std::sync::Arc;
 
@@ -35,6 +35,15 @@ impl BadDocument {
     pub(crate) fn is_unread(&self) -> bool {
         !self.has_earlier_content && self.subject != Subject::Other
     }
+}
+
+/// A document that does not go together with others, or with an earlier one.
+pub(crate) struct CombinationProblem {
+    pub(crate) error: Arc<ManifestError>,
+    /// Which content podfs uses, unless the error says it.
+    pub(crate) until_then: &'static str,
+    /// The object whose description a podfs that starts now could not choose.
+    pub(crate) object: Option<ObjectKey>,
 }
 
 /// What a document describes.

@@ -7,19 +7,16 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::hash::{BuildHasher, RandomState};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::SourceError;
-use super::bad_document::{BadDocument, ParsedFile, Subject};
+use super::bad_document::{BadDocument, CombinationProblem, ParsedFile, Subject};
 use super::error::ScanProblem;
 use super::find::{ConfiguredPath, FileToRead, FoundFiles, PathRole};
 use super::read::{Stamp, read};
 use super::read_check::{DocumentUpdate, ReadCheck};
 use super::settle::SETTLE_DELAY;
 use super::watch::Watcher;
-use crate::manifest::ManifestError;
-use crate::manifest::objects::ObjectKey;
 
 /// How long podfs waits at its start for files that are being written.
 const START_TIMEOUT: Duration = Duration::from_secs(5);
@@ -50,15 +47,6 @@ pub(crate) trait FileCombiner: Send + 'static {
 
     /// Whether a podfs that starts now would refuse the files because of a bad document, as of the last combination.
     fn refuses_to_start(&self, subject: &Subject) -> bool;
-}
-
-/// A document that does not go together with others, or with an earlier one.
-pub(crate) struct CombinationProblem {
-    pub(crate) error: Arc<ManifestError>,
-    /// Which content podfs uses, unless the error says it.
-    pub(crate) until_then: &'static str,
-    /// The object whose description a podfs that starts now could not choose.
-    pub(crate) object: Option<ObjectKey>,
 }
 
 /// The contents of all files with their paths.

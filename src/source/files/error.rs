@@ -4,8 +4,7 @@ use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use super::bad_document::BadDocument;
-use super::documents::CombinationProblem;
+use super::bad_document::{BadDocument, CombinationProblem};
 use crate::manifest::ManifestError;
 
 /// A source that cannot be used, or a part of it that cannot be used now. Its text is one sentence for the user.

@@ -47,8 +47,8 @@ use pod_and_objects::PodAndObjects;
 use read::FileReading;
 use watch::{WatchMessage, Watcher};
 
-pub(crate) use bad_document::{BadDocument, ParsedFile, Subject};
-pub(crate) use documents::{CombinationProblem, FileCombiner, Files};
+pub(crate) use bad_document::{BadDocument, CombinationProblem, ParsedFile, Subject};
+pub(crate) use documents::{FileCombiner, Files};
 pub use error::SourceError;
 pub(crate) use find::PathRole;
 pub(crate) use pod_and_objects::IMMUTABLE;

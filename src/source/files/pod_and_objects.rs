@@ -5,8 +5,8 @@ use std::path::Path;
 use std::sync::Arc;
 
 use super::AcceptedDocuments;
-use super::bad_document::{BadDocument, ParsedFile, Subject};
-use super::documents::{CombinationProblem, FileCombiner, Files};
+use super::bad_document::{BadDocument, CombinationProblem, ParsedFile, Subject};
+use super::documents::{FileCombiner, Files};
 use super::find::PathRole;
 use super::needs::needs;
 use crate::manifest::objects::{NamedObject, ObjectKey, Objects, parse_object};

@@ -97,7 +97,9 @@ impl From<PodLockError> for Failure {
 impl From<MountError> for Failure {
     fn from(error: MountError) -> Self {
         match error {
-            MountError::Privilege { .. } | MountError::Unsupported { .. } => Self::machine(error),
+            MountError::Privilege { .. } | MountError::Unsupported { .. } | MountError::NotFuse { .. } => {
+                Self::machine(error)
+            }
             MountError::Occupied { .. } | MountError::Failed { .. } => Self::general(error),
         }
     }
@@ -106,9 +108,10 @@ impl From<MountError> for Failure {
 impl From<SupervisorError> for Failure {
     fn from(error: SupervisorError) -> Self {
         match error {
-            SupervisorError::Mount { cause: MountError::Privilege { .. } | MountError::Unsupported { .. }, .. } => {
-                Self::machine(error)
-            }
+            SupervisorError::Mount {
+                cause: MountError::Privilege { .. } | MountError::Unsupported { .. } | MountError::NotFuse { .. },
+                ..
+            } => Self::machine(error),
             _ => Self::general(error),
         }
     }

@@ -20,7 +20,10 @@ const LEAST_FILES: u64 = 2 * FIRST_FREE.unsigned_abs() as u64;
 /// be opened, the process may open enough files, and podfs-fuse is installed. Returns podfs-fuse.
 pub(crate) fn check_machine() -> Result<ServerProgram, Failure> {
     if !rustix::process::geteuid().is_root() {
-        return Err(Failure::machine(anyhow!("podfs mounts file systems, so it must run as root")));
+        return Err(Failure::machine(anyhow!(
+            "podfs mounts file systems, so it must run as root; without root, podfs render prints what the volumes of a pod \
+             contain, and podfs view shows it as files"
+        )));
     }
     raise_file_limit()?;
     open_device()?;

@@ -1,5 +1,6 @@
 //! The options that `podfs run`, `podfs node` and podfs-supervisor have in common.
 
+use std::net::SocketAddr;
 use std::path::{Component, Path, PathBuf};
 use std::time::Duration;
 
@@ -147,6 +148,14 @@ impl From<SubPathArgument> for SubPathMode {
 }
 
 /// Parses how long old generations are kept.
+/// Parses the address of `--metrics-addr`.
+pub(crate) fn metrics_address(text: &str) -> Result<SocketAddr, String> {
+    text.parse().map_err(|_| {
+        let port = text.rsplit(':').next().filter(|port| port.parse::<u16>().is_ok()).unwrap_or("9753");
+        format!("it is an address and a port: 127.0.0.1:{port} for this machine alone, 0.0.0.0:{port} for all, [::1]:{port} for IPv6")
+    })
+}
+
 fn seconds(text: &str) -> Result<Duration, String> {
     let time = text.parse().ok().and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
     time.filter(|time| *time <= LONGEST_KEPT)

@@ -90,7 +90,9 @@ impl RefreshFailure {
 
     pub(super) fn of_mount(error: MountError) -> RefreshFailure {
         match error {
-            MountError::Privilege { .. } | MountError::Unsupported { .. } => RefreshFailure::Permanent(error),
+            MountError::Privilege { .. } | MountError::Unsupported { .. } | MountError::NotFuse { .. } => {
+                RefreshFailure::Permanent(error)
+            }
             MountError::Occupied { .. } | MountError::Failed { .. } => RefreshFailure::temporary(error),
         }
     }

@@ -51,6 +51,29 @@ fn ready_node() -> Node {
 }
 
 #[test]
+fn the_status_says_a_problem_once_and_a_wait_for_a_missing_pod_names_the_file_that_podfs_cannot_read() {
+    let node = Node::new();
+    node.put("app.yaml", &config_map("app", &[("key", "value")]));
+    node.put("web.yaml", "kind: [");
+    let _daemon = node.start();
+    let path = node.fixture.path("manifests/web.yaml").display().to_string();
+    let status = || node.ask(&["status"]);
+    eventually("the problem is known", || String::from_utf8_lossy(&status().stdout).contains(&path));
+    let output = status();
+    let text = [output.stdout, output.stderr].concat();
+    let text = String::from_utf8(text).expect("text");
+    assert_eq!((output.status.code(), text.matches(&path).count()), (Some(1), 1), "{text}");
+    assert!(text.ends_with("podfs: podfs cannot read a source of pods; the output says why\n"), "{text}");
+    let refused = node.refused(&["wait", "default/web", "--timeout", "0"]);
+    let sentence = "pod default/web: this node does not have it; podfs node status lists its pods, by NAMESPACE/NAME and uid; \
+                    podfs cannot read a source of pods: ";
+    assert!(refused.contains(sentence) && refused.contains(&path), "{refused}");
+    let refused = node.refused(&["wait", "default/web", "--timeout", "2"]);
+    let report = refused.lines().next().unwrap_or_default();
+    assert!(report.contains("this node does not have it yet (") && report.contains(&path), "{refused}");
+}
+
+#[test]
 fn vm_07_an_agent_waits_for_volumes_and_reads_the_kubelets_text() {
     let node = waiting_node();
     let _daemon = node.start();
@@ -223,7 +246,8 @@ fn only_root_asks_and_only_root_serves() {
     };
     let run = node.fixture.path("run").display().to_string();
     nobody(&["status", "--run-dir", &run]).says(3, &["podfs node answers only root; run this as root"]);
-    nobody(&["--manifests", "/nowhere"]).says(3, &["podfs mounts file systems, so it must run as root"]);
+    nobody(&["--manifests", "/nowhere"])
+        .says(3, &["podfs mounts file systems, so it must run as root; without root, podfs render"]);
     // The daemon checks the user of a connection, besides the socket's mode.
     let socket = node.fixture.path("run/node.sock");
     let open =
