@@ -222,6 +222,9 @@ impl Pod {
             let servers = self.running.servers();
             servers.len() == 1 && servers != [server] && self.running.keepers().len() == 1
         });
+        // Only the server answers a look for a name that was never asked for. So the takeover has ended.
+        let absent = self.running.volume(WRITABLE[0]).join(format!("absent {}", self.running.server()));
+        assert!(!absent.exists());
     }
 
     /// Stops the pod, and checks that nothing of it stays behind, and that everything is still in sources that outlive pods.

@@ -37,6 +37,12 @@ const ROWS: &[DocumentedRow] = &[
         (seen.is_any(&["lseek", "read"]) && (is_directory(seen.native) || is_directory(seen.volume)))
             || (seen.is("lseek") && seen.native_error() == Some("EINVAL") && seen.volume_error() == Some("ENXIO"))
     }),
+    ("names made after a directory of btrfs was opened", |seen| {
+        let names = |answer: &Value| answer[1].as_array().cloned().unwrap_or_default();
+        seen.kind == SourceKind::Btrfs
+            && seen.is("readdir")
+            && names(seen.native).iter().all(|name| names(seen.volume).contains(name))
+    }),
     ("locks of a file that is mapped, but not open any more", |seen| {
         seen.is_about_locks() && any_call(seen.before, "mmap") && seen.closes()
     }),
