@@ -41,9 +41,11 @@ const SUPERVISORS: &str = "podfs-supervisors";
 const OF_SUPERVISOR: &str = "podfs-pod-";
 /// The file that lists the processes of a cgroup; writing a pid to it moves that process.
 const PROCESSES: &str = "cgroup.procs";
-/// How long the processes of a cgroup may take to end. One that waits for a source that does not answer takes longer, and its cgroup
+/// How long the processes of a cgroup that were killed may take to end. One that waits for a source that does not answer takes longer, and its cgroup
 /// stays.
 const END_TIMEOUT: Duration = Duration::from_secs(5);
+/// How long podfs waits for processes that no signal has ended. A pod of the same uid below another run directory has the same cgroup.
+const GRACE: Duration = Duration::from_millis(500);
 /// How long a process may take to exit that the kernel no longer lists.
 const EXIT_TIMEOUT: Duration = Duration::from_secs(1);
 const REMOVAL_PAUSE: Duration = Duration::from_millis(2);
@@ -333,8 +335,8 @@ fn has_processes(cgroup: &Path) -> bool {
 /// Waits until all processes of a cgroup have ended, such as the keeper of a killed server, and removes it. Over io_uring, a killed
 /// process ends late: the kernel first ends its requests.
 pub(crate) fn remove_when_empty(cgroup: &Path) {
-    let deadline = Instant::now() + END_TIMEOUT;
-    remove_while(cgroup, || Instant::now() < deadline);
+    let began = Instant::now();
+    remove_while(cgroup, || began.elapsed() < GRACE || began.elapsed() < END_TIMEOUT && all_end(cgroup));
 }
 
 /// Removes a cgroup, unless a process is in it.
@@ -342,6 +344,22 @@ pub(crate) fn remove(cgroup: &Path) {
     let deadline = Instant::now() + EXIT_TIMEOUT;
     // The kernel no longer lists a process that begins to exit, but the process stays in the cgroup until it has exited.
     remove_while(cgroup, || !has_processes(cgroup) && Instant::now() < deadline);
+}
+
+/// Whether each process of a cgroup exits, or was killed and will.
+fn all_end(cgroup: &Path) -> bool {
+    // A process without a status has ended meanwhile.
+    let ends = |pid: u32| fs::read_to_string(format!("/proc/{pid}/status")).map_or(true, |status| ends(&status));
+    listed(cgroup).unwrap_or_default().into_iter().all(ends)
+}
+
+/// Whether the process with this `/proc/PID/status` exits, or has a pending SIGKILL.
+fn ends(status: &str) -> bool {
+    const KILL: u64 = 1 << (libc::SIGKILL - 1);
+    let value = |key: &str| status.lines().find_map(|line| line.strip_prefix(key)).map(str::trim);
+    let is_killed =
+        |key: &str| value(key).and_then(|set| u64::from_str_radix(set, 16).ok()).is_some_and(|set| set & KILL != 0);
+    value("State:").is_some_and(|state| state.starts_with(['Z', 'X'])) || is_killed("SigPnd:") || is_killed("ShdPnd:")
 }
 
 /// Tries to remove a cgroup, as long as a process is in it and `tries_again` says so.
@@ -362,6 +380,16 @@ fn remove_while(cgroup: &Path, tries_again: impl Fn() -> bool) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_killed_process_ends_and_another_one_does_not() {
+        let status = |state: &str, shared: &str| {
+            format!("Name:\tx\nState:\t{state}\nSigPnd:\t0000000000000000\nShdPnd:\t{shared}\n")
+        };
+        assert!(ends(&status("D (disk sleep)", "0000000000000100")));
+        assert!(ends(&status("Z (zombie)", "0000000000000000")));
+        assert!(!ends(&status("S (sleeping)", "0000000000004000")));
+    }
 
     #[test]
     fn cgroups_of_version_1_are_those_of_controllers() {
