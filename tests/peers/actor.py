@@ -405,7 +405,13 @@ def c_openhandle(slot, number, flags):
 
 
 def c_chdir(path):
-    os.chdir(path)
+    try:
+        os.chdir(path)
+    except PermissionError:
+        # The modes of the directories above those of the programs differ.
+        if is_inside(os.path.normpath(os.path.join(os.getcwd(), path))):
+            raise
+        return go_back()
     return stay_inside()
 
 
@@ -417,13 +423,20 @@ def c_fchdir(slot):
 def stay_inside():
     """Returns to the directory of the program from the directories of other programs."""
     try:
-        inside = os.getcwd().startswith(f"{base_path}/{home}")
+        inside = is_inside(os.getcwd())
     except FileNotFoundError:
         return "in a removed directory"
-    if not inside:
-        os.fchdir(base_descriptor)
-        os.chdir(f"{home}/1/2/3/4")
-    return "inside" if inside else "outside"
+    return "inside" if inside else go_back()
+
+
+def is_inside(path):
+    return path.startswith(f"{base_path}/{home}")
+
+
+def go_back():
+    os.fchdir(base_descriptor)
+    os.chdir(f"{home}/1/2/3/4")
+    return "outside"
 
 
 def c_getcwd():
