@@ -395,6 +395,10 @@ fn a_volume_that_does_not_answer_delays_no_container_that_does_not_mount_a_part_
     prepare("web").says(1, &["a volume does not answer"]);
     let side = prepare("side");
     assert_eq!(side.code, Some(0), "{}", side.stderr);
+    running.wait_log(r#"volume "host" is busy; container "side" gets what podfs has mounted before"#);
+    let mut release = fixture.operator("mounts");
+    let released = finish(release.args(["release", "--pod", UID, "--container", "side"]));
+    assert_eq!(released.code, Some(0), "{}", released.stderr);
     silent.signal(Signal::SIGCONT);
     eventually("the volume answers", || prepare("web").code == Some(0));
     assert!(source.join("part").is_dir());

@@ -204,6 +204,24 @@ fn an_earlier_mount_ends_when_the_last_container_that_may_use_it_has_ended_or_st
 }
 
 #[test]
+fn a_mount_that_no_container_was_prepared_with_stays_until_all_are_released() {
+    let pod = Pod::new();
+    let before = pod.connections();
+    // As a container of an agent that mounts the path of the volume by itself.
+    let old = fs::File::open(pod.running.volume("tree")).expect("the volume");
+    pod.replace_all();
+    let mut second = pod.start("second");
+    assert_eq!(second.says("cat /tree/f"), "new");
+    drop(second);
+    pod.release(Some("second"));
+    let read = fs::read_to_string(format!("/proc/self/fd/{}/f", old.as_raw_fd()));
+    assert_eq!(read.expect("the server goes on with the earlier mount"), "old");
+    drop(old);
+    pod.release(None);
+    eventually("the earlier mounts have ended", || pod.connections() == before);
+}
+
+#[test]
 fn a_socket_that_its_daemon_makes_anew_works_in_a_container_that_starts_again() {
     let (shared, host) = (SharedDirectory::new(), TempDir::new_in("/run").expect("a directory"));
     let listen = |answer: &'static str| {

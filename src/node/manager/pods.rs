@@ -141,8 +141,8 @@ impl Pods {
         !known.is_described && self.awaited.contains(&PodSource::of(&known.pod.origin))
     }
 
-    /// Whether an earlier daemon served the pod, and no source has said whether it still exists: its source has not listed its pods
-    /// yet, or is none of this daemon's. The API server knows the pods of all other sources, too, but for static pods.
+    /// Whether an earlier daemon served the pod, and no source has said whether the pod still exists: its source has not listed pods
+    /// yet, or this daemon does not have that source. The API server also lists the pods of other sources, except static pods.
     pub fn is_unknown(&self, known: &KnownPod) -> bool {
         let source = PodSource::of(&known.pod.origin);
         let says = |source: PodSource| self.sources.contains(&source) && !self.awaited.contains(&source);

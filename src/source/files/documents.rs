@@ -154,7 +154,7 @@ impl<S: FileCombiner> DocumentStore<S> {
     ///
     /// # Errors
     ///
-    /// The first problem with any file, also a file that is written to all the time, but for bad documents that podfs does not need.
+    /// When podfs cannot read a file, when a process writes to a file all the time, or when a document that podfs needs is bad.
     pub(super) fn first_scan(&mut self, watcher: &mut Watcher) -> Result<S::Combined, SourceError> {
         let deadline = Instant::now() + START_TIMEOUT;
         let mut latest = None;

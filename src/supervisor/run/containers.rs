@@ -3,7 +3,7 @@
 //!
 //! An operation needs work on several volumes. The work on one volume is a part of the operation. As soon as a volume is
 //! idle, the supervisor sends it to a blocking thread with its part. So a volume that hangs delays this operation and no
-//! other volume. When the threads have done all parts, one more blocking thread writes the files that belong to no
+//! other volume. A part without which the operation can go on may be late. When the threads have done the others, one more blocking thread writes the files that belong to no
 //! volume, and the supervisor answers the client.
 //!
 //! A shutdown ends operations as it ends other work: it waits for parts that have begun, and begins no further parts.
@@ -18,9 +18,10 @@ use podfs_fuse::mount::table::{MountTableEntry, Restrictions, mounts};
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 use tokio::time::Instant;
-use tracing::{error, warn};
+use tracing::error;
 
 use super::Supervisor;
+use super::container_part::ContainerOperationPart;
 use super::work::{ContainerOperationPartOutcome, FinishedWork, WorkOutcome};
 use crate::binding::Local;
 use crate::manifest::pod::Pod;
@@ -34,9 +35,8 @@ use crate::supervisor::run_dir::container_files::{ContainerFileError, ContainerF
 use crate::supervisor::run_dir::mount_points::MountPoints;
 use crate::supervisor::run_dir::site::Site;
 use crate::supervisor::status::store::VolumeReport;
-use crate::supervisor::volume::passthrough::host_path::ANSWER_TIMEOUT;
-use crate::supervisor::volume::sub_path::{PartError, SubPathRequest};
-use crate::supervisor::volume::{PodVolume, ShownContent, VolumeLife};
+use crate::supervisor::volume::sub_path::SubPathRequest;
+use crate::supervisor::volume::{PATH_TIMEOUT, PodVolume, ShownContent, VolumeLife};
 use crate::types::is_dns_label;
 use crate::volume::VolumeSource;
 
@@ -53,6 +53,8 @@ pub(super) struct ContainerOperations {
     pub(super) operations: mpsc::Receiver<ContainerOperation>,
     /// The operations whose parts are not done yet.
     pending: Vec<PendingContainerOperation>,
+    /// Parts of operations that have gone on without them, each with its volume's place.
+    late: Vec<(usize, ContainerOperationPart)>,
     /// The number of the last operation.
     last_number: u64,
     /// The last steps of operations, on blocking threads.
@@ -76,25 +78,10 @@ struct PendingContainerOperation {
     last_step: LastStep,
 }
 
-/// The part of a volume in an operation.
-pub(super) enum ContainerOperationPart {
-    /// Follow the path of the volume for this container, and mount these subPaths.
-    Prepare { container: String, sub_paths: Vec<SubPathRequest> },
-    /// Unmount the subPaths of this container, or of all containers (`None`).
-    Release(Option<String>),
-}
-
 impl PendingContainerOperation {
-    /// When podfs gives up the parts that only follow a path, because their volume is busy: perhaps its source does not answer.
-    fn gives_up_paths_at(&self) -> Option<Instant> {
-        self.waiting.iter().any(|(_, part)| part.only_follows_path()).then(|| self.began + ANSWER_TIMEOUT)
-    }
-}
-
-impl ContainerOperationPart {
-    /// Whether the container can start without this part, with what the volume has mounted.
-    fn only_follows_path(&self) -> bool {
-        matches!(self, ContainerOperationPart::Prepare { sub_paths, .. } if sub_paths.is_empty())
+    /// When the operation goes on without the parts that can be late, because their volume is busy: perhaps its source does not answer.
+    fn goes_on_at(&self) -> Option<Instant> {
+        self.waiting.iter().any(|(_, part)| part.can_be_late()).then(|| self.began + PATH_TIMEOUT)
     }
 }
 
@@ -160,7 +147,16 @@ impl ContainerOperations {
         mount_points: Arc<Mutex<MountPoints>>,
         operations: mpsc::Receiver<ContainerOperation>,
     ) -> Self {
-        Self { pod, site, mount_points, operations, pending: Vec::new(), last_number: 0, last_steps: JoinSet::new() }
+        Self {
+            pod,
+            site,
+            mount_points,
+            operations,
+            pending: Vec::new(),
+            late: Vec::new(),
+            last_number: 0,
+            last_steps: JoinSet::new(),
+        }
     }
 
     /// Waits for the next operation, or for the end of a last step. Cancel-safe.
@@ -174,9 +170,9 @@ impl ContainerOperations {
         }
     }
 
-    /// When the next part that waits for a busy volume is given up.
-    pub(super) fn next_given_up(&self) -> Option<Instant> {
-        self.pending.iter().filter_map(PendingContainerOperation::gives_up_paths_at).min()
+    /// When the next operation goes on without the part of a busy volume.
+    pub(super) fn next_to_go_on(&self) -> Option<Instant> {
+        self.pending.iter().filter_map(PendingContainerOperation::goes_on_at).min()
     }
 
     /// Waits for the end of last steps, and answers their clients.
@@ -253,50 +249,63 @@ impl Supervisor {
         }
     }
 
-    /// Sends idle volumes to blocking threads with their parts of operations.
+    /// Sends idle volumes to blocking threads with their parts of operations, late parts first.
     pub(super) fn start_operations(&mut self) {
-        for pending in &mut self.containers.pending {
-            if pending.refused.is_some() || pending.operation.is_late() {
-                continue;
-            }
-            let (ready, waiting) =
-                std::mem::take(&mut pending.waiting).into_iter().partition(|(place, _)| self.idle.contains_key(place));
-            pending.waiting = waiting;
-            if pending.gives_up_paths_at().is_some_and(|at| at <= Instant::now()) {
-                warn!("a hostPath volume is busy; the container gets what podfs has mounted before");
-                pending.waiting.retain(|(_, part)| !part.only_follows_path());
-            }
-            let ready: Vec<(usize, ContainerOperationPart)> = ready;
-            for (place, part) in ready {
-                // A volume has at most one part of an operation.
-                let Some(mut volume) = self.idle.remove(&place) else { continue };
-                pending.busy += 1;
-                let (number, view) = (pending.number, Arc::clone(&self.view));
-                self.working.spawn_blocking(move || {
-                    let outcome = match part {
-                        ContainerOperationPart::Prepare { container, sub_paths } => {
-                            let followed = volume.follow_path(&view, &container).map_err(PartError::Path);
-                            let prepare =
-                                |request: &SubPathRequest| Ok((request.index, volume.prepare_sub_path(request)?));
-                            followed.and_then(|()| sub_paths.iter().map(prepare).collect())
-                        }
-                        ContainerOperationPart::Release(container) => {
-                            volume.release_container(container.as_deref());
-                            match volume.release_sub_paths(container.as_deref()) {
-                                Ok(()) => Ok(Vec::new()),
-                                Err(error) => Err(error.into()),
-                            }
-                        }
-                    };
-                    FinishedWork {
-                        place,
-                        volume,
-                        outcome: WorkOutcome::ContainerOperation(ContainerOperationPartOutcome { number, outcome }),
-                    }
-                });
+        let is_idle = |(place, _): &(usize, ContainerOperationPart)| self.idle.contains_key(place);
+        let (late, still_late) = std::mem::take(&mut self.containers.late).into_iter().partition(is_idle);
+        self.containers.late = still_late;
+        let late: Vec<(usize, ContainerOperationPart)> = late;
+        for (place, part) in late {
+            // No operation has this number, so nothing waits for the outcome.
+            if let Some(part) = self.start_part(0, place, part) {
+                self.containers.late.push((place, part));
             }
         }
+        for mut pending in std::mem::take(&mut self.containers.pending) {
+            if pending.refused.is_none() && !pending.operation.is_late() {
+                self.start_parts(&mut pending);
+            }
+            self.containers.pending.push(pending);
+        }
         self.containers.finish_operations();
+    }
+
+    fn start_parts(&mut self, pending: &mut PendingContainerOperation) {
+        for (place, part) in std::mem::take(&mut pending.waiting) {
+            match self.start_part(pending.number, place, part) {
+                Some(part) => pending.waiting.push((place, part)),
+                None => pending.busy += 1,
+            }
+        }
+        if pending.goes_on_at().is_some_and(|at| at <= Instant::now()) {
+            for (place, part) in pending.waiting.extract_if(.., |(_, part)| part.can_be_late()) {
+                let volume = self.volumes.get(&place).map(|volume| volume.name.as_str()).unwrap_or_default();
+                part.warn_late(volume);
+                let (part, late) = (part.late(), &mut self.containers.late);
+                // A container that fails again and again adds nothing.
+                if !late.iter().any(|(at, other)| *at == place && part.says_the_same(other)) {
+                    late.push((place, part));
+                }
+            }
+        }
+    }
+
+    /// Sends a volume to a blocking thread with its part of an operation. Returns the part if the volume is busy: a volume has at most one
+    /// part at a time.
+    fn start_part(
+        &mut self,
+        number: u64,
+        place: usize,
+        part: ContainerOperationPart,
+    ) -> Option<ContainerOperationPart> {
+        let Some(mut volume) = self.idle.remove(&place) else { return Some(part) };
+        let view = Arc::clone(&self.view);
+        self.working.spawn_blocking(move || {
+            let outcome = part.carry_out(&mut volume, &view);
+            let outcome = WorkOutcome::ContainerOperation(ContainerOperationPartOutcome { number, outcome });
+            FinishedWork { place, volume, outcome }
+        });
+        None
     }
 
     /// Plans the preparation of a container.
@@ -368,8 +377,13 @@ impl Supervisor {
             })
         };
         let leaders: BTreeSet<_> = self.volumes.keys().map(|place| self.sharing.leader(*place)).collect();
-        let leaders = leaders.into_iter().filter(|leader| self.follows_path(*leader) || has_targets(leader));
-        let parts = leaders.map(|leader| (leader, ContainerOperationPart::Release(container.clone()))).collect();
+        let part = |leader: usize| {
+            let has_sub_paths = has_targets(&leader);
+            let container = container.clone();
+            let part = ContainerOperationPart::Release { container, has_sub_paths };
+            (has_sub_paths || self.follows_path(leader)).then_some((leader, part))
+        };
+        let parts = leaders.into_iter().filter_map(part).collect();
         Ok((parts, LastStep::Release { container }))
     }
 

@@ -8,6 +8,7 @@
 //! | `adoption` | taking over from an earlier supervisor whose server still serves |
 //! | `sharing` | volumes of one claim, which are one mount |
 //! | `containers` | preparing the sources of containers' mounts, and removing them |
+//! | `container_part` | the part of one volume in that |
 //! | `publishing` | volumes that an agent adds and removes while the pod runs |
 //! | `work` | work on volumes, on blocking threads |
 //! | `table_watch` | when to read the mount table |
@@ -23,6 +24,7 @@
 pub(in crate::supervisor) mod adoption;
 mod assignment;
 pub(in crate::supervisor) mod changed_manifest;
+mod container_part;
 mod containers;
 pub(crate) mod heartbeat;
 pub mod machine;

@@ -102,14 +102,14 @@ impl Supervisor {
         }
     }
 
-    /// When the next retry, the next removal of an old generation, or the next decision about a busy volume is due.
+    /// When the next retry, the next removal of an old generation, or the end of an operation's wait for a busy volume is due.
     pub(in crate::supervisor) fn next_work(&self) -> Option<Instant> {
         // The end of work on a volume looks at its retry, too.
         let is_idle = |place: &usize| self.idle.contains_key(place);
         let retries =
             self.refresh_times.iter().filter(|(place, _)| is_idle(place)).filter_map(|(_, time)| time.retry_at);
         let removals = self.idle.values().filter_map(PodVolume::next_removal).map(Instant::from_std);
-        retries.chain(removals).chain(self.containers.next_given_up()).min()
+        retries.chain(removals).chain(self.containers.next_to_go_on()).min()
     }
 
     /// Takes a volume back from its thread.

@@ -239,7 +239,7 @@ pub(crate) fn warn_of_version_1() {
     }
 }
 
-/// The controllers of version 1 with the cgroups in which `/proc/PID/cgroup` shows a process, but for the root cgroups.
+/// The cgroups of version 1 that a process is in, each with its controllers, as in `/proc/PID/cgroup`. Leaves out root cgroups.
 fn of_version_1(cgroups: &str) -> Vec<&str> {
     let groups = cgroups.lines().filter_map(|line| line.split_once(':')).filter(|(number, _)| *number != "0");
     let is_kept = |group: &&str| {

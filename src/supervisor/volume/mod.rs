@@ -32,7 +32,7 @@ mod local;
 mod mount_plan;
 mod mounter;
 mod nfs;
-pub(in crate::supervisor) mod passthrough;
+mod passthrough;
 mod projected;
 mod registry;
 pub(in crate::supervisor) mod removal_error;
@@ -73,6 +73,9 @@ pub use state::{ShownContent, VolumeLife};
 
 /// The pauses before podfs retries a refresh that failed; each is twice as long as the pause before.
 const RETRY: DoublingPause = DoublingPause::new(Duration::from_millis(100), Duration::from_secs(30));
+
+/// How long a container that starts waits for the file systems on a path of the node, and for a volume that is busy.
+pub(in crate::supervisor) const PATH_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// The data and settings that all volumes of a supervisor have in common. Cheap to clone.
 #[derive(Clone)]
@@ -354,6 +357,11 @@ impl PodVolume {
                 Err(format!("MountVolume.SetUp failed for volume {name:?} : {failure}"))
             }
         }
+    }
+
+    /// Notes that a container may use any mount that the volume has had so far.
+    pub(in crate::supervisor) fn keep_earlier_mounts(&mut self) {
+        self.mounter.keep_earlier_mounts();
     }
 
     /// Ends earlier mounts that only this container may still use, or all of them if all containers have ended (`None`).

@@ -68,6 +68,9 @@ pub(super) trait Mounter: Send {
         Ok(false)
     }
 
+    /// Notes that a container may use any mount that the volume has had so far.
+    fn keep_earlier_mounts(&mut self) {}
+
     /// Ends earlier mounts that only this container may still use, or all of them if all containers have ended (`None`).
     fn release_container(&mut self, _container: Option<&str>) {}
 

@@ -210,7 +210,7 @@ impl Observed<'_> {
         others.any(|(view, name)| Some(view) != here && calls.contains(&name.as_str()))
     }
 
-    /// Whether the answers are equal but for capabilities, which the volume has removed.
+    /// Whether the answers differ only in capabilities: the volume has removed them.
     fn has_only_capability_more(&self) -> bool {
         let without = |answer: &Value| {
             let mut answer = without_set_id(answer);

@@ -63,7 +63,7 @@ impl TestPod {
         }
         let result = meanwhile();
         if disturbance != Disturbance::DropCaches {
-            // Server and keeper must not both be gone: then nobody would have open files without a name.
+            // Server and keeper must not both be gone: together they hold the only descriptors of open files without a name.
             running.freed(|| {
                 eventually("one server serves, with one keeper", || {
                     let _answered = rustix::fs::statvfs(volume);

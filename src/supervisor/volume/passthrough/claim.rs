@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use tracing::warn;
 
-use super::host_path::{self, OpenedPath};
+use super::host_path::{self, OpenedPath, PathFollower};
 use super::{
     ContainerAccess, MountPlan, PassthroughParts, PassthroughSource, PodEnd, RefreshFailure, VolumeContext, access, nfs,
 };
@@ -37,6 +37,7 @@ pub(in crate::supervisor::volume) struct ClaimSource {
     /// The disk that the volume shows, if the path of a hostPath leads to one. While it is open, the kernel gives its number to no
     /// other disk.
     device: Option<BlockDevice>,
+    follower: PathFollower,
     republication: Republication,
 }
 
@@ -47,6 +48,7 @@ impl ClaimSource {
             warned: Vec::new(),
             growth: ExpansionState::default(),
             device: None,
+            follower: PathFollower::default(),
             republication: Republication::default(),
         }
     }
@@ -139,7 +141,7 @@ impl PassthroughSource for ClaimSource {
         pod: &PodView,
     ) -> Result<Option<HostSource>, RefreshFailure> {
         match &resolve(spec, &self.claim, pod)?.source {
-            BoundSource::HostPath(source) if self.device.is_none() => host_path::follow(source),
+            BoundSource::HostPath(source) if self.device.is_none() => self.follower.follow(source),
             _ => Ok(None),
         }
     }

@@ -1,8 +1,8 @@
 //! Earlier mounts of a volume whose path on the node leads elsewhere now, and the containers that may use them.
 //!
 //! A container keeps the mount with which it has started, so the server goes on with an earlier mount until the containers that were
-//! prepared before the change have ended. A supervisor that adopts the volume does not know these containers; it keeps the mount until all
-//! containers, or the pod, have ended.
+//! prepared before the change have ended. If podfs does not know all containers that may use a mount, it keeps the mount until all
+//! containers, or the pod, have ended: after an adoption, and if an agent has prepared none.
 
 use std::collections::BTreeSet;
 
@@ -23,17 +23,15 @@ struct EarlierMount {
 }
 
 /// The containers that may use a mount.
+#[derive(Default)]
 enum ContainerSet {
+    /// No container was prepared with it. An agent that prepares none may have started some.
+    #[default]
+    NoneYet,
     /// Those with these names.
     Known(BTreeSet<String>),
-    /// Any container of the pod: an earlier supervisor has prepared some.
+    /// Any container of the pod.
     Unknown,
-}
-
-impl Default for ContainerSet {
-    fn default() -> Self {
-        ContainerSet::Known(BTreeSet::new())
-    }
 }
 
 impl ContainerSet {
@@ -43,7 +41,16 @@ impl ContainerSet {
         }
     }
 
-    fn is_empty(&self) -> bool {
+    fn add(&mut self, container: &str) {
+        match self {
+            ContainerSet::NoneYet => *self = ContainerSet::Known(BTreeSet::from([container.to_owned()])),
+            ContainerSet::Known(names) => drop(names.insert(container.to_owned())),
+            ContainerSet::Unknown => {}
+        }
+    }
+
+    /// Whether no container uses the mount.
+    fn is_over(&self) -> bool {
         matches!(self, ContainerSet::Known(names) if names.is_empty())
     }
 }
@@ -58,9 +65,13 @@ impl EarlierMounts {
     /// Notes that the container starts with the present mount. An earlier container of this name has ended.
     pub(super) fn prepare(&mut self, container: &str) {
         self.release(Some(container));
-        if let ContainerSet::Known(names) = &mut self.users {
-            names.insert(container.to_owned());
-        }
+        self.users.add(container);
+    }
+
+    /// Notes that a container may use any of the mounts.
+    pub(super) fn keep(&mut self) {
+        self.users = ContainerSet::Unknown;
+        self.mounts.iter_mut().for_each(|mount| mount.users = ContainerSet::Unknown);
     }
 
     /// Notes that the container, or each container (`None`), has ended.
@@ -71,13 +82,13 @@ impl EarlierMounts {
         };
         self.users.remove(container);
         self.mounts.iter_mut().for_each(|mount| mount.users.remove(container));
-        self.mounts.retain(|mount| !mount.users.is_empty());
+        self.mounts.retain(|mount| !mount.users.is_over());
     }
 
-    /// Notes that `served` is no longer the present mount. Without containers that may use it, it ends.
+    /// Notes that `served` is no longer the present mount. If all containers that were prepared with it have ended, it ends.
     pub(super) fn replace(&mut self, served: MountedVolume) {
         let users = std::mem::take(&mut self.users);
-        if !users.is_empty() {
+        if !users.is_over() {
             self.mounts.push(EarlierMount { _served: served, users });
         }
     }

@@ -2,9 +2,8 @@
 //! the same path.
 
 use std::path::Path;
-use std::sync::mpsc;
+use std::sync::mpsc::{self, Receiver, TryRecvError};
 use std::thread;
-use std::time::Duration;
 
 use podfs_fuse::mount::private::ContainerAccess;
 use tracing::warn;
@@ -12,24 +11,23 @@ use tracing::warn;
 use super::{MountPlan, PassthroughParts, PassthroughSource, PodEnd, RefreshFailure, VolumeContext};
 use crate::host::device::BlockDevice;
 use crate::host::disks::PodDisks;
-use crate::host::{FileKind, HostSource, host_path};
+use crate::host::{FileKind, HostError, HostSource, host_path};
 use crate::manifest::PodView;
 use crate::supervisor::run_dir::file_names::DISKS;
+use crate::supervisor::volume::PATH_TIMEOUT;
 use crate::volume::{HostPath, Volume};
-
-/// How long a container that starts waits for the file systems on a path.
-pub(in crate::supervisor) const ANSWER_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// A hostPath volume.
 pub(in crate::supervisor::volume) struct HostPathSource {
     source: HostPath,
     /// The block device that the volume shows, if it shows one. While it is open, the kernel gives its number to no other device.
     device: Option<BlockDevice>,
+    follower: PathFollower,
 }
 
 impl HostPathSource {
     pub(in crate::supervisor::volume) fn new(source: HostPath) -> Self {
-        Self { source, device: None }
+        Self { source, device: None, follower: PathFollower::default() }
     }
 }
 
@@ -49,7 +47,7 @@ impl PassthroughSource for HostPathSource {
     ) -> Result<Option<HostSource>, RefreshFailure> {
         match self.device {
             Some(_) => Ok(None),
-            None => follow(&self.source),
+            None => self.follower.follow(&self.source),
         }
     }
 
@@ -60,27 +58,44 @@ impl PassthroughSource for HostPathSource {
     }
 }
 
-/// The file or directory to which the path leads now; `None` if that is a disk, which the pod gets only at its start, and if a file
-/// system on the path does not answer: then a container gets what is mounted, as before.
-pub(super) fn follow(source: &HostPath) -> Result<Option<HostSource>, RefreshFailure> {
-    let (sender, opened) = mpsc::channel();
-    let followed = source.clone();
-    // No call can be interrupted while a file system does not answer, so the thread stays until then.
-    let thread = thread::Builder::new().name("follow-path".into());
-    let started = thread.spawn(move || drop(sender.send(host_path::open(&followed))));
-    match started.map(|_| opened.recv_timeout(ANSWER_TIMEOUT)) {
-        Ok(Ok(opened)) => {
-            let source = opened?;
-            Ok((source.kind() != FileKind::BlockDevice).then_some(source))
-        }
-        Ok(Err(_)) | Err(_) => {
-            warn!(
-                "hostPath {} does not answer; the container gets what podfs has mounted before",
-                source.path.display()
-            );
-            Ok(None)
+/// Opens a path of the node again, without waiting for file systems that do not answer.
+#[derive(Default)]
+pub(super) struct PathFollower {
+    /// The result of a thread that has not answered in time.
+    late: Option<Receiver<Result<HostSource, HostError>>>,
+}
+
+impl PathFollower {
+    /// The file or directory to which the path leads now; `None` if that is a disk, which the pod gets only at its start, and if a file
+    /// system on the path does not answer: then a container gets what is mounted, as before.
+    pub(super) fn follow(&mut self, source: &HostPath) -> Result<Option<HostSource>, RefreshFailure> {
+        // No call can be interrupted while a file system does not answer, so podfs does not start a second thread meanwhile.
+        let is_silent = |late: &Receiver<_>| matches!(late.try_recv(), Err(TryRecvError::Empty));
+        let late = self.late.take().filter(is_silent);
+        let opened = late.unwrap_or_else(|| opening(source));
+        match opened.recv_timeout(PATH_TIMEOUT) {
+            Ok(opened) => {
+                let source = opened?;
+                Ok((source.kind() != FileKind::BlockDevice).then_some(source))
+            }
+            Err(_) => {
+                self.late = Some(opened);
+                let path = source.path.display();
+                warn!("hostPath {path} does not answer; the container gets what podfs has mounted before");
+                Ok(None)
+            }
         }
     }
+}
+
+/// Opens the path in another thread.
+fn opening(source: &HostPath) -> Receiver<Result<HostSource, HostError>> {
+    let (sender, opened) = mpsc::channel();
+    let source = source.clone();
+    let thread = thread::Builder::new().name("follow-path".into());
+    // Without a thread, there is no sender, so the receiver gets no result.
+    let _ = thread.spawn(move || drop(sender.send(host_path::open(&source))));
+    opened
 }
 
 /// An open path of the node, and the disk to which it leads, if it leads to one.

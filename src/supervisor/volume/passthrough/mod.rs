@@ -18,7 +18,7 @@ pub(super) mod csi;
 mod earlier;
 pub(super) mod empty_dir;
 pub(super) mod flex;
-pub(in crate::supervisor) mod host_path;
+pub(super) mod host_path;
 pub(super) mod nfs;
 
 use std::os::fd::AsFd;
@@ -287,6 +287,10 @@ impl Mounter for PassthroughVolume {
         moved
     }
 
+    fn keep_earlier_mounts(&mut self) {
+        self.earlier.keep();
+    }
+
     fn release_container(&mut self, container: Option<&str>) {
         self.earlier.release(container);
     }
@@ -342,7 +346,10 @@ impl PassthroughVolume {
             };
             new.visible.take_place_of(old.visible).unwrap_or_else(|error| warn!("{error}"));
             self.mounted = Some(new);
+            old.served.into_iter().for_each(|served| self.earlier.replace(served));
         } else {
+            // Running containers keep the mount, whatever fails from here on.
+            old.served.into_iter().for_each(|served| self.earlier.replace(served));
             // A directory cannot be mounted on a file, nor a file on a directory, so the path has nothing for a moment.
             let (setting, path) = (&self.common.setting, old.visible.path().to_owned());
             old.visible.unmount().map_err(RefreshFailure::temporary)?;
@@ -350,7 +357,6 @@ impl PassthroughVolume {
             forgotten.map_err(RefreshFailure::temporary)?;
             self.mounted = Some(self.mount(spec, &pod.identity, mount_plan, None)?);
         }
-        old.served.into_iter().for_each(|served| self.earlier.replace(served));
         info!(
             earlier_mounts = self.earlier.len(),
             "the path of volume {:?} leads to another file or directory now; containers that start from now on get that one",
