@@ -301,11 +301,13 @@ fn lock_to_undo(home: &DriverHome) -> Result<Option<HomeLock>, DriverError> {
 pub fn undo(home: &DriverHome) -> Result<(), UndoError> {
     let remove = || home.remove().map_err(|cause| UndoError::Home { home: home.path().to_owned(), cause });
     let locked = lock_to_undo(home);
-    let Some(record) = home.read()? else {
+    let record = home.read()?;
+    let volume = record.as_ref().map(|record| record.volume.clone()).unwrap_or_default();
+    let failed = |cause: LeaveError| UndoError::Volume { volume: volume.clone(), cause };
+    let Some(_lock) = locked.map_err(|error| failed(error.into()))? else { return Ok(()) };
+    let Some(record) = record else {
         return remove();
     };
-    let failed = |cause: LeaveError| UndoError::Volume { volume: record.volume.clone(), cause };
-    let Some(_lock) = locked.map_err(|error| failed(error.into()))? else { return Ok(()) };
     let undone = match &record.executable {
         Some(_) => flex::undo(home, &record),
         None => csi::undo(home, &record),

@@ -88,7 +88,7 @@ impl CallRecord {
 
     /// Removes the record after the answer.
     pub(super) fn end(&self) {
-        // Without the process, the file only costs the next podfs a look.
+        // A file that stays delays the unmount of the volume, for a CSI driver by the longest duration of a call.
         let _ = std::fs::remove_file(&self.file);
     }
 

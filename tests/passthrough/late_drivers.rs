@@ -4,6 +4,7 @@ use std::fs;
 use std::path::Path;
 
 use nix::sys::signal::Signal;
+use tonic::Code;
 
 use crate::common::*;
 use crate::csi_driver::{DRIVER, Fault};
@@ -111,6 +112,35 @@ fn cs_07_podfs_waits_for_the_answer_of_a_driver_before_it_unpublishes_the_volume
         assert_eq!(running.wait().code(), Some(0), "{}", running.log());
         let (published, unpublished) = (driver.count("NodePublishVolume"), driver.count("NodeUnpublishVolume"));
         assert_eq!((unpublished, driver.count("NodeUnstageVolume")), (published, 1), "{:?}", driver.calls());
+        rig.assert_nothing_left();
+    }
+}
+
+#[test]
+fn cs_07_a_repeat_that_fails_does_not_end_the_call_that_outlives_a_killed_podfs() {
+    for method in ["NodeStageVolume", "NodePublishVolume"] {
+        let rig = csi_volume::Rig::new(csi_volume::BOTH);
+        let driver = rig.driver(csi_volume::STAGES);
+        driver.fail(method, Fault::WaitsForRelease);
+        let mut running = rig.fixture.start();
+        eventually("the driver is called", || driver.count(method) == 1);
+        rig.fixture.kill_both(&mut running);
+        driver.fail_always(method, Some(Fault::Fails(Code::Internal)));
+        let mut running = rig.fixture.start();
+        eventually("the next podfs repeats the call", || driver.count(method) >= 2);
+        running.wait_log("MountVolume.");
+        rig.fixture.kill_both(&mut running);
+        let outcome = rig.fixture.cleanup(&[]);
+        let sentence = format!("CSI driver {DRIVER} may still execute {method}");
+        assert!(outcome.stdout.contains(&sentence), "{} {}", outcome.stdout, outcome.stderr);
+        let target = match method {
+            "NodeStageVolume" => driver.staged().staging_target_path,
+            _ => driver.published().target_path,
+        };
+        driver.release();
+        csi_volume::age_call(&target);
+        let outcome = rig.fixture.cleanup(&[]);
+        assert_eq!(outcome.code, Some(0), "{} {}", outcome.stdout, outcome.stderr);
         rig.assert_nothing_left();
     }
 }

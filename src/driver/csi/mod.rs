@@ -258,13 +258,19 @@ impl CsiMount<'_> {
         call: impl FnOnce() -> Result<(), DriverError>,
     ) -> Result<(), DriverError> {
         let _awaited = self.begins(method);
+        let earlier = record.remaining(DEADLINE)?;
         let begun = record.begin(method);
         begun.map_err(|error| {
             DriverError::because(format!("cannot record the call {method} of a CSI driver: {error}"), error)
         })?;
-        let answer = call();
-        record.end();
-        answer
+        match (call(), earlier) {
+            // The call of a podfs that was killed may still mount the volume, whatever the driver answers to this one.
+            (Err(error), Some(_)) => Err(DriverError { is_uncertain: true, ..error }),
+            (answer, _) => {
+                record.end();
+                answer
+            }
+        }
     }
 
     fn begins(&self, call: &str) -> AwaitedCall<'_> {
