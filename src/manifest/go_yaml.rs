@@ -1,4 +1,4 @@
-//! A YAML value as Kubernetes' decoder for Go makes it (sigs.k8s.io/yaml, which turns YAML into JSON).
+//! A YAML or JSON value as Kubernetes' decoder for Go makes it (sigs.k8s.io/yaml, which turns YAML into JSON).
 //!
 //! A key that is a number or a boolean becomes a text: `on` is `true`, `1.50` is `1.5`, and `0123` is `83`. A merge key (`<<`) acts at its place:
 //! it sets keys that come before it in the mapping, and keys behind it set what it has set. Only a key that is written twice is refused.
@@ -9,18 +9,18 @@ use std::fmt;
 use serde::de::{Deserialize, DeserializeSeed, Deserializer, Error, MapAccess, SeqAccess, Visitor};
 use serde_json::{Map, Value};
 
-/// A value read in this way.
-pub(super) struct GoValue(pub(super) Value);
+/// A value read in this way. `MERGES` is whether the text has merge keys: YAML has, and JSON has not.
+pub(super) struct GoValue<const MERGES: bool>(pub(super) Value);
 
-impl<'de> Deserialize<'de> for GoValue {
+impl<'de, const MERGES: bool> Deserialize<'de> for GoValue<MERGES> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        deserializer.deserialize_any(ValueVisitor).map(Self)
+        deserializer.deserialize_any(ValueVisitor::<MERGES>).map(Self)
     }
 }
 
-struct ValueVisitor;
+struct ValueVisitor<const MERGES: bool>;
 
-impl<'de> Visitor<'de> for ValueVisitor {
+impl<'de, const MERGES: bool> Visitor<'de> for ValueVisitor<MERGES> {
     type Value = Value;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -61,7 +61,7 @@ impl<'de> Visitor<'de> for ValueVisitor {
 
     fn visit_seq<A: SeqAccess<'de>>(self, mut items: A) -> Result<Value, A::Error> {
         let mut values = Vec::new();
-        while let Some(GoValue(value)) = items.next_element()? {
+        while let Some(GoValue::<MERGES>(value)) = items.next_element()? {
             values.push(value);
         }
         Ok(Value::Array(values))
@@ -71,15 +71,16 @@ impl<'de> Visitor<'de> for ValueVisitor {
         let mut values = Map::new();
         let mut written = HashSet::new();
         while let Some(key) = entries.next_key_seed(KeySeed)? {
-            let GoValue(value) = entries.next_value()?;
-            if key == MERGE {
-                merge(&mut values, value).map_err(A::Error::custom)?;
-                continue;
-            }
-            if !written.insert(key.clone()) {
+            let is_merge = MERGES && key == MERGE;
+            // An error before the value has the place of the key.
+            if !is_merge && !written.insert(key.clone()) {
                 return Err(A::Error::custom(format!("the key `{key}` {TWICE}")));
             }
-            values.insert(key, value);
+            let GoValue::<MERGES>(value) = entries.next_value()?;
+            match is_merge {
+                true => merge(&mut values, value).map_err(A::Error::custom)?,
+                false => drop(values.insert(key, value)),
+            }
         }
         Ok(Value::Object(values))
     }

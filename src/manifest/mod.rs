@@ -20,7 +20,6 @@ mod syntax;
 #[cfg(test)]
 mod tests;
 pub(crate) mod tokens;
-mod unique;
 
 pub use document::{Document, parse_bare, parse_documents, read_documents};
 pub use error::ManifestError;

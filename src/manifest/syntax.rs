@@ -12,7 +12,6 @@ use serde_saphyr::{DuplicateKeyPolicy, MergeKeyPolicy, Options};
 
 use super::ManifestError;
 use super::go_yaml::{GoValue, is_own_error};
-use super::unique::Unique;
 
 /// The non-empty documents of a file. A document that cannot be read leaves the others as they are.
 ///
@@ -98,8 +97,8 @@ fn text<'a>(file: &Path, bytes: &'a [u8], lines_before: u64) -> Result<&'a str, 
 
 fn json(text: &str) -> impl Iterator<Item = Result<Value, serde_json::Error>> {
     serde_json::Deserializer::from_str(text)
-        .into_iter::<Unique>()
-        .map(|value| value.map(|Unique(value)| value))
+        .into_iter::<GoValue<false>>()
+        .map(|value| value.map(|GoValue(value)| value))
         .filter(|value| !matches!(value, Ok(Value::Null)))
 }
 
@@ -122,7 +121,7 @@ const MOST_DEPTH: usize = 127;
 const DEEP_STACK: usize = 16 << 20;
 
 fn yaml_of_depth(text: &str, depth: usize) -> Result<Vec<Value>, serde_saphyr::Error> {
-    let values: Vec<GoValue> = serde_saphyr::from_multiple_with_options(text, options(text.len(), depth))?;
+    let values: Vec<GoValue<true>> = serde_saphyr::from_multiple_with_options(text, options(text.len(), depth))?;
     Ok(values.into_iter().map(|GoValue(value)| value).collect())
 }
 
