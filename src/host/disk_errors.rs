@@ -12,7 +12,7 @@
 //! XFS and NVMe have no such counter. podfs does not read the disk itself to find out: such a read may hang, and would keep the supervisor
 //! from ending.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -46,7 +46,9 @@ impl DiskErrorCounters {
                 _ => {}
             }
         }
-        counters.extend(disks(&place).into_iter().map(|disk| ("device", disk.join("device/ioerr_cnt"))));
+        // One disk may be below several members.
+        let disks: BTreeSet<_> = disks(&place).into_iter().collect();
+        counters.extend(disks.into_iter().map(|disk| ("device", disk.join("device/ioerr_cnt"))));
         counters.retain(|(_, file)| file.exists());
         Self(counters)
     }
@@ -127,6 +129,8 @@ mod tests {
         assert_eq!(counters.read(), BTreeMap::from([("device".to_owned(), 31), ("ext4".to_owned(), 2)]));
         fs::create_dir_all(at("devices/dm-0/slaves")).expect("made");
         symlink(at("devices/sda/sda1"), at("devices/dm-0/slaves/sda1")).expect("a link");
+        write(at("devices/sda/sda2/partition"), "2\n");
+        symlink(at("devices/sda/sda2"), at("devices/dm-0/slaves/sda2")).expect("a link");
         symlink(at("devices/dm-0"), at("dev/block/253:0")).expect("a link");
         fs::create_dir_all(at("fs/btrfs/uuid/devices/dm-0")).expect("made");
         write(at("fs/btrfs/uuid/devinfo/1/error_stats"), "write_errs 1\nread_errs 4\nflush_errs 0\n");

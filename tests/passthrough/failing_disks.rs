@@ -148,7 +148,7 @@ fn errors_of_a_source_are_counted_logged_once_and_shown() {
             assert!([libc::EIO, libc::EUCLEAN, libc::EBADMSG].map(Some).contains(&error.raw_os_error()), "{error}");
         }
     }
-    running.wait_log("volume \"host\": calls fail because of its source: ");
+    running.wait_log("volume \"host\": calls have failed because of its source: ");
     running.wait_log("volume \"host\": the kernel has counted errors of the disk that its source is on: ext4 ");
     let status = source.volume_status();
     let counted = status["sourceErrors"].as_object().expect("errors");
@@ -164,7 +164,7 @@ fn errors_of_a_source_are_counted_logged_once_and_shown() {
     for text in ["its source has errors: calls that failed: ", "errors of the disk: ext4 "] {
         assert!(table.contains(text), "{table}");
     }
-    assert_eq!(running.log().matches("calls fail because of its source").count(), 1);
+    assert_eq!(running.log().matches("calls have failed because of its source").count(), 1);
     stop(running);
 }
 

@@ -28,6 +28,7 @@ mod projection;
 mod server_client;
 mod succession;
 
+pub use crate::protocol::VolumeNumber;
 pub use crate::server::fd_keeper::successor::StartedSuccessor;
 pub use commit_error::CommitError;
 pub use identity::VolumeIdentity;

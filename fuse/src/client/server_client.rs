@@ -142,6 +142,8 @@ pub(super) enum ServerLink {
 /// The activity of a volume at one moment, from shared memory.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct VolumeActivity {
+    /// The number of the volume. Several volumes may have one name: a mount and the earlier ones that containers still use.
+    pub number: VolumeNumber,
     /// Its name.
     pub volume: String,
     /// The number of requests so far.
@@ -344,7 +346,8 @@ impl ServerClient {
 
     /// The activity of each volume at this moment.
     pub fn activities(&self) -> Vec<VolumeActivity> {
-        let activity = |held: &Arc<HeldVolume>| VolumeActivity {
+        let activity = |(number, held): (&VolumeNumber, &Arc<HeldVolume>)| VolumeActivity {
+            number: *number,
             volume: name_in(&held.about).unwrap_or_default().to_owned(),
             requests: held.region.requests(),
             busy: held.busy(),
@@ -352,22 +355,21 @@ impl ServerClient {
             silent_since: held.region.silent_since(),
             connection: held.mount.connection(),
         };
-        self.volumes().values().map(activity).collect()
+        self.volumes().iter().map(activity).collect()
     }
 
-    /// The calls of each volume that failed because of its source, by errno. Never blocks.
-    pub fn source_errors(&self) -> Vec<(String, BTreeMap<&'static str, u64>)> {
-        let errors =
-            |held: &Arc<HeldVolume>| (name_in(&held.about).unwrap_or_default().to_owned(), source_errors(&held.region));
-        self.volumes().values().map(errors).collect()
+    /// The calls of each volume that failed because of its source, by errno, with the volume's number and name. Never blocks.
+    pub fn source_errors(&self) -> Vec<(VolumeNumber, String, BTreeMap<&'static str, u64>)> {
+        let errors = |(number, held): (&VolumeNumber, &Arc<HeldVolume>)| {
+            (*number, name_in(&held.about).unwrap_or_default().to_owned(), source_errors(&held.region))
+        };
+        self.volumes().iter().map(errors).collect()
     }
 
     /// The type of the file system that the volume's source is on, and the number of its block device, if it has one. Sends no request
     /// to the file system.
-    pub fn source_disk(&self, volume: &str) -> Option<(String, u64)> {
-        let volumes = self.volumes();
-        let held = volumes.values().find(|held| name_in(&held.about) == Some(volume)).cloned();
-        drop(volumes);
+    pub fn source_disk(&self, volume: VolumeNumber) -> Option<(String, u64)> {
+        let held = self.volumes().get(&volume).cloned();
         held?.of_kind::<HeldPassthrough>()?.disk()
     }
 

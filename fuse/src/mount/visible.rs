@@ -391,12 +391,13 @@ impl VisibleMount {
     /// # Errors
     /// When the kernel does not unmount `old`.
     pub fn take_place_of(&mut self, mut old: VisibleMount) -> Result<(), MountError> {
-        if old.open().is_ok() {
-            detach(&old.path)?;
-            old.mounted = false;
-        }
+        let detached = match old.open() {
+            Ok(_) => detach(&old.path).inspect(|()| old.mounted = false),
+            Err(_) => Ok(()),
+        };
+        // What is left of the old mount goes with this one.
         self.cover(old);
-        Ok(())
+        detached
     }
 
     /// Notes that this is mounted on `below`. [`Self::unmount`] unmounts both (see [`OldMountPolicy::Cover`]).

@@ -41,7 +41,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
-use rustix::fs::{FileType, OFlags, Statx};
+use rustix::fs::{AtFlags, FileType, OFlags, Statx, StatxFlags, statx};
 use rustix::io::Errno;
 
 use super::acting::{self, Identities};
@@ -49,6 +49,7 @@ use super::attributes::{CacheTimeouts, attr, attributes_of, bytes_taken, is_on_d
 use super::cached_listings::CachedListings;
 use super::data_path::DataPath;
 use super::descriptor::{proc_path, reopen};
+use super::devices::device_of;
 use super::listing::lists_reliably;
 use super::locks::LockWaits;
 use super::mounts::SourceMounts;
@@ -176,6 +177,13 @@ impl PassthroughFilesystem {
             options.cache = CacheMode::Auto;
         }
         let root = nodes.get(NodeId::ROOT).and_then(|root| root.held());
+        // The device of the source gets the first number of its mount, also if the kernel knows the root from an earlier server that
+        // recorded no devices.
+        if let (Some(node), Some(root)) = (nodes.get(NodeId::ROOT), &root)
+            && let Ok(found) = statx(&**root, c"", AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC, StatxFlags::INO)
+        {
+            node.mount.ino(device_of(&found), found.stx_ino);
+        }
         let held = HeldNodes::default();
         for node in nodes.held() {
             close_surplus(&nodes, held.used(node));

@@ -104,7 +104,7 @@ impl SourceMount {
         self.devices.shown(device, ino, self.record.region())
     }
 
-    /// As [`ino`](Self::ino), for a listed file. `None` for the first device.
+    /// As [`ino`](Self::ino), for a listed file. `None` while files of the mount are known to have one device only.
     pub fn listed_ino(&self, device: Option<u64>, ino: u64) -> u64 {
         device.map_or_else(|| self.devices.shown_of_first(ino), |device| self.ino(device, ino))
     }

@@ -4,10 +4,10 @@
 //! `/sys`, which takes a few system calls for each volume and waits for no disk. It logs one line for a volume whose counters have
 //! grown, and the next one after [`PAUSE`] at the earliest.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-use podfs_fuse::client::ServerClient;
+use podfs_fuse::client::{ServerClient, VolumeNumber};
 use tracing::warn;
 
 use crate::host::disk_errors::{DiskErrorCounters, in_words};
@@ -17,15 +17,17 @@ const INTERVAL: Duration = Duration::from_secs(5);
 /// The time between two log lines about a volume.
 const PAUSE: Duration = Duration::from_secs(10 * 60);
 
-/// The errors that the supervisor knows, by volume.
+/// The errors that the supervisor knows.
 #[derive(Debug, Default)]
 pub struct SourceErrors {
-    volumes: HashMap<String, VolumeErrors>,
+    /// In the order of the numbers: of volumes with one name, the last one is the present mount.
+    volumes: BTreeMap<VolumeNumber, VolumeErrors>,
     looked: Option<Instant>,
 }
 
 #[derive(Debug)]
 struct VolumeErrors {
+    name: String,
     counters: DiskErrorCounters,
     answers: ReportedCounts,
     disk: ReportedCounts,
@@ -48,17 +50,18 @@ impl SourceErrors {
         }
         self.looked = Some(now);
         let volumes = client.source_errors();
-        self.volumes.retain(|known, _| volumes.iter().any(|(volume, _)| volume == known));
-        let mut has_changed = false;
-        for (volume, answers) in volumes {
-            let known = self.volumes.entry(volume.clone()).or_insert_with(|| VolumeErrors::of(client, &volume));
+        let known = self.volumes.len();
+        self.volumes.retain(|known, _| volumes.iter().any(|(number, ..)| number == known));
+        let mut has_changed = self.volumes.len() != known;
+        for (number, volume, answers) in volumes {
+            let known = self.volumes.entry(number).or_insert_with(|| VolumeErrors::of(client, number, volume.clone()));
             let answers = answers.into_iter().map(|(errno, count)| (errno.to_owned(), count)).collect();
             known.answers.counts = answers;
             // A source that is read-only by intention answers with EROFS, too. The metric and the status have these.
             if let Some(text) = known.answers.due(now, |errno| errno != "EROFS") {
                 warn!(
                     volume,
-                    "volume {volume:?}: calls fail because of its source: {text} so far; the kernel's log (dmesg) may name the \
+                    "volume {volume:?}: calls have failed because of its source: {text} since the volume was mounted; the kernel's log (dmesg) may name the \
                      cause; podfs logs this again after {} minutes at the earliest",
                     PAUSE.as_secs() / 60
                 );
@@ -80,20 +83,20 @@ impl SourceErrors {
 
     /// The counters of disks that are not zero, by volume.
     pub fn of_disks(&self) -> BTreeMap<String, BTreeMap<String, u64>> {
-        let counted = self.volumes.iter().filter(|(_, errors)| !errors.disk.counts.is_empty());
-        counted.map(|(volume, errors)| (volume.clone(), errors.disk.counts.clone())).collect()
+        let counted = self.volumes.values().filter(|errors| !errors.disk.counts.is_empty());
+        counted.map(|errors| (errors.name.clone(), errors.disk.counts.clone())).collect()
     }
 }
 
 impl VolumeErrors {
-    fn of(client: &ServerClient, volume: &str) -> Self {
-        let disk = client.source_disk(volume);
+    fn of(client: &ServerClient, number: VolumeNumber, name: String) -> Self {
+        let disk = client.source_disk(number);
         let counters = disk.map(|(fs_type, device)| DiskErrorCounters::of(&fs_type, device)).unwrap_or_default();
         // Disks also count commands that they do not know, so what they have counted before is no news. A file system counts damage.
         let mut reported = counters.read();
         reported.retain(|counter, _| counter == "device");
         let disk = ReportedCounts { counts: BTreeMap::new(), reported, at: None };
-        Self { counters, answers: ReportedCounts::default(), disk }
+        Self { name, counters, answers: ReportedCounts::default(), disk }
     }
 }
 

@@ -21,7 +21,7 @@ use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use podfs_fuse::client::{ServerClient, VolumeActivity};
+use podfs_fuse::client::{ServerClient, VolumeActivity, VolumeNumber};
 use tokio::task::{JoinHandle, spawn_blocking};
 use tracing::warn;
 
@@ -102,8 +102,8 @@ impl WatchdogState {
 /// What the looks so far have found.
 #[derive(Default)]
 pub(super) struct Watchdog {
-    /// The stuck volumes, by name.
-    stuck: HashMap<String, StuckVolume>,
+    /// The stuck volumes.
+    stuck: HashMap<VolumeNumber, StuckVolume>,
     /// The names of volumes whose NFS servers do not answer, and whether that has lasted for [`TIMEOUT`].
     silences: HashMap<String, bool>,
     /// Since when the server process is stopped.
@@ -162,7 +162,7 @@ impl Watchdog {
             if activity.busy.is_empty() && waiting(&activity).is_none_or(|waiting| waiting <= activity.waits) {
                 continue;
             }
-            let before = self.stuck.remove(&volume).filter(|before| before.activity == activity);
+            let before = self.stuck.remove(&activity.number).filter(|before| before.activity == activity);
             let mut stuck = before.unwrap_or_else(|| StuckVolume::new(activity, now));
             let place = stuck.place(pid);
             match stuck.take_look(place, now) {
@@ -173,7 +173,7 @@ impl Watchdog {
                     return Some(format!("a request of volume {volume:?} makes no progress"));
                 }
             }
-            still_stuck.insert(volume, stuck);
+            still_stuck.insert(stuck.activity.number, stuck);
         }
         self.stuck = still_stuck;
         must_ask |= is_blind && self.asked.is_none_or(|asked| now - asked >= TIMEOUT);
@@ -208,7 +208,7 @@ impl Watchdog {
     }
 
     fn silent_sources(&self) -> Vec<String> {
-        let stuck = self.stuck.iter().filter(|(_, stuck)| stuck.is_reported).map(|(volume, _)| volume);
+        let stuck = self.stuck.iter().filter(|(_, stuck)| stuck.is_reported).map(|(_, stuck)| &stuck.activity.volume);
         let silent = self.silences.iter().filter(|(_, is_silent)| **is_silent).map(|(volume, _)| volume);
         stuck.chain(silent).cloned().collect()
     }
@@ -327,6 +327,7 @@ mod tests {
     /// The actions after looks, a second apart, that find the volume's requests at these places.
     fn looks(places: &[WaitPlace]) -> Vec<StuckVolumeAction> {
         let activity = VolumeActivity {
+            number: VolumeNumber(0),
             volume: String::new(),
             requests: 1,
             busy: vec![(1, 2)],

@@ -5,7 +5,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 use std::sync::Arc;
 
-use rustix::fs::{AtFlags, StatxFlags, makedev, stat, statx};
+use rustix::fs::{makedev, stat};
 
 use super::{HeldKind, impossible_volume};
 use crate::mount::enclosed::SourceWithMounts;
@@ -54,17 +54,16 @@ impl HeldPassthrough {
     /// The type of the source's file system, and the number of its block device (`st_rdev`), if the file system has one.
     pub(in crate::client) fn disk(&self) -> Option<(String, u64)> {
         let mounted = self.table.mount_with_id(mount_id(self.source.as_fd()).ok()?).ok()??;
-        let flags = AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC;
-        let found = statx(&self.source, c"", flags, StatxFlags::empty()).ok()?;
-        let device = match found.stx_dev_major {
+        let (major, minor) = mounted.device.split_once(':')?;
+        let device = match (major.parse().ok()?, minor.parse().ok()?) {
             // btrfs has several devices, and device numbers without a driver. The mount table has one of the devices. The source of
             // another mount may be any path, also one on a file system that hangs.
-            0 if mounted.fs_type == "btrfs" && mounted.source.starts_with("/dev/") => {
+            (0, _) if mounted.fs_type == "btrfs" && mounted.source.starts_with("/dev/") => {
                 let device = stat(Path::new(&mounted.source)).ok()?;
                 (device.st_mode & libc::S_IFMT == libc::S_IFBLK).then_some(device.st_rdev)?
             }
-            0 => return None,
-            major => makedev(major, found.stx_dev_minor),
+            (0, _) => return None,
+            (major, minor) => makedev(major, minor),
         };
         Some((mounted.fs_type, device))
     }

@@ -172,12 +172,20 @@ impl PassthroughFilesystem {
             // The descriptor that the node keeps stays until the kernel forgets the node.
             node.forget_place();
         }
-        let has_other_name =
-            || is_special(node.kind) && attributes_of(removed.as_fd()).is_ok_and(|found| found.stx_nlink > 1);
+        let has_other_name = || {
+            node.handle().is_some()
+                && is_special(node.kind)
+                && attributes_of(removed.as_fd()).is_ok_and(|found| found.stx_nlink > 1)
+        };
         if !needs_descriptor(&node) || node.held().is_some() || has_other_name() {
             return None;
         }
-        node.hold(removed, self.descriptors.take().ok()?);
+        let taken = match node.handle() {
+            Some(_) => self.descriptors.take().ok()?,
+            // The node has lost its place, so only this descriptor leads to it.
+            None => self.descriptors.take_anyway(),
+        };
+        node.hold(removed, taken);
         // Without a handle, the node needs the descriptor also if its name stays.
         node.handle().is_some().then_some(node)
     }

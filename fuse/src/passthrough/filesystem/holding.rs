@@ -25,13 +25,13 @@ impl PassthroughFilesystem {
             return Ok(());
         }
         if node.held().is_none() {
-            let taken = self.descriptors.take().or_else(|errno| match self.held.pop_oldest() {
-                Some(oldest) => {
-                    close_surplus(&self.nodes, vec![oldest]);
-                    self.descriptors.take()
-                }
-                None => Err(errno),
-            });
+            let mut taken = self.descriptors.take();
+            // The server cannot close the descriptors of all nodes, so one may not be enough.
+            while taken.is_err() {
+                let Some(oldest) = self.held.pop_oldest() else { break };
+                close_surplus(&self.nodes, vec![oldest]);
+                taken = self.descriptors.take();
+            }
             let kept = taken.and_then(|taken| Ok((open()?, taken)));
             let (file, taken) = kept.inspect_err(|_| self.forget(node.id, 1))?;
             node.hold(file, taken);
