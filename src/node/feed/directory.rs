@@ -177,27 +177,29 @@ impl ManifestFile {
         let names: BTreeSet<_> = self.pods.iter().map(|(_, pod)| pod.pod.identity.to_string()).collect();
         for (origin, pod) in &earlier.pods {
             let name = pod.pod.identity.to_string();
-            let in_place_of = bad.iter_mut().filter(|bad| match &bad.subject {
-                Subject::Unknown => true,
-                Subject::Pod(described) => *described == name,
-                Subject::Object(_) | Subject::Other => false,
-            });
-            if !names.contains(&name) && in_place_of.map(|bad| bad.has_earlier_content = true).count() > 0 {
+            let is_of_pod = |subject: &Subject| matches!(subject, Subject::Pod(described) if *described == name);
+            if !names.contains(&name) && stands_in(bad, is_of_pod) {
                 self.pods.push((origin.clone(), pod.clone()));
             }
         }
         let keys: BTreeSet<_> = self.objects.iter().map(|object| object.key().clone()).collect();
         for object in &earlier.objects {
-            let in_place_of = bad.iter_mut().filter(|bad| match &bad.subject {
-                Subject::Unknown => true,
-                Subject::Object(key) => key == object.key(),
-                Subject::Pod(_) | Subject::Other => false,
-            });
-            if !keys.contains(object.key()) && in_place_of.map(|bad| bad.has_earlier_content = true).count() > 0 {
+            let is_of_object = |subject: &Subject| matches!(subject, Subject::Object(key) if key == object.key());
+            if !keys.contains(object.key()) && stands_in(bad, is_of_object) {
                 self.objects.push(Arc::clone(object));
             }
         }
     }
+}
+
+/// Whether what a file described earlier stands in for a bad document of this subject, or of an unknown one. Notes it there.
+fn stands_in(bad: &mut [BadDocument], is_subject: impl Fn(&Subject) -> bool) -> bool {
+    let mut any = false;
+    for bad in bad.iter_mut().filter(|bad| bad.subject == Subject::Unknown || is_subject(&bad.subject)) {
+        bad.has_earlier_content = true;
+        any = true;
+    }
+    any
 }
 
 #[cfg(test)]

@@ -20,7 +20,7 @@ const REPROCESSING_DELAY: Duration = Duration::from_millis(300);
 const TIME_IS_OVER: &str = "context deadline exceeded";
 
 /// Why podfs cannot say yet whether a pod is to run.
-const UNKNOWN: &str = "its source has not listed its pods yet";
+const UNKNOWN: &str = "its source has not listed its pods yet, or podfs node runs without that source";
 
 /// Why a wait ended without success.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -201,9 +201,9 @@ fn is_mounted(volume: &VolumeEntry) -> bool {
 fn reason(pod: &PodEntry, concerns: fn(&VolumeEntry) -> bool) -> String {
     let volumes = pod.volumes.iter().filter(|volume| concerns(volume));
     let reasons = volumes.filter_map(|volume| Some(format!("{}: {}", volume.name, volume.reason.as_ref()?)));
-    let unlisted = pod.is_unknown().then(|| UNKNOWN.to_owned());
+    let unknown = pod.is_unknown().then(|| UNKNOWN.to_owned());
     let sentences = pod.errors.iter().chain(&pod.notes).cloned();
-    let all = [TIME_IS_OVER.to_owned()].into_iter().chain(unlisted).chain(sentences).chain(reasons);
+    let all = [TIME_IS_OVER.to_owned()].into_iter().chain(unknown).chain(sentences).chain(reasons);
     all.collect::<Vec<_>>().join("; ")
 }
 
@@ -329,7 +329,7 @@ mod tests {
         let mut unread = node([PodEntry { stage: None, ..pod([volume("a", Mounted)]) }]);
         unread.sources_ready = false;
         let waited = at_once(unread, UID).await.expect_err("it may be deleted");
-        let text = format!("{TIME_IS_OVER}; its source has not listed its pods yet");
+        let text = format!("{TIME_IS_OVER}; {UNKNOWN}");
         assert!(waited.ends_with(&text), "a daemon that has not read all pods cannot know: {waited}");
         assert_eq!(over(|pod| pod.stage = Some(PodStage::Terminal)).await, told("it has ended"));
         assert_eq!(over(|pod| pod.stage = Some(PodStage::Terminating)).await, Ok(()), "containers may start still");
