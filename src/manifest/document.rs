@@ -138,7 +138,8 @@ fn with_origins(file: &Path, bytes: &[u8]) -> Vec<(Origin, Result<Value, Manifes
     origins.zip(values).collect()
 }
 
-/// Replaces a list by its items, and lists among them by theirs. The items of a typed list, as the API server writes it, need not repeat their kind.
+/// Replaces a list by its items, and lists among them by theirs. The items of a typed list, as the API server writes it, need not
+/// repeat their kind.
 fn flatten(mut list: Document, documents: &mut Vec<Result<Document, ManifestError>>) {
     let Some(item_kind) = list_of(&list) else {
         return documents.push(Ok(list));

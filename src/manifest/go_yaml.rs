@@ -1,7 +1,8 @@
 //! A YAML or JSON value as Kubernetes' decoder for Go makes it (sigs.k8s.io/yaml, which turns YAML into JSON).
 //!
-//! A key that is a number or a boolean becomes a text: `on` is `true`, `1.50` is `1.5`, and `0123` is `83`. A merge key (`<<`) acts at its place:
-//! it sets keys that come before it in the mapping, and keys behind it set what it has set. Only a key that is written twice is refused.
+//! A key that is a number or a boolean becomes a text: `on` is `true`, `1.50` is `1.5`, and `0123` is `83`. A merge key (`<<`) acts
+//! at its place: it sets keys that come before it in the mapping, and keys behind it set what it has set. Only a key that is
+//! written twice is refused.
 
 use std::collections::HashSet;
 use std::fmt;

@@ -15,8 +15,8 @@ use super::go_yaml::{GoValue, is_own_error};
 
 /// The non-empty documents of a file. A document that cannot be read leaves the others as they are.
 ///
-/// The errors are those of malformed text, with line and column. After a fault in JSON, nothing can be read: JSON does not mark where the next
-/// document begins.
+/// The errors are those of malformed text, with line and column. After a fault in JSON, nothing can be read: JSON does not mark
+/// where the next document begins.
 pub(super) fn values(file: &Path, bytes: &[u8]) -> Vec<Result<Value, ManifestError>> {
     if file.extension().is_some_and(|ending| ending == "json") {
         return match text(file, bytes, 0) {

@@ -37,7 +37,7 @@ const HEADER_TIMEOUT: Duration = Duration::from_secs(5);
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(30);
 /// How long a connection stays at least, if others wait, until its request is complete.
 const LEAST_HEADER_TIME: Duration = Duration::from_millis(100);
-/// How long a connection stays at least, if others wait, until its client has taken the answer.
+/// How long a connection stays at least after podfs has accepted it, if others wait, until its client has taken the answer.
 const LEAST_ANSWER_TIME: Duration = Duration::from_secs(5);
 /// Most bytes of a request.
 const LONGEST_REQUEST: usize = 16 << 10;
@@ -107,7 +107,7 @@ pub async fn serve(
         connections.add(progress, async move {
             let mut http = http1::Builder::new();
             http.timer(TokioTimer::new()).header_read_timeout(HEADER_TIMEOUT).max_buf_size(LONGEST_REQUEST);
-            // Each connection carries one request, so idle connections do not use up the few permits between two scrapes.
+            // Each connection carries one request, so an idle one takes no place of another between two scrapes.
             http.keep_alive(false);
             let served = http.serve_connection(TokioIo::new(stream), service);
             // A client that closes the connection, or does not speak HTTP, gets no answer.

@@ -86,8 +86,8 @@ impl<'a> Payload<'a> {
     }
 }
 
-/// The decimal numbers that are no usual modes, and whose digits are those of one. Of the numbers up to 0777, 511, no usual mode has such
-/// digits.
+/// Modes that a user has written in octal without the leading 0. As decimal numbers they are 0620, 0670, 0674 and 0764, which nobody
+/// means. Other octal modes, such as 644, are above 0777 as decimal numbers, and podfs refuses them.
 const DECIMAL_MODES: [u16; 4] = [400, 440, 444, 500];
 
 /// A warning for each mode of a volume that was written in decimal by mistake.

@@ -1,5 +1,5 @@
-//! Base64 as Go decodes it (`base64.StdEncoding`): line breaks are skipped, because YAML's block scalars have them, and so are the bits of the
-//! last character that belong to no byte.
+//! Base64 as Go decodes it (`base64.StdEncoding`): line breaks are skipped, because YAML's block scalars have them, and so are the
+//! bits of the last character that belong to no byte.
 
 use k8s_openapi::ByteString;
 use serde::Deserialize;

@@ -9,7 +9,7 @@
 //! | `quantity` | amounts of resources: `250m`, `1.5Gi` |
 //! | `allocatable` | the allocatable resources of a node |
 //! | `base64` | base64 as Go decodes it |
-//! | `mount_options` | lists of mount options
+//! | `mount_options` | lists of mount options |
 //! | `golden` | golden files, in tests |
 //! | `record_version` | records of other versions of podfs, which are refused |
 //! | `invalid_field` | the error about a field of a manifest, and checks that several fields share |

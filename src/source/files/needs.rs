@@ -8,7 +8,8 @@ use crate::volume::{BundleKey, ProjectionSource, VolumeSource};
 
 /// Whether the pod needs the object of a bad document. `is_good` is whether podfs has a good document of an object.
 ///
-/// A document that podfs cannot read may describe anything, so the pod needs it as long as an object is missing that the pod cannot start without.
+/// A document that podfs cannot read may describe anything, so the pod needs it as long as an object is missing that the pod cannot
+/// start without.
 pub(super) fn needs(pod: &Pod, subject: &Subject, objects: &Objects, is_good: impl Fn(&ObjectKey) -> bool) -> bool {
     match subject {
         Subject::Object(key) => refers_to(pod, key, objects),

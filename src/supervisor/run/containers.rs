@@ -3,8 +3,8 @@
 //!
 //! An operation needs work on several volumes. The work on one volume is a part of the operation. As soon as a volume is
 //! idle, the supervisor sends it to a blocking thread with its part. So a volume that hangs delays this operation and no
-//! other volume. A part without which the operation can go on may be late. When the threads have done the others, one more blocking thread writes the files that belong to no
-//! volume, and the supervisor answers the client.
+//! other volume. A part without which the operation can go on may be late. When the threads have done the others, one more blocking
+//! thread writes the files that belong to no volume, and the supervisor answers the client.
 //!
 //! A shutdown ends operations as it ends other work: it waits for parts that have begun, and begins no further parts.
 

@@ -12,8 +12,9 @@
 //!    successor, so that no unmount waits for it. After two seconds, it continues a server that is stopped, which loses nothing.
 //!    After an order to stop, the supervisor deletes the content of emptyDirs. After a failure it keeps the content for the
 //!    next podfs.
-//! 3. Drivers of other vendors unmount what they have mounted, all at the same time. A call to mount that a CSI driver has not
-//!    answered comes first, so the driver mounts nothing afterwards. What a driver does not unmount stays recorded for the next podfs of the pod, and for `podfs cleanup`.
+//! 3. Drivers of other vendors unmount what they have mounted, all at the same time. The supervisor first waits for the answer of a
+//!    CSI driver to a call to mount, so that the driver mounts nothing afterwards. What a driver does not unmount stays recorded
+//!    for the next podfs of the pod, and for `podfs cleanup`.
 //! 4. The supervisor closes the server's socket, so that the server ends by itself, and kills the server if it does not. The
 //!    control socket closes.
 //! 5. The supervisor removes the server's cgroup and the directories that were made for the volumes, and then gives up the
@@ -279,15 +280,15 @@ async fn undo_drivers(setting: &VolumeContext) {
 
 /// Kills the programs of FlexVolume drivers that execute a call for the pod. Returns whether there are any.
 async fn interrupt_drivers(setting: &VolumeContext) -> bool {
-    let homes = homes(&setting.site);
-    let interrupt = move || {
-        let interrupted = homes.iter().map(|(home, volume)| {
-            let interrupted = driver::interrupt(home);
+    // A killed program ends late while it waits for a disk, so no driver waits for another one.
+    let mut interrupting = JoinSet::new();
+    for (home, volume) in homes(&setting.site) {
+        interrupting.spawn_blocking(move || {
+            let interrupted = driver::interrupt(&home);
             interrupted.inspect_err(|error| warn!(volume, "volume {volume:?}: {error}")).unwrap_or(false)
         });
-        interrupted.fold(false, |any, interrupted| any | interrupted)
-    };
-    spawn_blocking(interrupt).await.expect("a blocking thread that panics ends the process")
+    }
+    interrupting.join_all().await.into_iter().any(|interrupted| interrupted)
 }
 
 /// Calls a driver until it has unmounted the volume.
