@@ -201,8 +201,9 @@ pub enum LeaveError {
     },
     /// A process that was killed had called the CSI driver to mount the volume, and the driver may still do so.
     #[error(
-        "CSI driver {driver} may still execute {call}, which a podfs that was killed has called; podfs keeps the record of the volume, \
-         and has the driver unmount it when the {} s of that call are over",
+        "CSI driver {driver} may still execute {call}, which a podfs that was killed has called; podfs keeps the record of the volume; \
+         it has the driver unmount the volume at the first try after the {} s of that call: a running podfs tries again by itself, and \
+         podfs cleanup when it is called again",
         longest.as_secs()
     )]
     StillExecuting {

@@ -228,10 +228,10 @@ fn check(state: &NodeState) -> Result<(), Failure> {
     let waiting = state.pods.values().filter(|pod| !table::has_needed_volumes(pod)).count();
     match (waiting, state.trouble.len()) {
         (0, 0) => Ok(()),
-        (0, _) => Err(Failure::general(anyhow!("podfs cannot read a source of pods; podfs node status says why"))),
+        (0, _) => Err(Failure::general(anyhow!("podfs cannot read a source of pods; the output says why"))),
         (waiting, _) => {
             let all = state.pods.len();
-            Err(Failure::general(anyhow!("{waiting} of {all} pods lack volumes; podfs node status says why")))
+            Err(Failure::general(anyhow!("{waiting} of {all} pods lack volumes; the output says why")))
         }
     }
 }

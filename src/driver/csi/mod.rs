@@ -153,9 +153,14 @@ impl CsiMount<'_> {
     /// # Errors
     /// The driver's error. The volume keeps its size.
     pub fn expand(&self, home: &DriverHome) -> Result<bool, DriverError> {
-        let (Some(wanted), Some(record)) = (self.capacity, home.read()?) else { return Ok(false) };
+        let Some(wanted) = self.capacity else { return Ok(false) };
+        if home.read()?.is_none() {
+            return Ok(false);
+        }
         let (client, can) = self.connect()?;
         let _lock = lock(home)?;
+        // Another thread may have changed the record before the lock.
+        let Some(record) = home.read()? else { return Ok(false) };
         if can.expand {
             let node_mount = self.node_mount(can);
             client.expand(self.expand_request(home, can, node_mount.as_ref(), wanted)?)?;
