@@ -134,7 +134,11 @@ fn read(volume: &TestVolume, repeat: Repeat<'_>) -> Result<(), String> {
             return if bytes == pattern { Ok(()) } else { Err("read(2) returned wrong bytes".to_owned()) };
         }
         let mapped = Mapped::new(&file).map_err(failed("map"))?;
-        if mapped.bytes() == pattern { Ok(()) } else { Err("the mapping has wrong bytes".to_owned()) }
+        if mapped.bytes().map_err(failed("load from the mapping"))? == pattern {
+            Ok(())
+        } else {
+            Err("the mapping has wrong bytes".to_owned())
+        }
     });
     Ok(())
 }
@@ -150,9 +154,19 @@ impl Mapped {
         if address == libc::MAP_FAILED { Err(io::Error::last_os_error()) } else { Ok(Self(address)) }
     }
 
-    fn bytes(&self) -> &[u8] {
-        // SAFETY: the file is as long as the mapping, and no process changes it.
-        unsafe { std::slice::from_raw_parts(self.0.cast(), LENGTH) }
+    /// The bytes of the mapping. If the kernel cannot read a page, the result is an error: an ordinary load would end the test program by
+    /// SIGBUS, which leaves the mounts and processes of all its tests.
+    fn bytes(&self) -> io::Result<Vec<u8>> {
+        let mut bytes = vec![0; LENGTH];
+        let mapped = libc::iovec { iov_base: self.0, iov_len: LENGTH };
+        let copied = libc::iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: LENGTH };
+        // SAFETY: the kernel writes no more than `LENGTH` bytes to `bytes`, which has as many.
+        let read = unsafe { libc::process_vm_readv(libc::getpid(), &copied, 1, &mapped, 1, 0) };
+        match usize::try_from(read) {
+            Ok(LENGTH) => Ok(bytes),
+            Ok(_) => Err(io::Error::from_raw_os_error(libc::EFAULT)),
+            Err(_) => Err(io::Error::last_os_error()),
+        }
     }
 }
 
