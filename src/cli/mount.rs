@@ -117,7 +117,7 @@ impl Mount {
         }
         volume.preferences.audit |= self.audit;
         let volumes = vec![volume];
-        let report = Report::new(ReportScope::Volume, identity.clone(), &volumes, LogFormat::Text, None);
+        let report = Report::new(ReportScope::Volume, identity.clone(), &volumes, LogFormat::Text);
         let assignment = Assignment {
             identity,
             facts,

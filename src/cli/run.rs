@@ -7,7 +7,6 @@ use std::sync::Arc;
 
 use anyhow::anyhow;
 use clap::{ArgGroup, Args, ValueHint};
-use nix::fcntl::{FcntlArg, FdFlag, fcntl};
 use tracing::{info, warn};
 
 use super::exit::Failure;
@@ -16,7 +15,6 @@ use super::metrics;
 use super::source::SourceOptions;
 use crate::manifest::pod::PodIdentity;
 use crate::source::{AcceptedDocuments, PushSource, Source};
-use crate::supervisor::exec_state;
 use crate::supervisor::program::machine::check_machine;
 use crate::supervisor::program::options::{
     DriverOptions, GenerationOptions, MemoryOptions, ROOT_DIRECTORY, RUN_DIRECTORY, SubPathOptions, TransportOptions,
@@ -24,6 +22,7 @@ use crate::supervisor::program::options::{
 };
 use crate::supervisor::program::service::PodService;
 use crate::supervisor::run::upgrade::roll_back;
+use crate::supervisor::{exec_state, ready_fd};
 use crate::types::PodName;
 
 /// Mount the volumes of a pod, and keep them up to date until SIGTERM, SIGINT or SIGHUP.
@@ -105,7 +104,7 @@ impl Run {
     fn serve(self) -> Result<(), Failure> {
         self.log.start(self.log_format);
         exec_state::check().map_err(Failure::general)?;
-        let ready_fd = self.ready_fd.map(take_descriptor).transpose()?;
+        self.ready_fd.map(take_ready_fd).transpose()?;
         let server_program = check_machine()?;
         // The podfs before the upgrade has accepted the pod.
         let is_known = exec_state::upgrade_is_under_way();
@@ -134,7 +133,6 @@ impl Run {
             log_format: self.log_format,
             manifest_of_node: None,
             metrics,
-            ready_fd,
         };
         service.run(&pod, source, snapshot)
     }
@@ -166,7 +164,7 @@ fn listen_for_scrapers(address: SocketAddr) -> Result<Option<TcpListener>, Failu
     }
 }
 
-fn take_descriptor(number: RawFd) -> Result<OwnedFd, Failure> {
+fn take_ready_fd(number: RawFd) -> Result<(), Failure> {
     // SAFETY: fcntl(2) returns an error for a number that is not an open descriptor.
     let is_open = unsafe { libc::fcntl(number, libc::F_GETFD) } >= 0;
     if !is_open {
@@ -174,7 +172,5 @@ fn take_descriptor(number: RawFd) -> Result<OwnedFd, Failure> {
     }
     // SAFETY: the descriptor is open, and the caller gave it to this process for this purpose alone.
     let descriptor = unsafe { OwnedFd::from_raw_fd(number) };
-    let close_on_exec = fcntl(&descriptor, FcntlArg::F_SETFD(FdFlag::FD_CLOEXEC));
-    close_on_exec.map_err(|errno| Failure::input(anyhow!("--ready-fd {number} cannot be used: {errno}")))?;
-    Ok(descriptor)
+    ready_fd::take(descriptor).map_err(|error| Failure::input(anyhow!("--ready-fd {number} cannot be used: {error}")))
 }

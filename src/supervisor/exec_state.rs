@@ -15,7 +15,7 @@ use nix::fcntl::{FcntlArg, FdFlag, fcntl};
 use nix::sys::signal::{SigHandler, Signal, signal};
 use serde::{Deserialize, Serialize};
 
-use super::signal_record;
+use super::{ready_fd, signal_record};
 use crate::types::{UnusableRecord, parse_record};
 
 /// The environment variable that holds the state.
@@ -40,6 +40,9 @@ pub(super) struct ExecState {
     /// The record of signals of the program that wrote this state ([`signal_record`]).
     #[serde(default)]
     pub(super) signals: Option<RawFd>,
+    /// The descriptor of `--ready-fd`, if the pod was not ready yet ([`ready_fd`]).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) ready_fd: Option<RawFd>,
 }
 
 impl ExecState {
@@ -116,20 +119,24 @@ pub(super) fn become_program(path: &Path, mut state: ExecState, left_open: &[Bor
     let inherited = signal_record::record().is_none().then(record_left).flatten();
     let record = signal_record::record().or(inherited.as_ref().map(AsFd::as_fd));
     state.signals = record.as_ref().map(AsRawFd::as_raw_fd);
+    state.ready_fd = ready_fd::unwritten();
     let set_flags = |flags: FdFlag| {
         let mut all = left_open.iter().chain(&record);
-        all.try_for_each(|descriptor| fcntl(descriptor, FcntlArg::F_SETFD(flags)).map(drop))
+        all.try_for_each(|descriptor| fcntl(descriptor, FcntlArg::F_SETFD(flags)).map(drop))?;
+        ready_fd::set_flags(flags)
     };
     if let Err(errno) = set_flags(FdFlag::empty()) {
         return errno.into();
     }
+    let mut given = arguments(env::args_os());
+    given.extend(state.ready_fd.map(|number| format!("{READY_FD}={number}").into()));
     let state = match serde_json::to_string(&state) {
         Ok(state) => state,
         Err(error) => return error.into(),
     };
     let name = env::args_os().next().unwrap_or_else(|| "podfs".into());
     let mut command = Command::new(path);
-    command.arg0(name).args(arguments(env::args_os())).env(VARIABLE, state);
+    command.arg0(name).args(given).env(VARIABLE, state);
     // SAFETY: `exec` does not fork, so any call is allowed. The standard library unblocks all signals before this call.
     let cause = unsafe { command.pre_exec(signal_record::block) }.exec();
     // The kernel did not execute the program, and this one goes on. `exec` has set the default action of SIGPIPE, which ends a
@@ -147,15 +154,17 @@ fn ignore_sigpipe() {
     let _it_cannot_fail = unsafe { signal(Signal::SIGPIPE, SigHandler::SigIgn) };
 }
 
-/// The arguments for the next program: those of this one without `--ready-fd` and `--config`. This process has written to
-/// the descriptor of `--ready-fd` and closed it. The settings of `--config` are in the environment: a pod keeps the settings
-/// that it was started with.
+/// The option with the descriptor to which the program writes when the pod is ready.
+const READY_FD: &str = "--ready-fd";
+/// The option with the file of the settings. The settings are in the environment: a pod keeps the settings that it was started with.
+const CONFIG: &str = "--config";
+
+/// The arguments for the next program: those of this one without its name, `--ready-fd` and `--config`.
 pub(crate) fn arguments(all: impl Iterator<Item = OsString>) -> Vec<OsString> {
-    const LEFT_OUT: [&[u8]; 2] = [b"--ready-fd", b"--config"];
     let mut arguments = Vec::new();
     let mut all = all.skip(1);
     while let Some(argument) = all.next() {
-        match LEFT_OUT.iter().find_map(|option| argument.as_bytes().strip_prefix(*option)) {
+        match [READY_FD, CONFIG].iter().find_map(|option| argument.as_bytes().strip_prefix(option.as_bytes())) {
             Some(b"") => drop(all.next()),
             Some([b'=', ..]) => {}
             _ => arguments.push(argument),
@@ -188,6 +197,7 @@ mod tests {
         let states = values::<ExecState>(golden!("exec-state.jsonl"));
         assert_eq!((states[0].connection, states[0].before, states[0].signals), (9, Some(10), Some(12)));
         assert_eq!((states[1].server, states[1].rolled_back.as_deref()), (Some(11), Some("it does not start")));
+        assert_eq!((states[1].ready_fd, states[2].ready_fd), (None, Some(7)));
     }
 
     #[test]

@@ -14,6 +14,7 @@
 //! | `exec_state` | the state that a program passes to the one that it executes in an upgrade |
 //! | `installed` | where the programs of podfs are on disk |
 //! | [`log_format`] | the format of lines on standard error |
+//! | `ready_fd` | the descriptor to which the program writes when the pod is ready, also over an upgrade |
 //! | `signal_record` | the signals that this program has not obeyed yet, for the next program of an upgrade |
 //! | `long_step` | a line in the log when a step waits for a disk |
 //!
@@ -27,6 +28,7 @@ pub(crate) mod installed;
 pub mod log_format;
 mod long_step;
 pub mod program;
+pub(crate) mod ready_fd;
 pub mod run;
 pub mod run_dir;
 pub(crate) mod server;

@@ -81,7 +81,9 @@ impl Builds {
     fn put(&self, file: &Path, name: &str) {
         let new = self.on_disk().join(".new");
         fs::hard_link(file, &new).expect("a link");
-        fs::rename(new, self.on_disk().join(name)).expect("renamed");
+        fs::rename(&new, self.on_disk().join(name)).expect("renamed");
+        // A rename from one name of a file to another name of it does nothing (rename(2)).
+        let _ = fs::remove_file(new);
     }
 
     /// Installs the podfs of the other build, and keeps the other programs. Returns the version of that podfs.

@@ -89,6 +89,30 @@ impl Pod {
     }
 }
 
+/// Installs a podfs that cannot take a pod over. When it starts as a supervisor, a script puts the socket of a fake server in the place of
+/// the server's socket. The fake server moves the socket of the real server back, so the earlier program finds the real server. The thread
+/// ends when the fake server has a connection.
+fn put_program_that_cannot_adopt(fixture: &Fixture, builds: &Builds) -> thread::JoinHandle<std::io::Result<()>> {
+    let socket = fixture.run_files().join("server.sock");
+    let (hidden, fake) = (fixture.path("hidden"), fixture.path("fake"));
+    let listener = UnixListener::bind(&fake).expect("a socket");
+    let real = builds.last();
+    let [socket_path, hidden_path, fake_path] = [&socket, &hidden, &fake].map(|path| path.display());
+    // The script also removes podfs-fuse from the disk. The earlier program has its podfs-fuse open.
+    let podfs_fuse = builds.server_program();
+    let podfs_fuse = podfs_fuse.display();
+    builds.put_script(&format!(
+        "[ \"$1\" = run ] && mv {socket_path} {hidden_path} && mv {fake_path} {socket_path} && rm {podfs_fuse}\n\
+         exec {} \"$@\"",
+        real.display()
+    ));
+    thread::spawn(move || {
+        let (mut connection, _) = listener.accept()?;
+        fs::rename(hidden, socket)?;
+        connection.write_all(b"nonsense")
+    })
+}
+
 #[test]
 fn a_pod_becomes_the_program_on_disk_with_its_open_files_and_so_do_its_next_servers() {
     let mut pod = Pod::new();
@@ -106,6 +130,32 @@ fn a_pod_becomes_the_program_on_disk_with_its_open_files_and_so_do_its_next_serv
     }
     drop(file);
     pod.assert_works_and_stops();
+}
+
+#[test]
+fn a_pod_that_waits_for_an_object_reports_readiness_after_upgrades_and_rollbacks() {
+    let fixture = Fixture::new(&config_pod());
+    let mut builds = Builds::new(&fixture);
+    let mut running = fixture.start_command(fixture.command_of(&builds.program()));
+    running.wait_log("app");
+    builds.upgrade(&fixture);
+    // A new program refuses its arguments before it takes the descriptor. Another one has taken the descriptor, and cannot adopt the pod.
+    let refused = || upgrade(&fixture).says(1, &["1 of 1 pods are not upgraded"]);
+    let real = builds.last();
+    let real = real.display();
+    builds.put_script(&format!("[ \"$1\" = run ] && exec {real} \"$@\" --ready-fd=none\nexec {real} \"$@\""));
+    refused();
+    let restored = put_program_that_cannot_adopt(&fixture, &builds);
+    refused();
+    within_timeout("the fake server gets a connection", move || restored.join().expect("no panic")).expect("restored");
+    assert!(!running.is_ready(), "the descriptor is closed:\n{}", running.log());
+    fixture.write("objects/app.json", &config_map("app", &[("a", "1")]));
+    running.wait_ready();
+    wait_content(&running.volume("config").join("a"), "1");
+    // The object is written once, and later programs get no such descriptor.
+    builds.upgrade(&fixture);
+    assert!(running.stop().success());
+    fixture.assert_nothing_left();
 }
 
 #[test]
@@ -264,26 +314,7 @@ fn an_upgraded_server_that_cannot_continue_is_replaced_by_the_program_before() {
 fn a_supervisor_that_cannot_adopt_becomes_the_program_before_again() {
     let pod = Pod::new();
     let (before, supervisor) = (pod.identity(), pod.running.pid());
-    // When the new supervisor starts, the script puts the socket of a fake server in the place of the server's socket.
-    // The fake server moves the socket of the real server back, so the earlier program finds the real server.
-    let socket = pod.fixture.run_files().join("server.sock");
-    let (hidden, fake) = (pod.fixture.path("hidden"), pod.fixture.path("fake"));
-    let listener = UnixListener::bind(&fake).expect("a socket");
-    let real = pod.builds.last();
-    let [socket_path, hidden_path, fake_path] = [&socket, &hidden, &fake].map(|path| path.display());
-    // The script also removes podfs-fuse from the disk. The earlier program has its podfs-fuse open.
-    let podfs_fuse = pod.builds.server_program();
-    let podfs_fuse = podfs_fuse.display();
-    pod.builds.put_script(&format!(
-        "[ \"$1\" = run ] && mv {socket_path} {hidden_path} && mv {fake_path} {socket_path} && rm {podfs_fuse}\n\
-         exec {} \"$@\"",
-        real.display()
-    ));
-    let restored = thread::spawn(move || {
-        let (mut connection, _) = listener.accept()?;
-        fs::rename(hidden, socket)?;
-        connection.write_all(b"nonsense")
-    });
+    let restored = put_program_that_cannot_adopt(&pod.fixture, &pod.builds);
     let outcome = upgrade(&pod.fixture);
     pod.assert_not_upgraded(&outcome, &["default/web: started, rolled back: "]);
     within_timeout("the fake server gets a connection", move || restored.join().expect("no panic")).expect("restored");

@@ -106,7 +106,6 @@ fn serve_pod(arguments: Arguments) -> Result<(), Failure> {
         log_format: arguments.log_format,
         manifest_of_node: Some(manifest),
         metrics: None,
-        ready_fd: None,
     };
     service.run(&pod, Source::Push(source), snapshot)
 }

@@ -1,7 +1,6 @@
 //! Serving one pod: what `podfs run` and podfs-supervisor do once they have the pod and the source of its objects.
 
 use std::net::TcpListener;
-use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -46,8 +45,6 @@ pub(crate) struct PodService {
     pub(crate) manifest_of_node: Option<PathBuf>,
     /// The listener for metrics over HTTP. The control socket has the metrics, too.
     pub(crate) metrics: Option<TcpListener>,
-    /// The descriptor to which the supervisor writes when the pod is ready (`--ready-fd`).
-    pub(crate) ready_fd: Option<OwnedFd>,
 }
 
 impl PodService {
@@ -85,7 +82,7 @@ impl PodService {
         };
         // The objects of a volume that stays as it was.
         let snapshot = if volumes == pod.volumes { snapshot } else { source.want(volumes.clone()).unwrap_or(snapshot) };
-        let report = Report::new(ReportScope::Pod, pod.identity.clone(), &volumes, self.log_format, self.ready_fd);
+        let report = Report::new(ReportScope::Pod, pod.identity.clone(), &volumes, self.log_format);
         let assignment = Assignment {
             identity: pod.identity.clone(),
             facts: pod.facts.clone(),

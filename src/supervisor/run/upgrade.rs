@@ -113,7 +113,15 @@ impl UpgradeHandover {
         let connection = self.client.as_fd().as_raw_fd();
         let server = self.before_server.as_ref().map(AsRawFd::as_raw_fd);
         let rolled_back = Some(reason.to_owned());
-        let state = ExecState { connection, before: None, before_server: None, server, rolled_back, signals: None };
+        let state = ExecState {
+            connection,
+            before: None,
+            before_server: None,
+            server,
+            rolled_back,
+            signals: None,
+            ready_fd: None,
+        };
         let left_open: Vec<_> = self.before_server.iter().map(AsFd::as_fd).chain([self.client.as_fd()]).collect();
         let cause = become_program(&path, state, &left_open);
         error!("the podfs before the upgrade cannot continue either: {cause}");
@@ -152,7 +160,14 @@ pub(in crate::supervisor) fn become_new(
     let connection = client.as_fd().as_raw_fd();
     let before_server = Some(server_program.as_fd().as_raw_fd());
     let before_program = Some(before.as_raw_fd());
-    let state =
-        ExecState { connection, before: before_program, before_server, server: None, rolled_back: None, signals: None };
+    let state = ExecState {
+        connection,
+        before: before_program,
+        before_server,
+        server: None,
+        rolled_back: None,
+        signals: None,
+        ready_fd: None,
+    };
     become_program(path, state, &[client.as_fd(), before.as_fd(), server_program.as_fd()])
 }

@@ -9,9 +9,7 @@
 //! | clients of the control socket | at any time | the status store, see `store` |
 
 use std::collections::BTreeMap;
-use std::fs::File;
 use std::io::{self, Write};
-use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::time::{Duration, SystemTime};
 
@@ -30,6 +28,7 @@ use crate::manifest::Tokens;
 use crate::manifest::pod::PodIdentity;
 use crate::source::Contacts;
 use crate::supervisor::log_format::LogFormat;
+use crate::supervisor::ready_fd;
 use crate::supervisor::server::ServerHistory;
 use crate::supervisor::volume::{PodVolume, VolumeLife};
 use crate::volume::Volume;
@@ -53,7 +52,6 @@ pub struct Report {
     identity: PodIdentity,
     store: StatusStore,
     log_format: LogFormat,
-    ready_fd: Option<OwnedFd>,
     /// Whether all volumes have been ready.
     ready: bool,
     /// The status that systemd got last.
@@ -90,18 +88,12 @@ struct ReadyVolume<'a> {
 
 impl Report {
     /// Reports on these volumes.
-    pub fn new(
-        subject: ReportScope,
-        identity: PodIdentity,
-        volumes: &[Volume],
-        log_format: LogFormat,
-        ready_fd: Option<OwnedFd>,
-    ) -> Self {
+    pub fn new(subject: ReportScope, identity: PodIdentity, volumes: &[Volume], log_format: LogFormat) -> Self {
         let (store, status) = (StatusStore::new(identity.clone(), volumes), String::new());
         // A server may write its access log to the same terminal. The progress lines would overwrite the log.
         let is_quiet = volumes.iter().all(|volume| !volume.preferences.audit);
         let progress = StandardErrorLines::new(log_format == LogFormat::Text && is_quiet);
-        Self { subject, identity, store, log_format, ready_fd, ready: false, status, progress }
+        Self { subject, identity, store, log_format, ready: false, status, progress }
     }
 
     /// Reports that the supervisor begins.
@@ -298,19 +290,17 @@ impl Report {
             }
             LogFormat::Json => info!("{line}"),
         }
-        if let Some(descriptor) = self.ready_fd.take()
-            && let Err(error) = self.write_ready(descriptor)
-        {
+        if let Err(error) = ready_fd::write(|| self.ready_json()) {
             // The pod's volumes do not depend on the reader of this descriptor.
             warn!("cannot write to the descriptor given with --ready-fd: {error}");
         }
         notify(&[NotifyState::Ready, NotifyState::Status(&self.status)]);
     }
 
-    fn write_ready(&self, descriptor: OwnedFd) -> io::Result<()> {
+    fn ready_json(&self) -> io::Result<Vec<u8>> {
         let mut json = serde_json::to_vec(&self.ready_object(&self.store.stored()))?;
         json.push(b'\n');
-        File::from(descriptor).write_all(&json)
+        Ok(json)
     }
 
     /// The names of the volumes by directory, with the mode of those without generations: `config, data (passthrough)
