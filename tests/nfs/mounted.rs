@@ -16,7 +16,7 @@ use podfs_nfs::ExportAddress;
 use podfs_nfs::mount::{MountRequest, MountedExport, reach};
 use podfs_nfs::rpc::dial::bound;
 use rustix::fs::CWD;
-use rustix::mount::{MoveMountFlags, UnmountFlags, move_mount, unmount};
+use rustix::mount::{MountAttrFlags, MoveMountFlags, UnmountFlags, move_mount, unmount};
 use tempfile::TempDir;
 
 use crate::nfs_rig::{Ganesha, Scripted};
@@ -45,7 +45,10 @@ impl Mounted {
         let mut options = options(server);
         change(&mut options);
         let device = open_device().expect("/dev/fuse");
-        let mount = PrivateMount::new(device.as_fd(), &MountOptions::default()).expect("a mount");
+        let attributes = MountAttrFlags::MOUNT_ATTR_NOSUID | MountAttrFlags::MOUNT_ATTR_NODEV;
+        let permissions = options.permission_check();
+        let mount = PrivateMount::of_export(device.as_fd(), attributes, permissions, &MountOptions::default());
+        let mount = mount.expect("a mount");
         let region = Arc::new(Region::create(VolumeKind::Nfs).expect("a region"));
         let log = Log::create(SEGMENTS).expect("a log");
         let log = log.as_fd().try_clone_to_owned().expect("a descriptor");

@@ -38,7 +38,7 @@ impl MountedVolume {
     ) -> Result<Self, MountError> {
         let failed = |cause| MountError::Failed { what: "the server did not take the volume".to_owned(), cause };
         let device = open_device()?;
-        let mount = PrivateMount::of_export(device.as_fd(), attributes, mount)?;
+        let mount = PrivateMount::of_export(device.as_fd(), attributes, options.permission_check(), mount)?;
         let options = &ExportOptions { name: identity.label(), ..options.clone() };
         let log = Log::create(LOG).and_then(|log| log.as_fd().try_clone_to_owned()).map_err(failed)?;
         let kind = HeldExport::new(log, sockets.clone(), options.clone());

@@ -82,6 +82,15 @@ pub enum MountPointType {
     File,
 }
 
+/// Who checks whether a caller may use a file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PermissionCheck {
+    /// The kernel, by modes, owners and ACLs (`default_permissions`). Id-mapped mounts need this (`FUSE_ALLOW_IDMAP`).
+    Kernel,
+    /// The file system, at each request. The kernel checks nothing, not even the search of a directory whose names it has cached.
+    FileSystem,
+}
+
 /// The rights of containers in a visible mount.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ContainerAccess {
@@ -108,7 +117,7 @@ impl PrivateMount {
     /// When the process may not mount, or the kernel refuses.
     pub fn new(device: BorrowedFd<'_>, options: &MountOptions) -> Result<Self, MountError> {
         let attributes = MountAttrFlags::MOUNT_ATTR_NOSUID | MountAttrFlags::MOUNT_ATTR_NODEV;
-        Self::mount(device, PROJECTION_SOURCE, attributes, options)
+        Self::mount(device, PROJECTION_SOURCE, attributes, PermissionCheck::Kernel, options)
     }
 
     /// Like [`Self::new`], for a file system that shows `source`. It allows programs, setuid and devices if the mount of the
@@ -122,7 +131,7 @@ impl PrivateMount {
         options: &MountOptions,
     ) -> Result<Self, MountError> {
         let attributes = attributes(source).map_err(|errno| MountError::new("cannot look at the source", errno))?;
-        Self::mount(device, PASSTHROUGH_SOURCE, attributes, options)
+        Self::mount(device, PASSTHROUGH_SOURCE, attributes, PermissionCheck::Kernel, options)
     }
 
     /// Another private mount of the mounted file system of `device` (since Linux 5.15). Before 6.15, a private mount can be cloned
@@ -134,8 +143,11 @@ impl PrivateMount {
         let attributes =
             attributes(self.as_fd()).map_err(|errno| MountError::new("cannot look at the private mount", errno))?;
         let shape = self.shape();
-        let mount =
-            |selinux_context| Self::mount(device, self.source, attributes, &MountOptions { selinux_context, shape });
+        // The kernel keeps the permission check of the first mount.
+        let mount = |selinux_context| {
+            let options = MountOptions { selinux_context, shape };
+            Self::mount(device, self.source, attributes, PermissionCheck::Kernel, &options)
+        };
         match mount(self.selinux_context.clone()) {
             // SELinux refuses a mount without the label of the first one. Another process may have made that.
             Err(error) if error.is_invalid() && self.selinux_context.is_none() => {
@@ -152,9 +164,10 @@ impl PrivateMount {
     pub fn of_export(
         device: BorrowedFd<'_>,
         attributes: MountAttrFlags,
+        permissions: PermissionCheck,
         options: &MountOptions,
     ) -> Result<Self, MountError> {
-        Self::mount(device, NFS_SOURCE, attributes, options)
+        Self::mount(device, NFS_SOURCE, attributes, permissions, options)
     }
 
     /// Sets the kernel's read-ahead for sequential reads, in KiB, so that the kernel sends several requests at once. FUSE_INIT
@@ -177,6 +190,7 @@ impl PrivateMount {
         device: BorrowedFd<'_>,
         source: &'static str,
         attributes: MountAttrFlags,
+        permissions: PermissionCheck,
         options: &MountOptions,
     ) -> Result<Self, MountError> {
         let failed = |errno: Errno| MountError::new("cannot mount a FUSE file system", errno);
@@ -196,9 +210,10 @@ impl PrivateMount {
         for (key, value) in settings {
             fsconfig_set_string(context.as_fd(), key, value).map_err(failed)?;
         }
-        // `allow_other` (FU-03); the kernel checks modes and owners.
-        for key in ["allow_other", "default_permissions"] {
-            fsconfig_set_flag(context.as_fd(), key).map_err(failed)?;
+        // FU-03
+        fsconfig_set_flag(context.as_fd(), "allow_other").map_err(failed)?;
+        if permissions == PermissionCheck::Kernel {
+            fsconfig_set_flag(context.as_fd(), "default_permissions").map_err(failed)?;
         }
         if let Some(label) = &options.selinux_context {
             fsconfig_set_string(context.as_fd(), "context", label.as_str()).map_err(failed)?;

@@ -11,6 +11,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::caller::credentials::ActAs;
 use crate::label::VolumeLabel;
+use crate::mount::private::PermissionCheck;
 
 /// The options of a served export.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -188,6 +189,15 @@ impl ExportOptions {
     #[must_use]
     pub fn at(self, place: NfsAddress) -> Self {
         Self { nfs: place.nfs, mountd: Some(place.mountd), ..self }
+    }
+
+    /// Who checks permissions: the NFS server, which alone knows what it makes of a user (`all_squash`, `root_squash`, ACLs). A pod with
+    /// ids of its own needs id-mapped mounts, so the kernel checks there.
+    pub fn permission_check(&self) -> PermissionCheck {
+        match self.callers {
+            ActAs::CallerInItsNamespace => PermissionCheck::Kernel,
+            _ => PermissionCheck::FileSystem,
+        }
     }
 
     /// The retry policy of calls to the server.

@@ -6,7 +6,7 @@ use std::os::unix::ffi::OsStrExt;
 use zerocopy::{FromBytes, Immutable, KnownLayout};
 
 use super::abi::{
-    BatchForgetIn, CopyFileRangeIn, CreateIn, FallocateIn, FlushIn, ForgetIn, ForgetOne, FsyncIn, GETATTR_FH,
+    AccessIn, BatchForgetIn, CopyFileRangeIn, CreateIn, FallocateIn, FlushIn, ForgetIn, ForgetOne, FsyncIn, GETATTR_FH,
     GetattrIn, GetxattrIn, InHeader, InitIn, InterruptIn, LinkIn, LkIn, LseekIn, MkdirIn, MknodIn, OpenIn, ReadIn,
     ReleaseIn, Rename2In, RenameIn, SetattrIn, SetxattrIn, StatxIn, UNIQUE_RESEND, WriteIn,
 };
@@ -154,6 +154,11 @@ pub enum FuseOperation<'a> {
         arguments: &'a CopyFileRangeIn,
         wide: bool,
     },
+    /// The caller asks for its rights (`access(2)`, `chdir(2)`). The mask is that of `access(2)`. The kernel sends it only for mounts
+    /// without `default_permissions`.
+    Access {
+        mask: u32,
+    },
     /// A call of `ioctl(2)`. No file system of podfs has requests of its own, so the answer is always `ENOTTY`.
     IoCtl,
     /// An operation that no file system of podfs offers.
@@ -227,7 +232,8 @@ fn parse_operation(opcode: u32, mut body: UnparsedBody<'_>) -> Option<FuseOperat
         36 => FuseOperation::Interrupt { unique: body.take::<InterruptIn>()?.unique & !UNIQUE_RESEND },
         38 => FuseOperation::Destroy,
         39 => FuseOperation::IoCtl,
-        34 | 37 | 40 | 41 | 48..=50 => FuseOperation::NotOffered,
+        34 => FuseOperation::Access { mask: body.take::<AccessIn>()?.mask },
+        37 | 40 | 41 | 48..=50 => FuseOperation::NotOffered,
         42 => {
             let count = body.take::<BatchForgetIn>()?.count as usize;
             FuseOperation::BatchForget { nodes: <[ForgetOne]>::ref_from_prefix_with_elems(body.0, count).ok()?.0 }

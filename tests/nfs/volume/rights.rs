@@ -2,14 +2,28 @@
 
 use std::fs::{self, File};
 use std::io;
+use std::net::SocketAddr;
 use std::os::unix::fs::{MetadataExt, PermissionsExt, chown};
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Command, Output};
 
-use crate::mounted::{Mounted, Shown};
-use crate::nfs_rig::Ganesha;
+use crate::common::eventually;
+use crate::mounted::{Mounted, Serves, Shown};
 use crate::nfs_rig::ganesha::{Access, Export, Setup, Squash};
+use crate::nfs_rig::{Ganesha, Proxy};
+
+/// A server behind a proxy, which counts calls.
+struct Proxied {
+    proxy: Proxy,
+    mountd: SocketAddr,
+}
+
+impl Serves for Proxied {
+    fn addresses(&self) -> (SocketAddr, SocketAddr) {
+        (self.proxy.address(), self.mountd)
+    }
+}
 
 /// Runs a shell command as a user.
 fn run(uid: u32, groups: &[u32], command: &str, place: &Path) -> Output {
@@ -25,6 +39,21 @@ fn run(uid: u32, groups: &[u32], command: &str, place: &Path) -> Output {
         });
     }
     shell.output().expect("a shell")
+}
+
+/// Runs a shell command as a user with a group of the same number, and checks that the command succeeds.
+#[track_caller]
+fn may(uid: u32, command: &str, place: &Path) {
+    let output = run(uid, &[uid], command, place);
+    assert!(output.status.success(), "{uid}: {command}: {}", String::from_utf8_lossy(&output.stderr));
+}
+
+/// Runs a shell command as a user, and checks that it fails for want of a permission.
+#[track_caller]
+fn may_not(uid: u32, command: &str, place: &Path) {
+    let output = run(uid, &[uid], command, place);
+    let error = String::from_utf8_lossy(&output.stderr);
+    assert!(!output.status.success() && error.contains("Permission denied"), "{uid}: {command}: {error}");
 }
 
 /// The export of a server at a path, writable for all users.
@@ -83,6 +112,86 @@ fn root_may_do_what_the_server_lets_it() {
     fs::write(shown.path().join("own"), "content").expect("written");
     assert_ne!(fs::metadata(server.exported().join("own")).expect("there").uid(), 0);
     assert_eq!(fs::read_to_string(shown.path().join("own")).expect("read"), "content");
+}
+
+#[test]
+fn users_of_an_export_that_squashes_everybody_may_do_what_the_server_lets_them() {
+    let exports = vec![Export { squash: Squash::Everybody, anonymous: (65534, 65534), ..Export::named("/export") }];
+    let server = Ganesha::with(Setup { exports, ..Setup::default() });
+    let shown = shown(&server);
+    for uid in [1234, 0] {
+        for command in [
+            "mkdir $1/own && echo one > $1/own/file && echo two >> $1/own/file && grep -q two $1/own/file",
+            "umask 077; echo secret > $1/own/secret && cat $1/own/secret && mkdir $1/own/private && echo x > $1/own/private/x",
+            "test -w $1/own && test -w $1/own/file && test -r $1/own/secret && test -x $1/own && ! test -x $1/own/file",
+            "cd $1/own/private && cat x && ls -l && mv x y && ln -s y z && cat z && chmod 600 y && touch y",
+            "cp -r $1/own $1/copy && diff -r $1/own $1/copy",
+            "cd $1/own && export HOME=$PWD GIT_CONFIG_COUNT=1 GIT_CONFIG_KEY_0=safe.directory GIT_CONFIG_VALUE_0='*' && git init -q && git add file && git -c user.name=a -c user.email=b commit -qm a && git fsck",
+            "printf '#!/bin/sh\nexit 0\n' > $1/own/program && chmod 700 $1/own/program && $1/own/program",
+            "rm -r $1/own $1/copy",
+        ] {
+            may(uid, command, shown.path());
+        }
+    }
+    assert_eq!(fs::read_dir(server.exported()).expect("listed").count(), 0);
+}
+
+#[test]
+fn a_user_cannot_use_names_that_another_one_has_cached_below_a_private_directory() {
+    const OWNER: u32 = 1000;
+    const OTHER: u32 = 2000;
+    let server = Ganesha::start();
+    // The kernel would keep names for an hour.
+    let shown =
+        Mounted::with(&server, |options| (options.caching.acdirmin, options.caching.acdirmax) = (3600, 3600)).shown();
+    fs::set_permissions(server.exported(), fs::Permissions::from_mode(0o777)).expect("set");
+    let uses = [
+        "stat $1/private/file",
+        "cat $1/private/file",
+        "stat $1/private/absent",
+        "ls $1/private",
+        "cd $1/private || { echo Permission denied >&2; false; }",
+        "stat $1/private/below/file",
+        "echo more >> $1/private/file",
+        "chmod 600 $1/private/file",
+        "mv $1/private/file $1/moved",
+        "rm $1/private/file",
+        "$1/private/program",
+        "test -e $1/private/file || { echo Permission denied >&2; false; }",
+    ];
+    may(OWNER, "mkdir -m 700 $1/private && mkdir $1/private/below", shown.path());
+    may(OWNER, "for name in file below/file program; do echo content > $1/private/$name; done", shown.path());
+    may(OWNER, "chmod 666 $1/private/file $1/private/below/file; chmod 755 $1/private/program", shown.path());
+    for _ in 0..2 {
+        may(OWNER, "stat $1/private/below/file && cat $1/private/file && ls -l $1/private/below", shown.path());
+        may(OWNER, "! stat $1/private/absent", shown.path());
+        uses.iter().for_each(|command| may_not(OTHER, command, shown.path()));
+    }
+    // The same names in a directory that is open for a while. The kernel caches them for all users.
+    may(OWNER, "chmod 755 $1/private", shown.path());
+    may(OTHER, "cat $1/private/file && stat $1/private/below/file", shown.path());
+    may(OWNER, "chmod 700 $1/private", shown.path());
+    eventually("the kernel asks about the names again", || {
+        !run(OTHER, &[OTHER], "stat $1/private/file || stat $1/private/below", shown.path()).status.success()
+    });
+    uses.iter().for_each(|command| may_not(OTHER, command, shown.path()));
+    may(OWNER, "cat $1/private/file", shown.path());
+}
+
+#[test]
+fn names_below_a_private_directory_need_no_call_while_podfs_knows_them() {
+    let server = Ganesha::start();
+    let proxied = Proxied { proxy: Proxy::start(server.address()), mountd: server.mount_address() };
+    let shown = Mounted::new(&proxied).shown();
+    fs::set_permissions(server.exported(), fs::Permissions::from_mode(0o777)).expect("set");
+    may(1000, "mkdir -m 700 $1/private && echo content > $1/private/file", shown.path());
+    let stat = || may(1000, "for i in 1 2 3 4 5 6 7 8 9 10; do test -f $1/private/file || exit 1; done", shown.path());
+    stat();
+    proxied.proxy.forget();
+    stat();
+    // The rights of the user are valid for some seconds, and may end meanwhile.
+    let calls: Vec<_> = proxied.proxy.traffic().calls.iter().map(|call| call.procedure).collect();
+    assert!(calls.len() <= 4, "{calls:?}");
 }
 
 #[test]

@@ -12,9 +12,9 @@ use tokio::time::sleep;
 
 use super::look::CountedLookup;
 use super::nfs_request::NfsRequest;
+use super::rights::permits;
 use super::{NfsAnswer, NfsFilesystem};
 use crate::caller::ending::is_exiting;
-use crate::nfs::client_state::freshness::AttributeChange;
 use crate::nfs::client_state::node::NfsNode;
 use crate::nfs::client_state::open_files::NfsOpenFile;
 use crate::nfs::writeback::FileKey;
@@ -83,23 +83,9 @@ impl NfsFilesystem {
                     None => (self.fetch_attributes(node).await?, granted),
                 }
             }
-            None => {
-                self.settle(node).await;
-                let query = self.order.next();
-                let ask = async |handle| self.export.access(CallOptions::new(credential), &handle, ALL).await;
-                let accessed = self.with_handle(node, credential, ask).await.map_err(|error| error.errno())?;
-                let found = match accessed.attributes {
-                    Some(found) if self.learn(node, &found, query) != AttributeChange::Outdated => found,
-                    _ => self.fetch_attributes(node).await?,
-                };
-                node.freshness.borrow_mut().set_right(credential.clone(), ALL, accessed.granted, Instant::now());
-                (found, accessed.granted)
-            }
+            None => self.ask_for_rights(node, credential).await?,
         };
-        // A server may report the right to execute a file as EXECUTE or as READ.
-        let has = |bits: u32| granted & bits == bits;
-        let may = has(wanted) || (wanted == access::EXECUTE && has(access::READ));
-        if may { Ok(found) } else { Err(Errno::ACCESS) }
+        if permits(granted, wanted) { Ok(found) } else { Err(Errno::ACCESS) }
     }
 
     pub(super) async fn create(
@@ -258,6 +244,3 @@ impl NfsFilesystem {
         self.remove_silly(Rc::clone(node)).await;
     }
 }
-
-/// All rights that ACCESS can ask for a file.
-const ALL: u32 = access::READ | access::MODIFY | access::EXTEND | access::EXECUTE;

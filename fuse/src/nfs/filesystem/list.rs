@@ -24,8 +24,16 @@ use crate::session::abi::{Attr, EntryOut, OpenOut, ReadIn};
 use crate::session::{Answer, NodeId, ReaddirEntry};
 
 impl NfsFilesystem {
-    pub(super) fn open_directory(&self, node: &Rc<NfsNode>, nfs_request: &NfsRequest) -> Result<NfsAnswer, Errno> {
-        let open = self.state.files.add(nfs_request.unique, node, self.credential(nfs_request), true)?;
+    pub(super) async fn open_directory(
+        &self,
+        node: &Rc<NfsNode>,
+        nfs_request: &NfsRequest,
+    ) -> Result<NfsAnswer, Errno> {
+        let credential = self.credential(nfs_request);
+        if self.rights(node, v3::access::READ, &credential).await? & v3::access::READ == 0 {
+            return Err(Errno::ACCESS);
+        }
+        let open = self.state.files.add(nfs_request.unique, node, credential, true)?;
         nfs_request.set_opened(&open);
         Ok(Answer::Open(OpenOut { fh: open.handle, open_flags: 0, backing_id: 0 }).into())
     }
@@ -189,6 +197,7 @@ impl NfsFilesystem {
             self.forget(node.id, 1);
             return None;
         }
+        self.record_report(directory, &node);
         let holds = node.freshness.borrow().remaining(Instant::now());
         Some(entry(node.id, self.converter.attr(&attributes, node.is_silly()), self.name_holds(directory), holds))
     }

@@ -5,8 +5,10 @@
 //! 1. *Close-to-open.* An open sees the content of the last close, by any client: OPEN fetches the attributes, and the kernel
 //!    keeps its pages only if they have the file's current content. close(2) and fsync(2) wait until the NFS server has all data on
 //!    disk, and return write errors.
-//! 2. The kernel checks permissions by mode (`default_permissions`), and OPEN asks the NFS server, too: the NFS server decides what
-//!    root may do. Reads and writes have the credential of the open.
+//! 2. The NFS server checks permissions: it alone knows what it makes of a user. OPEN, OPENDIR and ACCESS ask it, and every other request
+//!    goes to it with the caller's credential. The kernel caches a name for all callers, so it caches only names in directories that
+//!    every user may search. In a pod with ids of its own the kernel checks by mode, too. Reads and writes have the credential of the
+//!    open.
 //! 3. A call that makes or removes a file takes effect once, even if the NFS server or this process is killed in between
 //!    (`client_state::calls`). If podfs does not know whether the call took effect, it examines the outcome (`call_effects`).
 //! 4. A file that is removed while it is open gets another name until it is closed (`silly`).
@@ -16,6 +18,7 @@
 //! | module | owns |
 //! |---|---|
 //! | `look` | names, attributes, links, the file system as a whole |
+//! | `rights` | what the server lets a user do |
 //! | `change` | requests that make, remove or change names and attributes |
 //! | `data` | open files and their content |
 //! | `list` | open directories |
@@ -37,6 +40,7 @@ mod list;
 mod locking;
 mod look;
 pub mod nfs_request;
+mod rights;
 mod silly;
 mod stale_handles;
 mod store;
@@ -51,7 +55,7 @@ use std::time::Instant;
 use podfs_nfs::export::{CallOptions, Export};
 use podfs_nfs::rpc::Credential;
 use podfs_nfs::server::NfsServer;
-use podfs_nfs::v3::{Attributes, FsStat, WccData};
+use podfs_nfs::v3::{Attributes, FileType, FsStat, WccData};
 use rustix::io::Errno;
 
 use super::client_state::ClientState;
@@ -63,10 +67,11 @@ use super::options::ExportOptions;
 use super::writeback::log::{InheritedRecord, Log};
 use super::writeback::{WriteParameters, Writeback};
 use crate::caller::credentials::{ActAs, Credentials};
+use crate::mount::private::PermissionCheck;
 use crate::region::Region;
 use crate::region::cells::OwnedCell;
 use crate::session::abi::init;
-use crate::session::{Answer, FuseOperation, NodeId, Notifier, PageInvalidator, Request, WantedFeatures};
+use crate::session::{Answer, CacheInvalidator, FuseOperation, NodeId, Notifier, Request, WantedFeatures};
 use at_once::{ChangesUnderWay, Removals};
 use attributes::AttributeConverter;
 use nfs_request::NfsRequest;
@@ -100,7 +105,7 @@ pub struct NfsFilesystem {
     order: CallSequence,
     converter: AttributeConverter,
     notifier: Notifier,
-    invalidator: PageInvalidator,
+    invalidator: CacheInvalidator,
     writeback: OnceCell<Writeback<ExportStore>>,
     /// Files whose names are being removed.
     removals: Removals,
@@ -116,6 +121,8 @@ pub struct NfsFilesystem {
     is_locking_logged: Cell<bool>,
     /// The log has a warning about a directory whose listing does not end.
     is_loop_logged: Cell<bool>,
+    /// The kernel forgets names at podfs's word.
+    can_expire_names: bool,
     /// The server has READDIRPLUS.
     has_readdirplus: Cell<bool>,
 }
@@ -130,6 +137,7 @@ pub fn wanted_features(options: &ExportOptions) -> WantedFeatures {
         | init::EXPLICIT_INVAL_DATA
         // The NFS server removes setuid and setgid from a file that is written.
         | init::HANDLE_KILLPRIV_V2
+        | init::HAS_EXPIRE_ONLY
         | init::HAS_RESEND;
     if options.with_attributes {
         flags |= init::DO_READDIRPLUS | init::READDIRPLUS_AUTO;
@@ -170,12 +178,13 @@ impl NfsFilesystem {
     /// When no thread can be started.
     pub fn start(setup: NfsFilesystemSetup, log: Log, inherited: Vec<InheritedRecord>) -> io::Result<Rc<Self>> {
         let NfsFilesystemSetup { options, export, region, state, root, notifier } = setup;
+        let can_expire_names = region.accepted().is_some_and(|accepted| accepted & init::HAS_EXPIRE_ONLY != 0);
         let parameters = WriteParameters { wsize: export.limits().write as usize, stable: options.stable };
         let filesystem = Rc::new(Self {
             converter: AttributeConverter { fsid: root.get().fsid, block: export.limits().write.next_power_of_two() },
             credentials: Credentials::new(options.callers),
             order: CallSequence::default(),
-            invalidator: PageInvalidator::start("nfs-drop")?,
+            invalidator: CacheInvalidator::start("nfs-drop")?,
             notifier,
             writeback: OnceCell::new(),
             removals: Removals::default(),
@@ -189,6 +198,7 @@ impl NfsFilesystem {
             mountd: Cell::new(options.mountd),
             options,
             export,
+            can_expire_names,
             state,
         });
         let writeback = Writeback::new(log, inherited, ExportStore::new(&filesystem), parameters);
@@ -222,6 +232,7 @@ impl NfsFilesystem {
         match request.operation {
             FuseOperation::Lookup { name } => self.lookup(node, name.as_encoded_bytes(), nfs_request).await,
             FuseOperation::GetAttr { .. } => self.attributes(node).await,
+            FuseOperation::Access { mask } => self.access(node, mask, nfs_request).await,
             FuseOperation::ReadLink => self.read_link(node, nfs_request).await,
             FuseOperation::StatFs => self.status().await,
 
@@ -256,7 +267,7 @@ impl NfsFilesystem {
             FuseOperation::Flush(arguments) => self.flush(arguments, nfs_request).await,
             FuseOperation::Release(arguments) => Ok(self.release(arguments.fh)),
 
-            FuseOperation::OpenDir => self.open_directory(node, nfs_request),
+            FuseOperation::OpenDir => self.open_directory(node, nfs_request).await,
             FuseOperation::ReadDir(arguments) => self.read_directory(arguments, false).await,
             FuseOperation::ReadDirPlus(arguments) => self.read_directory(arguments, true).await,
             FuseOperation::ReleaseDir(arguments) => Ok(self.release(arguments.fh)),
@@ -379,8 +390,10 @@ impl NfsFilesystem {
             return AttributeChange::Outdated;
         }
         let caching = &self.options.caching;
+        let was_open_to_all = node.freshness.borrow().all_may_search();
         let change = node.freshness.borrow_mut().learn(found, query, Instant::now(), caching);
         self.react(node, change);
+        self.expire_names_if_closed(node, was_open_to_all);
         if node.id == NodeId::ROOT {
             self.root.borrow().set(found);
         }
@@ -391,8 +404,23 @@ impl NfsFilesystem {
     fn changed(&self, node: &NfsNode, around: &WccData) {
         let caching = &self.options.caching;
         let number = self.order.next();
+        let was_open_to_all = node.freshness.borrow().all_may_search();
         let change = node.freshness.borrow_mut().changed_here(around, true, number, Instant::now(), caching);
         self.react(node, change);
+        self.expire_names_if_closed(node, was_open_to_all);
+    }
+
+    /// If not every user may search a directory any more, the kernel asks about each of its names from now on.
+    fn expire_names_if_closed(&self, node: &NfsNode, was_open_to_all: bool) {
+        if was_open_to_all
+            && node.kind == FileType::Directory
+            && !node.freshness.borrow().all_may_search()
+            && self.can_expire_names
+            && self.options.permission_check() == PermissionCheck::FileSystem
+        {
+            let names = self.state.nodes.names_in(node.id);
+            names.iter().for_each(|name| self.invalidator.expire_name(&self.notifier, node.id, name));
+        }
     }
 
     /// After a change by another client, the kernel's pages have the old content. If the file is open, the kernel drops them now;
