@@ -487,6 +487,13 @@ impl Image {
         self.block.disown();
     }
 
+    /// The same image, whose content the kernel does not let this process read.
+    #[cfg(test)]
+    pub(crate) fn unreadable(mut self) -> Self {
+        self.block.forbid_reading();
+        self
+    }
+
     fn name_of(&self, node: &RawNode) -> &str {
         let start = node.name as usize;
         &self.names[start..start + usize::from(node.name_length)]
