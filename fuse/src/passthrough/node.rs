@@ -212,8 +212,10 @@ impl Node {
         place_cell(&self.record)
     }
 
-    /// Closes the kept descriptor, if the server can find the node again.
+    /// Closes the kept descriptor, if the server can find the node again. Only for a server that answers requests, which has made the
+    /// region or taken it over before.
     pub fn let_go_if_placed(&self) {
+        debug_assert!(self.nodes.may_change(), "another server may have the node's cell");
         let held = {
             let mut held = self.lock_held();
             let place = self.place_cell().and_then(|first| places::read(self.record.region(), first, self.id));
@@ -226,7 +228,7 @@ impl Node {
         drop(held);
     }
 
-    /// Gives up the kept descriptor, if there is one.
+    /// Gives up the kept descriptor, if there is one. Also for a server that could not take the volume over: then the cell stays as it is.
     pub fn let_go(&self) {
         let held = {
             let mut held = self.lock_held();
