@@ -54,14 +54,14 @@ use super::listing::lists_reliably;
 use super::locks::LockWaits;
 use super::mounts::SourceMounts;
 use super::node::{FileIdentity, Node};
+use super::node_names::HeldNodes;
 use super::nodes::{NewNode, Nodes};
 use super::open_files::OpenFiles;
 use super::options::{CacheMode, PassthroughOptions};
-use super::places::HeldNodes;
 use super::pruner::Pruner;
 use super::readdirplus::ReaddirplusPolicy;
 use super::replaced::ReplacedFiles;
-use super::share::{Share, SharePlace};
+use super::share::{DescriptorPermit, Share};
 use super::tables::FilesystemTables;
 use super::unopened::UnopenedListings;
 use super::usage::QuotaUsage;
@@ -396,8 +396,8 @@ impl PassthroughFilesystem {
         Ok((node, found))
     }
 
-    /// A place among the volume's descriptors. Never refuses a request for which a dead server may have opened a file already.
-    fn place(&self, exchange: &Exchange<'_>) -> Result<SharePlace, Errno> {
+    /// The permission for one more descriptor of the volume. Never refuses a request for which a dead server may have opened a file already.
+    fn descriptor_permit(&self, exchange: &Exchange<'_>) -> Result<DescriptorPermit, Errno> {
         if exchange.is_resent() { Ok(self.descriptors.take_anyway()) } else { self.descriptors.take() }
     }
 

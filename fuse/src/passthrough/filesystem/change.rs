@@ -170,7 +170,7 @@ impl PassthroughFilesystem {
         let (node, removed) = if is_identified { opened(known()?).or_else(named) } else { named() }?;
         if node.handle().is_none() && needs_descriptor(&node) {
             // The descriptor that the node keeps stays until the kernel forgets the node.
-            node.forget_place();
+            node.forget_name();
         }
         let has_other_name = || {
             node.handle().is_some()
@@ -182,7 +182,7 @@ impl PassthroughFilesystem {
         }
         let taken = match node.handle() {
             Some(_) => self.descriptors.take().ok()?,
-            // The node has lost its place, so only this descriptor leads to it.
+            // The node has lost its name, so only this descriptor leads to it.
             None => self.descriptors.take_anyway(),
         };
         node.hold(removed, taken);
@@ -231,8 +231,8 @@ impl PassthroughFilesystem {
         } else {
             outcome::begin_removal(exchange, removal.as_ref().map_or(0, LastNameRemoval::note), found);
         }
-        self.forget_place(parent.id, name);
-        self.forget_place(new_parent.id, new_name);
+        self.forget_found_by(parent.id, name);
+        self.forget_found_by(new_parent.id, new_name);
         let rename = || renameat_with(&*from, name, &*to, new_name, flags);
         // A whiteout belongs to the caller.
         let renamed = if flags.contains(RenameFlags::WHITEOUT) { acting_for(caller, 0, rename) } else { rename() };

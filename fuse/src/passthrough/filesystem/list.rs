@@ -48,7 +48,7 @@ impl PassthroughFilesystem {
         request: &Request<'_>,
         exchange: &Exchange<'_>,
     ) -> Result<(HandleId, u32), Errno> {
-        let taken = self.place(exchange)?;
+        let taken = self.descriptor_permit(exchange)?;
         let directory = self.open_to_read(node)?;
         let found = attributes_of(directory.as_fd())?;
         if found.stx_nlink == 0 && self.is_directory_replaced(node, request) {
