@@ -7,6 +7,7 @@
 //!
 //! | file | requests |
 //! |---|---|
+//! | `account` | the room of a volume with a limit: checks, and charges of what other requests make and remove |
 //! | `export` | file handles of callers |
 //! | `look` | reading names, attributes, links, extended attributes and figures of the file system |
 //! | `change` | making, removing and changing names and attributes |
@@ -21,6 +22,7 @@
 //! | `setid` | setuid and setgid bits that files lose when they are changed |
 //! | `silly` | RMDIR of directories at an NFS server whose files were just removed |
 
+mod account;
 mod change;
 mod data;
 mod directories;
