@@ -5,7 +5,7 @@
 
 use std::fs::{self, DirBuilder, File};
 use std::io::{self, ErrorKind};
-use std::os::unix::fs::DirBuilderExt;
+use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
 use podfs_fuse::mount::table::mounts;
@@ -143,9 +143,13 @@ impl DriverHome {
     /// # Errors
     /// When the home does not exist.
     pub(super) fn lock(&self) -> io::Result<HomeLock> {
-        let directory = File::open(&self.0)?;
-        retry_on_intr(|| flock(&directory, FlockOperation::LockExclusive))?;
-        Ok(HomeLock { _directory: directory })
+        loop {
+            let directory = File::open(&self.0)?;
+            retry_on_intr(|| flock(&directory, FlockOperation::LockExclusive))?;
+            if let Some(lock) = self.lock_of(directory)? {
+                return Ok(lock);
+            }
+        }
     }
 
     /// Takes the lock, unless another thread or process has it.
@@ -156,8 +160,20 @@ impl DriverHome {
         let directory = File::open(&self.0)?;
         match retry_on_intr(|| flock(&directory, FlockOperation::NonBlockingLockExclusive)) {
             Err(Errno::WOULDBLOCK) => Ok(None),
-            locked => Ok(locked.map(|()| Some(HomeLock { _directory: directory }))?),
+            locked => locked.map_err(io::Error::from).and_then(|()| self.lock_of(directory)),
         }
+    }
+
+    /// The lock of this locked directory, unless the process that had the lock before has removed the home meanwhile.
+    fn lock_of(&self, directory: File) -> io::Result<Option<HomeLock>> {
+        let (locked, present) = (directory.metadata()?, fs::metadata(&self.0)?);
+        let is_present = (locked.dev(), locked.ino()) == (present.dev(), present.ino());
+        Ok(is_present.then_some(HomeLock { _directory: directory }))
+    }
+
+    /// Whether the driver of the home is a CSI driver.
+    pub(super) fn is_of_csi(&self) -> bool {
+        self.0.parent().is_some_and(|kind| kind.ends_with(Csi::DIRECTORY))
     }
 
     /// The directory on which the driver mounts.

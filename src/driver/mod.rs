@@ -44,7 +44,7 @@ use crate::host::HostError;
 use home::HomeLock;
 use unfinished::CallRecord;
 
-/// The pause before another look whether a call has ended.
+/// The pause before another look whether the calls to a FlexVolume driver have ended.
 const LOCK_PAUSE: Duration = Duration::from_millis(20);
 /// Most characters of a driver's message in an error.
 const MOST_CHARACTERS: usize = 300;
@@ -280,11 +280,13 @@ pub fn interrupt(home: &DriverHome) -> Result<bool, DriverError> {
     Ok(has_interrupted)
 }
 
-/// Takes the lock of a home whose calls are to be undone. Kills the program of a FlexVolume driver that executes a call, and waits for
-/// the answer of a CSI driver. `None` if there is no home.
+/// Takes the lock of a home whose calls are to be undone. Waits for the answer of a CSI driver, and kills the program of a FlexVolume
+/// driver that executes a call. `None` if there is no home.
 fn lock_to_undo(home: &DriverHome) -> Result<Option<HomeLock>, DriverError> {
     loop {
-        match home.try_lock() {
+        // The thread that has the lock of a FlexVolume's home makes several calls, and each of them may have to be killed.
+        let locked = if home.is_of_csi() { home.lock().map(Some) } else { home.try_lock() };
+        match locked {
             Ok(Some(lock)) => return Ok(Some(lock)),
             Ok(None) => drop(interrupt(home)?),
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
@@ -319,7 +321,44 @@ pub fn undo(home: &DriverHome) -> Result<(), UndoError> {
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+    use std::sync::mpsc::channel;
+    use std::thread;
+
     use super::*;
+
+    #[test]
+    fn a_thread_that_undoes_the_calls_to_a_csi_driver_sleeps_until_the_answer() {
+        let base = tempfile::tempdir().expect("a directory");
+        let home = DriverHome::of(base.path(), "kubernetes.io~csi", "a");
+        home.make_target().expect("made");
+        let lock = home.lock().expect("free");
+        let (started, waiting) = channel();
+        let (undone, outcome) = channel();
+        let undoing = home.clone();
+        let undo = thread::spawn(move || {
+            started.send(rustix::thread::gettid()).expect("it waits");
+            undone.send(lock_to_undo(&undoing).expect("no error").is_none()).expect("it waits");
+        });
+        let status = format!("/proc/self/task/{}/status", waiting.recv().expect("started").as_raw_nonzero());
+        let pauses = || {
+            let status = fs::read_to_string(&status).expect("it runs");
+            let count = status.lines().find_map(|line| line.strip_prefix("voluntary_ctxt_switches:"));
+            count.expect("a count").trim().parse::<u64>().expect("a number")
+        };
+        // It begins to sleep.
+        while !fs::read_to_string(&status).expect("it runs").contains("State:\tS") {
+            thread::yield_now();
+        }
+        let before = pauses();
+        assert!(outcome.recv_timeout(LOCK_PAUSE * 10).is_err());
+        assert_eq!(pauses(), before);
+        // Another process removes the home before it gives up the lock, as after the last call.
+        home.remove().expect("removed");
+        drop(lock);
+        assert!(outcome.recv().expect("an outcome"), "there is no home any more");
+        undo.join().expect("it ends");
+    }
 
     #[test]
     fn an_error_of_the_node_keeps_its_causes() {

@@ -7,8 +7,8 @@
 //! 2. podfs writes the file `call` before the call, and removes it after the answer. It is in the home, or in the directory of the
 //!    node mount. So a process that gets the lock and finds the file knows that a killed process has not got an answer.
 //! 3. The program of a FlexVolume driver adds its process to the file before it executes. podfs kills the process group of that
-//!    process, and waits until it has ended, before it calls the driver again. If it does not end, the call fails, and the file and
-//!    the record of the volume stay.
+//!    process, and waits until it has ended, before it calls the driver again (`process`). If it does not end, the call fails, and the
+//!    file and the record of the volume stay.
 //! 4. podfs cannot end a call to a CSI driver, which is a service. The next call to mount only repeats that call, so it needs no wait:
 //!    a driver has to be idempotent. But podfs does not call the driver to unmount, and keeps the record, until the longest duration
 //!    of the unfinished call is over, or the driver has mounted.
@@ -25,12 +25,12 @@ use rustix::time::{ClockId, clock_gettime};
 use serde::{Deserialize, Serialize};
 
 use super::DriverError;
-use super::process::{DriverProcess, KilledGroup};
+use super::process::{DriverProcess, EndedGroup};
 use crate::host::global_mount::boot_id;
 use crate::types::{is_blank, parse_record};
 
 const CALL: &str = "call";
-/// The line of the file after which the process group is killed.
+/// The line of the file after the process group is killed, for earlier versions of podfs, which wait for the group only then.
 const KILLED: &str = "killed";
 
 /// Where podfs records a call: the directory of a home or of a node mount.
@@ -99,10 +99,7 @@ impl CallRecord {
     pub(super) fn end_driver(&self) -> Result<(), DriverError> {
         let Some((call, rest)) = self.read()? else { return Ok(()) };
         if let Some(process) = rest.lines().find_map(DriverProcess::parse) {
-            let was_killed = rest.lines().any(|line| line == KILLED);
-            if was_killed || process.runs() {
-                self.kill(&call.call, process)?;
-            }
+            self.kill(&call.call, process)?;
         }
         self.end();
         Ok(())
@@ -120,16 +117,14 @@ impl CallRecord {
     }
 
     fn kill(&self, call: &str, process: DriverProcess) -> Result<(), DriverError> {
-        let killed = OpenOptions::new().append(true).open(&self.file).and_then(|mut file| writeln!(file, "{KILLED}"));
-        match killed {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => {
-                return Err(DriverError::of_node("write", &self.file, error));
-            }
-            _ => {}
+        let is_killed = process.kill_group();
+        if is_killed {
+            // Another thread may have removed the file. Without the line, this version finds out the same (`process`).
+            let _ = OpenOptions::new().append(true).open(&self.file).and_then(|mut file| writeln!(file, "{KILLED}"));
         }
-        match process.kill_group() {
-            KilledGroup::Ended => Ok(()),
-            KilledGroup::Remains(pid) => Err(DriverError::uncertain(format!(
+        match process.wait_for_group(is_killed) {
+            EndedGroup::Ended => Ok(()),
+            EndedGroup::Remains(pid) => Err(DriverError::uncertain(format!(
                 "the process {pid} of a driver, which podfs has called to {call}, does not end although podfs has killed it; podfs \
                  calls the driver again when it has ended"
             ))),
@@ -229,5 +224,26 @@ mod tests {
         assert!(!other.interrupt_driver().expect("nothing to do"));
         assert!(sleep.try_wait().expect("asked").is_none());
         sleep.kill().and_then(|()| sleep.wait()).expect("it ends");
+    }
+
+    #[test]
+    fn a_daemon_of_a_driver_that_ended_before_the_signal_does_not_delay_the_next_call() {
+        use std::os::unix::process::CommandExt;
+
+        let (base, record) = record();
+        let mut file = record.begin("mount").expect("written");
+        // The leader of the group leaves a daemon, and ends after podfs has written that it kills the group, but before the signal.
+        let script = "cat /proc/$$/stat; sleep 1000 > /dev/null 2>&1 & echo $! > \"$1\"";
+        let daemon = base.path().join("daemon");
+        let mut leader = std::process::Command::new("sh");
+        leader.args(["-c", script, "sh"]).arg(&daemon).process_group(0);
+        let output = leader.output().expect("it ends");
+        file.write_all(&output.stdout).and_then(|()| writeln!(file, "{KILLED}")).expect("written");
+        let ended = record.end_driver();
+        let pid = std::fs::read_to_string(&daemon).expect("started").trim().parse().expect("a number");
+        let pid = rustix::process::Pid::from_raw(pid).expect("a process");
+        rustix::process::kill_process(pid, rustix::process::Signal::KILL).expect("it goes on");
+        ended.expect("the driver has ended");
+        assert!(!record.exists());
     }
 }

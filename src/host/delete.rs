@@ -163,8 +163,8 @@ mod tests {
 
     use podfs_fuse::mount::bind::bind;
     use podfs_fuse::mount::directories::Directories;
+    use podfs_fuse::mount::point::{MountPoint, OldMountPolicy};
     use podfs_fuse::mount::private::ContainerAccess;
-    use podfs_fuse::mount::visible::{MountPoint, OldMountPolicy};
 
     use super::*;
 

@@ -9,6 +9,7 @@
 mod document;
 mod error;
 mod go_yaml;
+mod known_fields;
 mod null;
 pub mod objects;
 mod origin;

@@ -8,6 +8,7 @@ use std::path::Path;
 use std::thread;
 
 use serde_json::Value;
+use serde_saphyr::budget::BudgetBreach;
 use serde_saphyr::{DuplicateKeyPolicy, MergeKeyPolicy, Options};
 
 use super::ManifestError;
@@ -24,6 +25,7 @@ pub(super) fn values(file: &Path, bytes: &[u8]) -> Vec<Result<Value, ManifestErr
             Err(error) => vec![Err(error)],
         };
     }
+    let mut fault = None;
     if let Ok(text) = text(file, bytes, 0) {
         // Standard input has no file name extension. JSON is YAML except for details such as surrogate pairs in escapes, so text
         // that begins like JSON is parsed as JSON first.
@@ -32,17 +34,21 @@ pub(super) fn values(file: &Path, bytes: &[u8]) -> Vec<Result<Value, ManifestErr
         {
             return values.into_iter().map(Ok).collect();
         }
-        if let Ok(values) = yaml(text) {
-            return values.into_iter().map(Ok).collect();
+        match yaml(text) {
+            Ok(values) => return values.into_iter().map(Ok).collect(),
+            Err(error) => fault = Some(error),
         }
     }
-    one_by_one(file, bytes)
+    match (yaml_documents(bytes).as_slice(), fault) {
+        ([_], Some(fault)) => vec![Err(yaml_fault(file, &fault, 0))],
+        (documents, _) => one_by_one(file, documents),
+    }
 }
 
 /// The documents of YAML text with a fault, each parsed alone.
-fn one_by_one(file: &Path, bytes: &[u8]) -> Vec<Result<Value, ManifestError>> {
+fn one_by_one(file: &Path, documents: &[(u64, &[u8])]) -> Vec<Result<Value, ManifestError>> {
     let mut values = Vec::new();
-    for (lines_before, document) in yaml_documents(bytes) {
+    for &(lines_before, document) in documents {
         let parsed = text(file, document, lines_before)
             .and_then(|text| yaml(text).map_err(|error| yaml_fault(file, &error, lines_before)));
         match parsed {
@@ -105,7 +111,7 @@ fn json(text: &str) -> impl Iterator<Item = Result<Value, serde_json::Error>> {
 fn yaml(text: &str) -> Result<Vec<Value>, serde_saphyr::Error> {
     let text = without_marks(text);
     match yaml_of_depth(&text, DEPTH) {
-        Err(error) if is_beyond_budget(&error) => thread::scope(|scope| {
+        Err(error) if is_too_deep(&error) => thread::scope(|scope| {
             let deep = thread::Builder::new().stack_size(DEEP_STACK);
             let parsed = deep.spawn_scoped(scope, || yaml_of_depth(&text, MOST_DEPTH));
             parsed.map_or(Err(error), |parsed| parsed.join().expect("the parser does not panic"))
@@ -125,10 +131,11 @@ fn yaml_of_depth(text: &str, depth: usize) -> Result<Vec<Value>, serde_saphyr::E
     Ok(values.into_iter().map(|GoValue(value)| value).collect())
 }
 
-fn is_beyond_budget(error: &serde_saphyr::Error) -> bool {
+/// Whether the text is nested too deeply for [`DEPTH`]. No other limit is higher on a larger stack.
+fn is_too_deep(error: &serde_saphyr::Error) -> bool {
     match error.without_snippet() {
-        serde_saphyr::Error::AliasError { error, .. } => is_beyond_budget(error),
-        error => matches!(error, serde_saphyr::Error::Budget { .. }),
+        serde_saphyr::Error::AliasError { error, .. } => is_too_deep(error),
+        error => matches!(error, serde_saphyr::Error::Budget { breach: BudgetBreach::Depth { .. }, .. }),
     }
 }
 
@@ -208,4 +215,24 @@ fn yaml_fault(file: &Path, error: &serde_saphyr::Error, lines_before: u64) -> Ma
     };
     let (line, column) = error.location().map_or((1, 1), |location| (location.line(), location.column()));
     ManifestError::syntax(file, lines_before + line.max(1), column.max(1), problem)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_text_that_is_nested_too_deeply_is_parsed_on_a_larger_stack() {
+        let error = |text: &str| yaml_of_depth(text, DEPTH).expect_err("a fault");
+        let nested = |levels: usize| format!("{}1{}", "[".repeat(levels), "]".repeat(levels));
+        assert!(is_too_deep(&error(&nested(DEPTH + 1))));
+        assert!(is_too_deep(&error(&format!("a: &a {}\nb: {}", nested(40), nested(40).replace('1', "*a")))));
+        let mut bomb = format!("a0: &a0 [{}]\n", "x".repeat(100_000));
+        for level in 1..9 {
+            let below = vec![format!("*a{}", level - 1); 10].join(", ");
+            bomb += &format!("a{level}: &a{level} [{below}]\n");
+        }
+        assert!(!is_too_deep(&error(&bomb)));
+        assert!(!is_too_deep(&error("a: [")));
+    }
 }

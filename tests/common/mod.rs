@@ -24,6 +24,7 @@ pub mod network;
 pub mod node;
 pub mod operator;
 pub mod outcome;
+pub mod own_descriptors;
 pub mod packages;
 pub mod passthrough;
 pub mod running;

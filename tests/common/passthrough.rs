@@ -10,8 +10,9 @@ use std::thread;
 
 use podfs_fuse::client::{MountedVolume, ServerClient, VolumeIdentity};
 use podfs_fuse::mount::directories::Directories;
+use podfs_fuse::mount::point::{MountPoint, OldMountPolicy};
 use podfs_fuse::mount::private::{ContainerAccess, MountOptions};
-use podfs_fuse::mount::visible::{MountPoint, OldMountPolicy, VisibleMount};
+use podfs_fuse::mount::visible::VisibleMount;
 use podfs_fuse::passthrough::{CacheMode, DataPath, PassthroughOptions};
 use serde_json::Value;
 use tempfile::TempDir;

@@ -8,8 +8,8 @@ use crate::common::namespace::{Container, Propagation, change_mount};
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use podfs_fuse::mount::bind::bind;
 use podfs_fuse::mount::directories::Directories;
+use podfs_fuse::mount::point::{MountPoint, OldMountPolicy};
 use podfs_fuse::mount::private::ContainerAccess;
-use podfs_fuse::mount::visible::{MountPoint, OldMountPolicy};
 
 fn open(path: &Path) -> fs::File {
     fs::File::open(path).expect("the source")

@@ -1,13 +1,15 @@
 //! Settings of a CSIDriver object.
 
-use std::fs;
+use std::fs::{self, File};
 use std::os::unix::fs::MetadataExt;
+use std::path::PathBuf;
 
 use crate::common::*;
 use crate::csi_driver::{DRIVER, Fault};
 use crate::csi_volume::{BOTH, Rig, STAGES, assert_shown};
 use podfs::csi::v1::node_service_capability::rpc::Type;
 use podfs::csi::v1::volume_capability::access_mode::Mode;
+use rustix::fs::{FlockOperation, flock};
 use tonic::Code;
 
 #[test]
@@ -94,6 +96,45 @@ fn cs_11_a_driver_with_requires_republish_is_called_again_after_a_change() {
     eventually("the driver is called again", || driver.count("NodePublishVolume") >= before + 2);
     assert_shown(&running);
     assert_eq!(driver.count("NodeUnpublishVolume"), 0, "a failed call leaves the volume as it is");
+    rig.assert_stops_clean(running);
+}
+
+#[test]
+fn cs_11_a_call_that_waited_for_another_one_follows_the_record_that_the_other_one_left() {
+    let rig = Rig::new(BOTH);
+    rig.write_driver("attachRequired: false, requiresRepublish: true");
+    let driver = rig.driver(STAGES);
+    let running = rig.run();
+    let home = PathBuf::from(driver.published().target_path).parent().expect("a home").to_owned();
+    let (record, number) = (home.join("vol_data.json"), fs::metadata(&home).expect("a home").ino());
+    let written = fs::read_to_string(&record).expect("a record");
+    let locked = || {
+        let directory = File::open(&home).expect("a home");
+        flock(&directory, FlockOperation::LockExclusive).map(|()| directory).expect("locked")
+    };
+    // proc_locks(5)
+    let is_waited_for = || {
+        let locks = fs::read_to_string("/proc/locks").expect("the locks of the node");
+        locks.lines().any(|lock| lock.contains("-> FLOCK") && lock.contains(&format!(":{number} ")))
+    };
+    // Lets the supervisor call the driver again, and changes the record while it waits for the lock.
+    let call_again = |version: &str, from: &str, to: &str| {
+        let lock = locked();
+        rig.fixture.write("objects/app.json", &config_map("app", &[("a", version)]));
+        eventually("the supervisor waits for the lock", is_waited_for);
+        fs::write(&record, written.replace(from, to)).expect("written");
+        drop(lock);
+        eventually("the supervisor has the lock", || !is_waited_for());
+        // It has ended when the lock is free.
+        drop(locked());
+        fs::write(&record, &written).expect("written");
+    };
+    let before = driver.count("NodePublishVolume");
+    call_again("2", r#""published":true"#, r#""published":false"#);
+    assert_eq!(driver.count("NodePublishVolume"), before, "the volume is unpublished by now");
+    call_again("3", r#""publishedReadOnly":false"#, r#""publishedReadOnly":true"#);
+    assert_eq!(driver.count("NodePublishVolume"), before + 1);
+    assert!(driver.published().readonly);
     rig.assert_stops_clean(running);
 }
 

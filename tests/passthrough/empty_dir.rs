@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use crate::common::locker::Locker;
+use crate::common::own_descriptors::with_own_descriptors;
 use crate::common::scratch::Scratch;
 use crate::common::*;
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
@@ -89,11 +90,13 @@ fn the_size_limit_holds_at_once() {
         with_spec(&fixture, spec);
         let running = fixture.run();
         let volume = running.volume("scratch");
-        fs::write(volume.join("fits"), vec![1; 512 << 10]).expect("it fits");
-        let error = fs::write(volume.join("more"), vec![1; 2 << 20]).expect_err("it does not fit");
-        assert!(matches!(error.kind(), ErrorKind::StorageFull | ErrorKind::QuotaExceeded), "{source}: {error}");
-        fs::remove_file(volume.join("more")).expect("removed");
-        fs::write(volume.join("again"), vec![1; 256 << 10]).expect("there is room again");
+        with_own_descriptors(|| {
+            fs::write(volume.join("fits"), vec![1; 512 << 10]).expect("it fits");
+            let error = fs::write(volume.join("more"), vec![1; 2 << 20]).expect_err("it does not fit");
+            assert!(matches!(error.kind(), ErrorKind::StorageFull | ErrorKind::QuotaExceeded), "{source}: {error}");
+            fs::remove_file(volume.join("more")).expect("removed");
+            fs::write(volume.join("again"), vec![1; 256 << 10]).expect("there is room again");
+        });
         assert_stops_clean(running, &fixture);
     }
 }

@@ -14,6 +14,7 @@ use crate::common::caller::Caller;
 use crate::common::eventually;
 use crate::common::frozen::FreezableDisk;
 use crate::common::loop_device::LoopDevice;
+use crate::common::own_descriptors::with_own_descriptors;
 use crate::common::passthrough::{Mounted, disk_directory};
 
 const KIB: u64 = 1024;
@@ -64,27 +65,32 @@ fn writes_stop_at_the_limit_and_earlier_data_stays() {
 #[test]
 fn a_full_volume_can_be_read_overwritten_and_emptied() {
     let mounted = Mounted::with_limit(LIMIT);
-    let path = mounted.path().join("file");
+    let volume = mounted.path();
+    with_own_descriptors(|| fill_and_empty(volume));
+}
+
+fn fill_and_empty(volume: &Path) {
+    let path = volume.join("file");
     let mut file = File::options().read(true).write(true).create_new(true).open(&path).expect("created");
     let written = fill(&mut file);
     for offset in (0..written).step_by(4096) {
         file.write_all_at(&[8; 4096], offset).expect("existing data can be overwritten");
     }
     file.set_len(written / 2).expect("cut");
-    let mut half = File::create(mounted.path().join("half")).expect("created");
+    let mut half = File::create(volume.join("half")).expect("created");
     let fits = fill(&mut half);
     assert!(fits + 64 * KIB >= LIMIT / 2, "{fits} bytes fit into half of the volume");
     drop(half);
-    fs::remove_file(mounted.path().join("half")).expect("removed");
+    fs::remove_file(volume.join("half")).expect("removed");
     // An open file uses space also after its name is removed.
     fs::remove_file(&path).expect("removed");
-    let kept = fill(&mut File::create(mounted.path().join("beside")).expect("created"));
+    let kept = fill(&mut File::create(volume.join("beside")).expect("created"));
     assert!(kept <= LIMIT - written / 2, "{kept} bytes fit beside a file that is open");
-    fs::remove_file(mounted.path().join("beside")).expect("removed");
+    fs::remove_file(volume.join("beside")).expect("removed");
     drop(file);
     eventually("everything is free again", || {
-        let fits = fill(&mut File::create(mounted.path().join("again")).expect("created"));
-        fs::remove_file(mounted.path().join("again")).expect("removed");
+        let fits = fill(&mut File::create(volume.join("again")).expect("created"));
+        fs::remove_file(volume.join("again")).expect("removed");
         fits + 64 * KIB >= LIMIT
     });
 }
@@ -93,13 +99,15 @@ fn a_full_volume_can_be_read_overwritten_and_emptied() {
 fn the_room_of_a_removed_file_is_there_at_once() {
     let mounted = Mounted::with_limit(LIMIT);
     let path = mounted.path().join("file");
-    for _ in 0..3000 {
-        let file = File::create_new(&path).expect("there is room for a name");
-        fallocate(&file, FallocateFlags::empty(), 0, LIMIT - 64 * KIB).expect("there is room");
-        // The kernel does not wait for the answer to the RELEASE of the file.
-        drop(file);
-        fs::remove_file(&path).expect("removed");
-    }
+    with_own_descriptors(|| {
+        for _ in 0..3000 {
+            let file = File::create_new(&path).expect("there is room for a name");
+            fallocate(&file, FallocateFlags::empty(), 0, LIMIT - 64 * KIB).expect("there is room");
+            // The kernel does not wait for the answer to the RELEASE of the file.
+            drop(file);
+            fs::remove_file(&path).expect("removed");
+        }
+    });
 }
 
 #[test]

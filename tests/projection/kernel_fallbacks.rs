@@ -9,9 +9,9 @@ use nix::errno::Errno;
 use podfs_fuse::client::ProjectionMount;
 use podfs_fuse::client::VolumeIdentity;
 use podfs_fuse::mount::directories::Directories;
+use podfs_fuse::mount::point::{MountPoint, OldMountPolicy};
 use podfs_fuse::mount::private::{MountOptions, MountPointType, PrivateMount, open_device};
 use podfs_fuse::mount::table::mounts_at;
-use podfs_fuse::mount::visible::{MountPoint, OldMountPolicy};
 use podfs_fuse::protocol::Reporting;
 use tempfile::TempDir;
 

@@ -13,8 +13,8 @@ use nix::errno::Errno;
 use nix::mount::{MntFlags, umount2};
 use podfs_fuse::client::LivePartError;
 use podfs_fuse::mount::directories::Directories;
+use podfs_fuse::mount::point::{MountPoint, OldMountPolicy};
 use podfs_fuse::mount::private::{MountOptions, MountPointType};
-use podfs_fuse::mount::visible::{MountPoint, OldMountPolicy};
 use proptest::prelude::*;
 use tempfile::TempDir;
 

@@ -20,4 +20,13 @@ pub enum CommitError {
         #[source]
         cause: io::Error,
     },
+    /// The content of a file cannot be read from the generation that shows it.
+    #[error("cannot read {path:?} to update live subPath mounts, which keep their earlier content: {cause}")]
+    LiveContent {
+        /// The path in the payload.
+        path: String,
+        /// The kernel's error.
+        #[source]
+        cause: io::Error,
+    },
 }

@@ -6,6 +6,8 @@
 //! 1. If a supervisor is killed between two steps, the server still has the announced steps. The next supervisor performs
 //!    them first, so that the kernel raises every event, and then compares the live parts with the projection's current generation.
 //! 2. A step that fails does not stop later updates: the next update begins from the present state of the live parts.
+//! 3. An update whose content cannot be read changes nothing. Without the file, the plan would remove the inode that a container has
+//!    mounted, and no later update would reach that container.
 
 use std::collections::BTreeSet;
 use std::io;
@@ -128,7 +130,7 @@ impl LiveMount {
             (tree.newest().map(|(number, image)| (number, Arc::clone(image))), tree.slots() == slots)
         };
         let files = files(&slots, generation, before.as_ref().map(|(_, image)| &**image));
-        let contents: Vec<_> = files.iter().map(|(_, image, file)| bytes(image, *file)).collect();
+        let contents = contents(&files, &slots)?;
         let layout = layout(&files, &contents, generation)?;
         if !self.untidy && has_same_slots && before.as_ref().is_some_and(|(_, image)| layout.equals(image)) {
             return Ok(());
@@ -275,15 +277,29 @@ fn files<'a>(slots: &[Slot], generation: &'a Image, before: Option<&'a Image>) -
     files
 }
 
+/// The content of each of these files.
+///
+/// # Errors
+/// When one of them cannot be read.
+fn contents(files: &[SlotFile<'_>], slots: &[Slot]) -> Result<Vec<Zeroizing<Vec<u8>>>, CommitError> {
+    let failed = |path: &str, cause| {
+        let (number, below) = path.split_once('/').unwrap_or((path, ""));
+        let slot = number.parse().ok().and_then(|number: usize| slots.get(number));
+        let shown = [slot.map_or("", |slot| &slot.path), below].into_iter().filter(|part| !part.is_empty());
+        CommitError::LiveContent { path: shown.collect::<Vec<_>>().join("/"), cause }
+    };
+    files.iter().map(|(path, image, file)| bytes(image, *file).map_err(|cause| failed(path, cause))).collect()
+}
+
 /// The layout of these files with these contents. Directories have the mode and group of `generation`.
 fn layout<'a>(
     files: &'a [SlotFile<'a>],
-    contents: &'a [Option<Zeroizing<Vec<u8>>>],
+    contents: &'a [Zeroizing<Vec<u8>>],
     generation: &Image,
 ) -> Result<ImageLayout<'a>, CommitError> {
     let entries = files.iter().zip(contents).filter_map(|((path, image, file), content)| {
         let node = image.node(*file)?;
-        Some(FileEntry { path, content: content.as_ref()?, mode: node.mode, uid: node.uid, gid: node.gid })
+        Some(FileEntry { path, content, mode: node.mode, uid: node.uid, gid: node.gid })
     });
     let root = generation.node(0).map_or(DirectoryAttributes { mode: 0o755, gid: 0 }, |root| DirectoryAttributes {
         mode: root.mode,
@@ -315,5 +331,34 @@ fn describe(step: &LiveStep) -> String {
         LiveStep::RemoveFile { path } => format!("unlink {path}"),
         LiveStep::RemoveDirectory { path } => format!("rmdir {path}"),
         LiveStep::Settle => "the end of an update".to_owned(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_update_whose_content_cannot_be_read_fails_and_removes_no_file() {
+        let image = || {
+            let entry = FileEntry { path: "conf.d/log", content: b"1", mode: 0o644, uid: 0, gid: 0 };
+            let root = DirectoryAttributes { mode: 0o755, gid: 0 };
+            ImageLayout::new([entry], root).expect("a tree").image().expect("an image")
+        };
+        let slots = [
+            Slot { path: "conf.d/log".to_owned(), shape: PartType::File },
+            Slot { path: "conf.d".to_owned(), shape: PartType::Directory },
+        ];
+        let readable = image();
+        let shown = contents(&files(&slots, &readable, None), &slots).expect("read");
+        assert!(shown.len() == 2 && shown.iter().all(|content| ***content == *b"1"));
+        let unreadable = image().unreadable();
+        for slot in slots {
+            let slots = [slot];
+            let error = contents(&files(&slots, &unreadable, None), &slots).expect_err("it cannot be read").to_string();
+            let sentence =
+                "cannot read \"conf.d/log\" to update live subPath mounts, which keep their earlier content: ";
+            assert!(error.starts_with(sentence), "{error}");
+        }
     }
 }

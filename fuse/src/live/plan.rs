@@ -5,6 +5,7 @@
 //! makes the name again.
 
 use std::collections::BTreeSet;
+use std::io;
 
 use zeroize::Zeroizing;
 
@@ -92,7 +93,8 @@ impl<'a> StepPlan<'a> {
     }
 
     fn compare_file(&mut self, shown: NodeId, wanted: Index, path: &str) {
-        if bytes(self.image, wanted).is_some_and(|bytes| self.tree.has_bytes(shown, &bytes)) {
+        // Without an answer, the file counts as changed: that costs events, and nothing else.
+        if bytes(self.image, wanted).is_ok_and(|bytes| self.tree.has_bytes(shown, &bytes)) {
             return self.compare_attributes(shown, wanted, path);
         }
         self.swapped.push(path.to_owned());
@@ -134,9 +136,12 @@ pub(crate) fn children(image: &Image, directory: Index) -> impl Iterator<Item = 
 }
 
 /// A copy of the bytes of a file.
-pub(crate) fn bytes(image: &Image, file: Index) -> Option<Zeroizing<Vec<u8>>> {
-    match image.node(file)?.kind {
-        ImageNodeKind::File { content } => image.copied(content).ok(),
-        ImageNodeKind::Directory { .. } => None,
+///
+/// # Errors
+/// When the node is no file, and those of `pread(2)`.
+pub(crate) fn bytes(image: &Image, file: Index) -> io::Result<Zeroizing<Vec<u8>>> {
+    match image.node(file).ok_or(io::ErrorKind::NotFound)?.kind {
+        ImageNodeKind::File { content } => image.copied(content),
+        ImageNodeKind::Directory { .. } => Err(io::ErrorKind::IsADirectory.into()),
     }
 }

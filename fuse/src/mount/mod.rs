@@ -9,7 +9,8 @@
 //! | [`bind`] | bind mounts, for sources that FUSE cannot serve |
 //! | [`enclosed`] | sources cut off from the host's other mounts |
 //! | [`private`] | opening `/dev/fuse`, the private mount, its clone |
-//! | [`visible`] | mount points, and the mounts on them |
+//! | [`point`] | mount points, and how a mount comes to one |
+//! | [`visible`] | the mounts that containers see, and how they go |
 //! | [`directories`] | directories that podfs makes and removes later |
 //! | `root` | the root directory of a new mount namespace |
 //! | [`table`] | reading `/proc/thread-self/mountinfo` |
@@ -20,6 +21,7 @@ use std::path::{Path, PathBuf};
 pub mod bind;
 pub mod directories;
 pub mod enclosed;
+pub mod point;
 pub mod private;
 pub(crate) mod root;
 pub mod table;

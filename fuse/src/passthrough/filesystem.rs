@@ -7,6 +7,7 @@
 //!
 //! | file | requests |
 //! |---|---|
+//! | `account` | the room of a volume with a limit: checks, and charges of what other requests make and remove |
 //! | `export` | file handles of callers |
 //! | `look` | reading names, attributes, links, extended attributes and figures of the file system |
 //! | `change` | making, removing and changing names and attributes |
@@ -21,6 +22,7 @@
 //! | `setid` | setuid and setgid bits that files lose when they are changed |
 //! | `silly` | RMDIR of directories at an NFS server whose files were just removed |
 
+mod account;
 mod change;
 mod data;
 mod directories;
@@ -54,14 +56,14 @@ use super::listing::lists_reliably;
 use super::locks::LockWaits;
 use super::mounts::SourceMounts;
 use super::node::{FileIdentity, Node};
+use super::node_names::HeldNodes;
 use super::nodes::{NewNode, Nodes};
 use super::open_files::OpenFiles;
 use super::options::{CacheMode, PassthroughOptions};
-use super::places::HeldNodes;
 use super::pruner::Pruner;
 use super::readdirplus::ReaddirplusPolicy;
 use super::replaced::ReplacedFiles;
-use super::share::{Share, SharePlace};
+use super::share::{DescriptorPermit, Share};
 use super::tables::FilesystemTables;
 use super::unopened::UnopenedListings;
 use super::usage::QuotaUsage;
@@ -396,8 +398,8 @@ impl PassthroughFilesystem {
         Ok((node, found))
     }
 
-    /// A place among the volume's descriptors. Never refuses a request for which a dead server may have opened a file already.
-    fn place(&self, exchange: &Exchange<'_>) -> Result<SharePlace, Errno> {
+    /// The permission for one more descriptor of the volume. Never refuses a request for which a dead server may have opened a file already.
+    fn descriptor_permit(&self, exchange: &Exchange<'_>) -> Result<DescriptorPermit, Errno> {
         if exchange.is_resent() { Ok(self.descriptors.take_anyway()) } else { self.descriptors.take() }
     }
 

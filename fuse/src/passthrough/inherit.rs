@@ -16,15 +16,17 @@ use super::data_path::DataPath;
 use super::handle::FileHandle;
 use super::hashing::HashKey;
 use super::mounts::SourceMounts;
-use super::node::{FileIdentity, Node, place_cell};
+use super::node::{FileIdentity, Node, name_cell};
+use super::node_names;
 use super::nodes::Nodes;
 use super::open_files::{OpenDirectory, OpenFile, OpenFiles};
 use super::open_node::{BackingId, OpenNode};
 use super::options::PassthroughOptions;
-use super::places;
 use super::share::Share;
 use super::source_mount::{MountRoute, SourceMount};
-use super::state::{DIRECTORY, DeviceCell, HeldCell, LockCell, MountCell, NodeCell, OpenCell, PlaceCell, number};
+use super::state::{
+    DIRECTORY, DeviceCell, DirectoryNameCell, HeldCell, LockCell, MountCell, NodeCell, OpenCell, number,
+};
 use super::tables::FilesystemTables;
 use super::usage::QuotaUsage;
 use crate::mount::table::MountTable;
@@ -152,7 +154,7 @@ impl<'a> RegionReader<'a> {
             MountCell::TAG,
             HeldCell::TAG,
             DeviceCell::TAG,
-            PlaceCell::TAG,
+            DirectoryNameCell::TAG,
         ];
         let strange = cells.iter().filter(|(tag, _)| !known.contains(tag));
         let lost = strange.flat_map(|(_, ids)| ids.iter().copied()).collect();
@@ -212,7 +214,8 @@ impl<'a> RegionReader<'a> {
         let nodes = Nodes::empty(Arc::clone(self.region));
         let cells = self.cells.remove(&NodeCell::TAG).unwrap_or_default();
         nodes.reserve(cells.len());
-        let mut unnamed: HashSet<CellId> = self.cells.remove(&PlaceCell::TAG).unwrap_or_default().into_iter().collect();
+        let mut unnamed: HashSet<CellId> =
+            self.cells.remove(&DirectoryNameCell::TAG).unwrap_or_default().into_iter().collect();
         self.kept.reserve(cells.len());
         for cell in cells {
             let Some(record) = self.region.cells().find::<NodeCell>(cell) else { continue };
@@ -221,18 +224,18 @@ impl<'a> RegionReader<'a> {
             let is_forgotten = record.lookups.load(Relaxed) == 0 && id != NodeId::ROOT;
             let mount = mounts.get(&record.mount.load(Relaxed));
             let held = self.descriptor(record.held.load(Relaxed));
-            let place = place_cell(record).and_then(|first| places::read(self.region, first, id));
+            let name = name_cell(record).and_then(|first| node_names::read(self.region, first, id));
             let identity = FileIdentity::read(record).filter(|identity| match identity {
                 FileIdentity::Handle { .. } => !is_forgotten || (held.is_none() && record.nameless.load(Relaxed) == 0),
-                // The root gets its descriptor later (`keep_source`). Any other node without a handle needs its descriptor or its place.
+                // The root gets its descriptor later (`keep_source`). Any other node without a handle needs its descriptor or its name.
                 FileIdentity::Number { .. } => {
-                    !is_forgotten && (held.is_some() || place.is_some() || id == NodeId::ROOT)
+                    !is_forgotten && (held.is_some() || name.is_some() || id == NodeId::ROOT)
                 }
             });
             let takes_in = |(identity, mount)| nodes.inherit(cell, &identity, mount, held, share);
             if identity.zip(mount).is_some_and(takes_in) {
                 self.kept.push(cell);
-                for cell in place.into_iter().flat_map(|(_, cells)| cells) {
+                for cell in name.into_iter().flat_map(|(_, cells)| cells).flatten() {
                     unnamed.remove(&cell);
                     self.kept.push(cell);
                 }

@@ -24,7 +24,7 @@ pub struct SourceListing {
     directory: OwnedFd,
     /// Entries that were read and not returned yet.
     chunk: Vec<u8>,
-    /// The place of the next entry in `chunk`.
+    /// Where the next entry begins in `chunk`.
     position: usize,
     /// The offset of the entry at `position`; `None` where another process has read.
     offset: Option<u64>,
@@ -177,7 +177,7 @@ mod tests {
     }
 
     #[test]
-    fn a_directory_is_read_in_pieces_and_from_any_place() {
+    fn a_directory_is_read_in_pieces_and_from_any_offset() {
         let directory = tempfile::tempdir().expect("a directory");
         (0..3000)
             .for_each(|n| drop(std::fs::File::create(directory.path().join(format!("file-{n}"))).expect("a file")));
@@ -189,7 +189,7 @@ mod tests {
         pieces.drop_chunk();
         let (second, _) = names(&mut pieces, middle, usize::MAX);
         assert_eq!([first, second.clone()].concat(), all);
-        assert_eq!(names(&mut pieces, middle, usize::MAX).0, second, "the same place gives the same entries");
+        assert_eq!(names(&mut pieces, middle, usize::MAX).0, second, "the same offset gives the same entries");
     }
 
     #[test]

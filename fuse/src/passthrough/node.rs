@@ -12,23 +12,24 @@ use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 use std::sync::{Arc, Mutex, MutexGuard};
 
-use rustix::fs::{FileType, OFlags, Statx};
+use rustix::fs::{FileType, Mode, OFlags, Statx, openat};
 use rustix::io::Errno;
 
+use super::attributes::attributes_of;
 use super::descriptor::reopen;
 use super::devices::device_of;
 use super::handle::FileHandle;
+use super::node_names::{self, DirectoryName};
 use super::nodes::SharedNodes;
 use super::open_node::OpenNode;
-use super::places::{self, PlaceInDirectory};
-use super::share::SharePlace;
+use super::share::DescriptorPermit;
 use super::source_mount::SourceMount;
-use super::state::{HANDLE_LENGTH, MAPPABLE, NO_HANDLE, NodeCell, PLACE, recordable};
+use super::state::{DIRECTORY_NAME, HANDLE_LENGTH, MAPPABLE, NO_HANDLE, NodeCell, recordable};
 use crate::region::cell_id::CellId;
 use crate::region::cells::CellRef;
 use crate::session::NodeId;
 
-/// The most directories above a node that the server goes through to find the node by its place.
+/// The most directories above a node that the server goes through to find the node by its name.
 const LEVELS: usize = 256;
 
 /// The identity of a file.
@@ -42,7 +43,7 @@ pub enum FileIdentity {
         handle: FileHandle,
     },
     /// An inode number, which the file system does not use again while the node holds the file open. A node that the server has to
-    /// find by its place may get the number of a deleted file.
+    /// find by its name may get the number of a deleted file.
     Number {
         /// The mount through which the server reached the file, as the volume numbers it.
         mount: u64,
@@ -75,7 +76,7 @@ pub struct Node {
 #[derive(Debug)]
 struct HeldNode {
     file: Arc<OwnedFd>,
-    _taken: SharePlace,
+    _taken: DescriptorPermit,
     /// The node itself: this reference keeps the node, with its descriptor, until the kernel forgets the node.
     node: Option<Arc<Node>>,
 }
@@ -113,7 +114,7 @@ impl Node {
     }
 
     /// Keeps `file`, open on this node, until the kernel forgets the node.
-    pub fn hold(self: &Arc<Self>, file: OwnedFd, taken: SharePlace) {
+    pub fn hold(self: &Arc<Self>, file: OwnedFd, taken: DescriptorPermit) {
         let file = recordable(file);
         let number = file.as_raw_fd().cast_unsigned();
         let before = {
@@ -129,12 +130,12 @@ impl Node {
     }
 
     /// As [`hold`](Self::hold), for a descriptor that a dead server kept. Does not change the node's cell.
-    pub fn hold_on(self: &Arc<Self>, file: OwnedFd, taken: SharePlace) {
+    pub fn hold_on(self: &Arc<Self>, file: OwnedFd, taken: DescriptorPermit) {
         let before = self.lock_held().replace(self.keeping(file, taken));
         drop(before);
     }
 
-    fn keeping(self: &Arc<Self>, file: OwnedFd, taken: SharePlace) -> HeldNode {
+    fn keeping(self: &Arc<Self>, file: OwnedFd, taken: DescriptorPermit) -> HeldNode {
         HeldNode { file: Arc::new(file), _taken: taken, node: Some(Arc::clone(self)) }
     }
 
@@ -155,8 +156,27 @@ impl Node {
         match (self.mount.anchor(), self.handle()) {
             (Some(anchor), Some(handle)) => handle.open(anchor, flags),
             (None, Some(_)) => Err(Errno::STALE),
-            (_, None) => reopen(self.nodes.open_by_place(self, LEVELS)?.as_fd(), flags),
+            (_, None) => reopen(self.open_by_name(LEVELS)?.as_fd(), flags),
         }
+    }
+
+    /// Opens a node without a handle by its name, with `O_PATH`. `levels` limits the number of directories above it.
+    ///
+    /// # Errors
+    /// `ESTALE` when the name leads to another file or to none, and those of `open(2)`.
+    fn open_by_name(&self, levels: usize) -> Result<OwnedFd, Errno> {
+        let levels = levels.checked_sub(1).ok_or(Errno::STALE)?;
+        let DirectoryName { parent, name } = self.directory_name().ok_or(Errno::STALE)?;
+        let parent = self.nodes.get(parent).ok_or(Errno::STALE)?;
+        let directory = match parent.held() {
+            Some(held) => held,
+            None if parent.handle().is_some() => Arc::new(parent.reopen(OFlags::PATH)?),
+            None => Arc::new(parent.open_by_name(levels)?),
+        };
+        let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let opened = openat(&*directory, &*name, flags, Mode::empty());
+        let file = opened.map_err(|errno| if errno == Errno::NOENT { Errno::STALE } else { errno })?;
+        if self.is_of(&attributes_of(file.as_fd())?) { Ok(file) } else { Err(Errno::STALE) }
     }
 
     /// Whether `found` can be the file of this node.
@@ -173,51 +193,53 @@ impl Node {
         matches!(self.identity, FileIdentity::Number { ino, .. } if ino == number)
     }
 
-    /// The place at which the server finds the node again; `None` for a node with a handle, and for one that keeps its descriptor.
-    pub fn place(&self) -> Option<PlaceInDirectory> {
+    /// The name by which the server finds the node again; `None` for a node with a handle, and for one that keeps its descriptor.
+    pub fn directory_name(&self) -> Option<DirectoryName> {
         let _held = self.lock_held();
-        places::read(self.record.region(), self.place_cell()?, self.id).map(|(place, _)| place)
+        node_names::read(self.record.region(), self.name_cell()?, self.id).map(|(name, _)| name)
     }
 
-    /// Records the place of a node without a handle. Without memory the node has none, and keeps its descriptor.
-    pub fn set_place(&self, parent: NodeId, name: &OsStr) {
+    /// Records the name of a node without a handle. Without memory the node has none, and keeps its descriptor.
+    pub fn record_name(&self, parent: NodeId, name: &OsStr) {
         let _held = self.lock_held();
         let region = self.record.region();
-        let before = self.place_cell();
-        let known = before.and_then(|first| places::read(region, first, self.id));
+        let before = self.name_cell();
+        let known = before.and_then(|first| node_names::read(region, first, self.id));
         if known.is_some_and(|(known, _)| known.parent == parent && *known.name == *name) {
             return;
         }
-        let place = places::record(region, self.id, parent, name).map_or(0, CellId::to_word);
-        self.replace_place(place, before);
+        let first = node_names::record(region, self.id, parent, name).map_or(0, CellId::to_word);
+        self.replace_name(first, before);
     }
 
     /// The node keeps its descriptor from now on, because it loses its name.
-    pub fn forget_place(&self) {
+    pub fn forget_name(&self) {
         let _held = self.lock_held();
-        if let Some(before) = self.place_cell() {
-            self.replace_place(0, Some(before));
+        if let Some(before) = self.name_cell() {
+            self.replace_name(0, Some(before));
         }
     }
 
-    fn replace_place(&self, place: u64, before: Option<CellId>) {
-        self.record.handle[PLACE].store(place, Release);
+    fn replace_name(&self, first: u64, before: Option<CellId>) {
+        self.record.handle[DIRECTORY_NAME].store(first, Release);
         if let Some(before) = before {
-            places::free(self.record.region(), before, self.id);
+            node_names::free(self.record.region(), before, self.id);
         }
     }
 
-    /// The first cell of the node's place.
-    fn place_cell(&self) -> Option<CellId> {
-        place_cell(&self.record)
+    /// The first cell of the node's name.
+    fn name_cell(&self) -> Option<CellId> {
+        name_cell(&self.record)
     }
 
-    /// Closes the kept descriptor, if the server can find the node again.
-    pub fn let_go_if_placed(&self) {
+    /// Closes the kept descriptor, if the server can find the node again. Only for a server that answers requests, which has made the
+    /// region or taken it over before.
+    pub fn let_go_if_named(&self) {
+        debug_assert!(self.nodes.may_change(), "another server may have the node's cell");
         let held = {
             let mut held = self.lock_held();
-            let place = self.place_cell().and_then(|first| places::read(self.record.region(), first, self.id));
-            if place.is_none() {
+            let name = self.name_cell().and_then(|first| node_names::read(self.record.region(), first, self.id));
+            if name.is_none() {
                 return;
             }
             self.record.held.store(0, Release);
@@ -226,7 +248,7 @@ impl Node {
         drop(held);
     }
 
-    /// Gives up the kept descriptor, if there is one.
+    /// Gives up the kept descriptor, if there is one. Also for a server that could not take the volume over: then the cell stays as it is.
     pub fn let_go(&self) {
         let held = {
             let mut held = self.lock_held();
@@ -276,10 +298,10 @@ pub fn is_special(kind: FileType) -> bool {
     matches!(kind, FileType::Fifo | FileType::Socket | FileType::CharacterDevice | FileType::BlockDevice)
 }
 
-/// The first cell of the place of the node in `cell`, which may have a handle.
-pub fn place_cell(cell: &NodeCell) -> Option<CellId> {
+/// The first cell of the name of the node in `cell`, which may have a handle.
+pub fn name_cell(cell: &NodeCell) -> Option<CellId> {
     let has_handle = cell.form.load(Relaxed) & HANDLE_LENGTH != NO_HANDLE;
-    if has_handle { None } else { CellId::from_word(cell.handle[PLACE].load(Acquire)) }
+    if has_handle { None } else { CellId::from_word(cell.handle[DIRECTORY_NAME].load(Acquire)) }
 }
 
 impl Drop for Node {
@@ -298,7 +320,7 @@ impl FileIdentity {
             Self::Number { device, ino, .. } => {
                 cell.handle[0].store(*device, Relaxed);
                 cell.handle[1].store(*ino, Relaxed);
-                cell.handle[PLACE].store(0, Relaxed);
+                cell.handle[DIRECTORY_NAME].store(0, Relaxed);
             }
         }
     }

@@ -32,8 +32,8 @@ use rustix::fs::FileType;
 use rustix::io::Errno;
 
 use super::hashing::{HashKey, random};
-use super::node::{FileIdentity, Node, is_special, place_cell};
-use super::places;
+use super::node::{FileIdentity, Node, is_special, name_cell};
+use super::node_names;
 use super::share::Share;
 use super::source_mount::SourceMount;
 use super::state::{MAPPABLE, NodeCell, no_memory};
@@ -468,12 +468,12 @@ impl SharedNodes {
         }
     }
 
-    /// Frees the cell of a node, and those of its place.
+    /// Frees the cell of a node, and those of its name.
     fn free(&self, cell: CellId) {
-        let (id, place) = (NodeId(self.cell(cell).id.load(Relaxed)), place_cell(self.cell(cell)));
+        let (id, name) = (NodeId(self.cell(cell).id.load(Relaxed)), name_cell(self.cell(cell)));
         self.region.cells().free(cell);
-        if let Some(place) = place {
-            places::free(&self.region, place, id);
+        if let Some(name) = name {
+            node_names::free(&self.region, name, id);
         }
     }
 

@@ -19,7 +19,7 @@ use rustix::io::Errno;
 use super::hashing::HashKey;
 use super::listing::SourceListing;
 use super::node::Node;
-use super::share::SharePlace;
+use super::share::DescriptorPermit;
 use super::state::{APPENDS, DIRECTORY, OpenCell, WITH_ATTRIBUTES, no_memory, opened_with, recordable, with_flags};
 use crate::region::Region;
 use crate::region::cells::OwnedCell;
@@ -43,7 +43,7 @@ pub struct OpenFile {
     pub append: bool,
     /// Whether locks that were taken through it are lost: other processes may have locked the same ranges.
     locks_lost: AtomicBool,
-    _taken: SharePlace,
+    _taken: DescriptorPermit,
 }
 
 /// An open directory of a caller.
@@ -56,16 +56,26 @@ pub struct OpenDirectory {
     listing: Mutex<Option<SourceListing>>,
     /// Whether the server sends the entries with their attributes.
     pub with_attributes: bool,
-    _taken: SharePlace,
+    _taken: DescriptorPermit,
 }
 
 impl OpenFile {
     /// An open file that a dead server left; `file` is `None` if it must be reopened.
-    pub fn inherit(record: OwnedCell<OpenCell>, node: Arc<Node>, file: Option<OwnedFd>, taken: SharePlace) -> Self {
+    pub fn inherit(
+        record: OwnedCell<OpenCell>,
+        node: Arc<Node>,
+        file: Option<OwnedFd>,
+        taken: DescriptorPermit,
+    ) -> Self {
         Self::new(record, node, file.map(|file| OnceLock::from(Arc::new(file))).unwrap_or_default(), taken)
     }
 
-    fn new(record: OwnedCell<OpenCell>, node: Arc<Node>, file: OnceLock<Arc<OwnedFd>>, taken: SharePlace) -> Self {
+    fn new(
+        record: OwnedCell<OpenCell>,
+        node: Arc<Node>,
+        file: OnceLock<Arc<OwnedFd>>,
+        taken: DescriptorPermit,
+    ) -> Self {
         let (handle, flags) = (HandleId(record.handle.load(Relaxed)), record.flags.load(Relaxed));
         let (append, locks_lost) = (flags & APPENDS != 0, AtomicBool::new(false));
         Self { record, handle, node, file, append, locks_lost, _taken: taken }
@@ -117,7 +127,7 @@ impl OpenDirectory {
         record: OwnedCell<OpenCell>,
         node: Arc<Node>,
         directory: Option<OwnedFd>,
-        taken: SharePlace,
+        taken: DescriptorPermit,
     ) -> Self {
         let with_attributes = record.flags.load(Relaxed) & WITH_ATTRIBUTES != 0;
         let listing = Mutex::new(directory.map(SourceListing::new));
@@ -183,7 +193,7 @@ impl OpenFiles {
         node: Arc<Node>,
         file: OwnedFd,
         flags: OFlags,
-        taken: SharePlace,
+        taken: DescriptorPermit,
     ) -> Result<Arc<OpenFile>, Errno> {
         let file = recordable(file);
         let mut table = self.lock();
@@ -204,7 +214,7 @@ impl OpenFiles {
         node: Arc<Node>,
         listing: SourceListing,
         with_attributes: bool,
-        taken: SharePlace,
+        taken: DescriptorPermit,
     ) -> Result<HandleId, Errno> {
         let mut table = self.lock();
         let flags = DIRECTORY | if with_attributes { WITH_ATTRIBUTES } else { 0 };

@@ -31,9 +31,9 @@ pub struct Share {
     is_reported: AtomicBool,
 }
 
-/// A descriptor's place in a share, which is free again when this is dropped.
+/// The permission to have one descriptor of a share open. Dropping this gives it back.
 #[derive(Debug)]
-pub struct SharePlace(Arc<AtomicUsize>);
+pub struct DescriptorPermit(Arc<AtomicUsize>);
 
 impl Share {
     /// The share of a new volume, which makes the shares of the other volumes smaller.
@@ -48,22 +48,22 @@ impl Share {
         }
     }
 
-    /// Takes a place even if the share is used up, for a descriptor of a dead server, which stays open.
-    pub fn take_anyway(&self) -> SharePlace {
+    /// The permission also if the share is used up, for a descriptor of a dead server, which stays open.
+    pub fn take_anyway(&self) -> DescriptorPermit {
         self.taken.fetch_add(1, Ordering::Relaxed);
-        SharePlace(Arc::clone(&self.taken))
+        DescriptorPermit(Arc::clone(&self.taken))
     }
 
-    /// A place for one more descriptor.
+    /// The permission for one more descriptor.
     ///
     /// # Errors
     /// `ENFILE` when there is none.
-    pub fn take(&self) -> Result<SharePlace, Errno> {
+    pub fn take(&self) -> Result<DescriptorPermit, Errno> {
         let most = share_of_volume(self.limit, VOLUMES.load(Ordering::Relaxed));
         let taken = self.taken.fetch_add(1, Ordering::Relaxed);
-        let place = SharePlace(Arc::clone(&self.taken));
+        let permit = DescriptorPermit(Arc::clone(&self.taken));
         if taken < most {
-            return Ok(place);
+            return Ok(permit);
         }
         if !self.is_reported.swap(true, Ordering::Relaxed) {
             tracing::warn!(
@@ -83,7 +83,7 @@ impl Drop for Share {
     }
 }
 
-impl Drop for SharePlace {
+impl Drop for DescriptorPermit {
     fn drop(&mut self) {
         self.0.fetch_sub(1, Ordering::Relaxed);
     }
@@ -110,13 +110,13 @@ mod tests {
     fn a_returned_descriptor_can_be_taken_again() {
         let mut share = Share::new("test");
         share.limit = 0;
-        let all: Vec<_> = (0..LEAST).map(|_| share.take().expect("a place")).collect();
+        let all: Vec<_> = (0..LEAST).map(|_| share.take().expect("a permit")).collect();
         assert_eq!(share.take().err(), Some(Errno::NFILE));
         assert_eq!(share.take().err(), Some(Errno::NFILE), "being refused takes nothing");
         let more = share.take_anyway();
         drop(all);
         assert!(share.take().is_ok());
-        let filled: Vec<_> = (1..LEAST).map(|_| share.take().expect("a place")).collect();
+        let filled: Vec<_> = (1..LEAST).map(|_| share.take().expect("a permit")).collect();
         assert_eq!(share.take().err(), Some(Errno::NFILE), "what was taken anyway counts");
         drop((more, filled));
     }

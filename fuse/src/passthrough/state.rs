@@ -27,13 +27,13 @@ pub const HANDLE_LENGTH: u32 = 0xfff;
 /// Bit of a node's `form`: callers may store through a mapping of the file, without any request.
 pub const MAPPABLE: u32 = 1 << 16;
 /// The value of [`HANDLE_LENGTH`] for a node without a lasting handle. The words then hold the device, the file's inode number, and the
-/// [`PlaceCell`] at [`PLACE`].
+/// [`DirectoryNameCell`] at [`DIRECTORY_NAME`].
 pub const NO_HANDLE: u32 = HANDLE_LENGTH;
-/// Of a node without a lasting handle: the word that names the first [`PlaceCell`], or is 0. An earlier podfs leaves any value there, but
+/// Of a node without a lasting handle: the word that names the first [`DirectoryNameCell`], or is 0. An earlier podfs leaves any value there, but
 /// has no such cells.
-pub const PLACE: usize = 2;
-/// Words of a name in one [`PlaceCell`].
-pub const PLACE_WORDS: usize = 12;
+pub const DIRECTORY_NAME: usize = 2;
+/// Words of a name in one [`DirectoryNameCell`].
+pub const NAME_WORDS: usize = 12;
 
 shared! {
     /// A node.
@@ -122,7 +122,7 @@ shared! {
         index: AtomicU64,
     }
     /// The directory and the name by which a node can be found again, or a further part of the name.
-    pub(crate) struct PlaceCell {
+    pub(crate) struct DirectoryNameCell {
         tag: AtomicU32,
         /// Bytes of the name in this cell and those behind it.
         length: AtomicU32,
@@ -132,7 +132,7 @@ shared! {
         parent: AtomicU64,
         /// The cell with the next part of the name; 0 for none.
         next: AtomicU64,
-        name: [AtomicU64; PLACE_WORDS],
+        name: [AtomicU64; NAME_WORDS],
     }
 }
 
@@ -181,7 +181,7 @@ impl CellContent for DeviceCell {
     const TAG: u32 = 6;
 }
 
-impl CellContent for PlaceCell {
+impl CellContent for DirectoryNameCell {
     const TAG: u32 = 7;
 }
 

@@ -289,7 +289,7 @@ fn taken_below(source: BorrowedFd<'_>) -> Result<u64, Errno> {
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         openat(at, name, flags, Mode::empty()).map(SourceListing::new)
     }
-    let mut measured = MeasuredTree { mount: place_of(&look_at(source)?).0, counted: HashSet::new(), total: 0 };
+    let mut measured = MeasuredTree { mount: numbers_of(&look_at(source)?).mount, counted: HashSet::new(), total: 0 };
     let mut current = open(source, OsStr::new("."))?;
     let mut levels = vec![measured.read(&mut current)?];
     while let Some(level) = levels.last_mut() {
@@ -301,7 +301,7 @@ fn taken_below(source: BorrowedFd<'_>) -> Result<u64, Errno> {
         levels.pop();
         let Some(above) = levels.last() else { break };
         current = open(current.directory(), OsStr::new(".."))?;
-        if place_of(&look_at(current.directory())?) != above.place {
+        if numbers_of(&look_at(current.directory())?) != above.numbers {
             // Another process has moved a directory.
             return Err(Errno::STALE);
         }
@@ -313,13 +313,13 @@ fn taken_below(source: BorrowedFd<'_>) -> Result<u64, Errno> {
 struct MeasuredTree {
     mount: u64,
     /// The files that are in `total`: a file may have several names.
-    counted: HashSet<FilePlace>,
+    counted: HashSet<FileNumbers>,
     total: u64,
 }
 
 /// A directory on the way from the source to the directory that is read.
 struct MeasuredDirectory {
-    place: FilePlace,
+    numbers: FileNumbers,
     /// The names of its directories that are not measured yet.
     directories: Vec<OsString>,
 }
@@ -335,7 +335,7 @@ impl MeasuredTree {
             let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
             let file = openat(at, entry.name, flags, Mode::empty())?;
             let found = look_at(file.as_fd())?;
-            if place_of(&found).0 != self.mount || !self.counted.insert(place_of(&found)) {
+            if numbers_of(&found).mount != self.mount || !self.counted.insert(numbers_of(&found)) {
                 return Ok(true);
             }
             self.total += bytes_taken(&found);
@@ -344,19 +344,24 @@ impl MeasuredTree {
             }
             Ok(true)
         })?;
-        Ok(MeasuredDirectory { place: place_of(&look_at(directory.directory())?), directories })
+        Ok(MeasuredDirectory { numbers: numbers_of(&look_at(directory.directory())?), directories })
     }
 }
 
-/// Mount, device and inode number of a file. Files of one mount may have several devices.
-type FilePlace = (u64, u64, u64);
+/// What tells a file from all others while a tree is measured. Files of one mount may have several devices.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+struct FileNumbers {
+    mount: u64,
+    device: u64,
+    ino: u64,
+}
 
 fn look_at(file: BorrowedFd<'_>) -> Result<Statx, Errno> {
     statx(file, c"", AtFlags::EMPTY_PATH, StatxFlags::BASIC_STATS | StatxFlags::MNT_ID)
 }
 
-fn place_of(found: &Statx) -> FilePlace {
-    (found.stx_mnt_id, device_of(found), found.stx_ino)
+fn numbers_of(found: &Statx) -> FileNumbers {
+    FileNumbers { mount: found.stx_mnt_id, device: device_of(found), ino: found.stx_ino }
 }
 
 #[cfg(test)]

@@ -130,6 +130,15 @@ impl Block {
         unsafe { slice::from_raw_parts(first.cast(), self.counted / COUNTER) }
     }
 
+    /// Opens the file anew for writing only, so that [`read`](Self::read) fails.
+    #[cfg(test)]
+    pub(super) fn forbid_reading(&mut self) {
+        use std::os::fd::AsRawFd;
+
+        let path = format!("/proc/self/fd/{}", self.file.as_raw_fd());
+        self.file = File::options().write(true).open(path).expect("the same file").into();
+    }
+
     /// When the block is zeroed, `kept` stay.
     pub(crate) fn keep(&mut self, kept: KeptBytes) {
         self.kept = kept;

@@ -173,18 +173,23 @@ impl CsiMount<'_> {
     }
 
     /// Calls NodePublishVolume again for a mounted volume, whose content may depend on tokens or on the pod. The driver may
-    /// write new files, which belong to the pod's group, too.
+    /// write new files, which belong to the pod's group, too. Does nothing if the driver has unpublished the volume.
     ///
     /// # Errors
     /// The driver's or the node's error. The volume stays mounted.
     pub fn publish_again(mut self, home: &DriverHome) -> Result<(), DriverError> {
-        // A driver may refuse another mode for a volume that it has published. Earlier versions of podfs published PersistentVolumes
-        // read-only for the field `readOnly` of their source, too.
-        // Without a record that can be read, the volume still gets its tokens.
-        let record = home.read().ok().flatten().unwrap_or_default();
-        self.read_only = record.published_read_only.unwrap_or(self.read_only || self.csi.read_only);
         let (client, can) = self.connect()?;
         let lock = lock(home)?;
+        // Without a record that can be read, the volume still gets its tokens.
+        let read = home.read();
+        if matches!(&read, Ok(None)) || matches!(&read, Ok(Some(record)) if !record.published) {
+            // Another thread has had the driver unpublish the volume before the lock.
+            return Ok(());
+        }
+        // A driver may refuse another mode for a volume that it has published. Earlier versions of podfs published PersistentVolumes
+        // read-only for the field `readOnly` of their source, too.
+        let record = read.ok().flatten().unwrap_or_default();
+        self.read_only = record.published_read_only.unwrap_or(self.read_only || self.csi.read_only);
         let node_mount = self.node_mount(can);
         let request = self.publish_request(home, can, node_mount.as_ref())?;
         self.call_to_mount("NodePublishVolume", &CallRecord::of_home(home.path()), || client.publish(request))?;

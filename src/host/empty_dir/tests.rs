@@ -120,8 +120,8 @@ fn another_medium_takes_the_place_of_the_one_before() {
 fn ed_08_a_foreign_mount_on_the_content_is_left_alone() {
     use podfs_fuse::mount::bind::bind;
     use podfs_fuse::mount::directories::Directories;
+    use podfs_fuse::mount::point::{MountPoint, OldMountPolicy};
     use podfs_fuse::mount::private::ContainerAccess;
-    use podfs_fuse::mount::visible::{MountPoint, OldMountPolicy};
 
     let (home, outside) = (EmptyDirHome::new(), tempfile::tempdir().expect("a directory"));
     fs::write(outside.path().join("keep"), "").expect("a file");

@@ -13,7 +13,8 @@ use nix::sys::socket::{getsockopt, sockopt};
 use podfs_fuse::client::AdoptedVolume;
 use podfs_fuse::confinement::Profile;
 use podfs_fuse::mount::MountError;
-use podfs_fuse::mount::visible::{MountPoint, take_away};
+use podfs_fuse::mount::point::MountPoint;
+use podfs_fuse::mount::visible::take_away;
 use podfs_fuse::region::VolumeKind;
 use tracing::{info, warn};
 

@@ -11,8 +11,8 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use podfs_fuse::mount::point::MountPoint;
 use podfs_fuse::mount::private::MountPointType;
-use podfs_fuse::mount::visible::MountPoint;
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 use tracing::warn;

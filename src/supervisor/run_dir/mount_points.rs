@@ -7,8 +7,9 @@ use std::path::{Path, PathBuf};
 use nix::unistd::mkdtemp;
 use podfs_fuse::mount::MountError;
 use podfs_fuse::mount::directories::Directories;
+use podfs_fuse::mount::point::{MountPoint, OldMountPolicy};
 use podfs_fuse::mount::private::MountPointType;
-use podfs_fuse::mount::visible::{MountPoint, OldMountPolicy, VisibleMount, take_away, take_away_part};
+use podfs_fuse::mount::visible::{VisibleMount, take_away, take_away_part};
 use serde_json::Value;
 use tracing::warn;
 

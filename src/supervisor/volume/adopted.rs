@@ -5,7 +5,8 @@ use std::io;
 use std::path::PathBuf;
 
 use podfs_fuse::client::AdoptedVolume;
-use podfs_fuse::mount::visible::{MountPoint, VisibleMount};
+use podfs_fuse::mount::point::MountPoint;
+use podfs_fuse::mount::visible::VisibleMount;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 

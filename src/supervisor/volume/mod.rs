@@ -46,8 +46,8 @@ use std::time::{Duration, Instant};
 
 use podfs_fuse::client::{ServerClient, VolumeIdentity, VolumeObserver};
 use podfs_fuse::mount::MountError;
+use podfs_fuse::mount::point::MountPoint;
 use podfs_fuse::mount::private::{ContainerAccess, MountPointType};
-use podfs_fuse::mount::visible::MountPoint;
 use podfs_fuse::projection::old::OldUsage;
 use podfs_fuse::{Backoff, DoublingPause};
 use tracing::span::EnteredSpan;

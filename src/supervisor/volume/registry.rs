@@ -1,6 +1,6 @@
 //! The registry of volume kinds: how each kind is mounted.
 
-use podfs_fuse::mount::visible::MountPoint;
+use podfs_fuse::mount::point::MountPoint;
 
 use super::device::DeviceVolume;
 use super::mount_plan::MountPlan;

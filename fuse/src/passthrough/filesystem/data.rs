@@ -18,7 +18,7 @@ use super::super::node::Node;
 use super::super::open_files::OpenFile;
 use super::super::open_node::{BackingId, OpenNode};
 use super::super::options::CacheMode;
-use super::super::share::SharePlace;
+use super::super::share::DescriptorPermit;
 use super::super::usage::{QuotaLock, QuotaUsage};
 use super::setid::take_privileges;
 use super::{PassthroughFilesystem, component, outcome};
@@ -45,7 +45,7 @@ impl PassthroughFilesystem {
         if node.kind != FileType::RegularFile {
             return Err(Errno::NXIO);
         }
-        let taken = self.place(exchange)?;
+        let taken = self.descriptor_permit(exchange)?;
         let opened = self.open_flags(flags);
         let file = self.open_file_again(node, opened)?;
         // The kernel does not see these bits, so it does not ask for their removal when the file is written to.
@@ -68,7 +68,7 @@ impl PassthroughFilesystem {
             return self.created_earlier(&open, arguments.flags);
         }
         let directory = self.directory(parent)?;
-        let taken = self.place(exchange)?;
+        let taken = self.descriptor_permit(exchange)?;
         let name = component(name)?;
         let given = OFlags::from_bits_retain(arguments.flags);
         let flags = self.open_flags(arguments.flags) | (given & (OFlags::EXCL | OFlags::TRUNC));
@@ -93,7 +93,7 @@ impl PassthroughFilesystem {
         let file = (0..ATTEMPTS).find_map(|_| make_or_open().transpose()).unwrap_or(Err(Errno::STALE))?;
         self.settle(parent, directory.as_fd());
         let (node, answer) = self.created(parent, file, taken, arguments.flags, exchange)?;
-        self.record_place(&node, parent, name);
+        self.record_name(&node, parent, name);
         Ok(answer)
     }
 
@@ -109,7 +109,7 @@ impl PassthroughFilesystem {
             return self.created_earlier(&open, arguments.flags);
         }
         let directory = self.directory(parent)?;
-        let taken = self.place(exchange)?;
+        let taken = self.descriptor_permit(exchange)?;
         let given = OFlags::from_bits_retain(arguments.flags);
         let flags = self.open_flags(arguments.flags).difference(OFlags::NOFOLLOW);
         let flags = flags | (given & OFlags::EXCL) | OFlags::TMPFILE;
@@ -125,7 +125,7 @@ impl PassthroughFilesystem {
         &self,
         parent: &Arc<Node>,
         file: OwnedFd,
-        taken: SharePlace,
+        taken: DescriptorPermit,
         flags: u32,
         exchange: &Exchange<'_>,
     ) -> Result<(Arc<Node>, Answer), Errno> {

@@ -9,6 +9,7 @@ use lru::LruCache;
 
 use super::super::hashing::HashKey;
 use super::super::node::Node;
+use super::super::node_names::DirectoryName;
 use super::PassthroughFilesystem;
 use crate::session::NodeId;
 
@@ -23,7 +24,7 @@ pub(super) struct OpenedDirectory {
     pub file: Arc<OwnedFd>,
     _node: Arc<Node>,
     /// The directory and the name in it by which the last LOOKUP found this one.
-    pub place: Option<(NodeId, Box<OsStr>)>,
+    pub found_by: Option<DirectoryName>,
 }
 
 /// A table without directories.
@@ -38,27 +39,27 @@ impl PassthroughFilesystem {
 
     /// Keeps a directory open for the next lookups in it.
     pub(super) fn keep_directory(&self, node: &Arc<Node>, file: Arc<OwnedFd>) {
-        let opened = OpenedDirectory { file, _node: Arc::clone(node), place: None };
+        let opened = OpenedDirectory { file, _node: Arc::clone(node), found_by: None };
         // The replaced directory is dropped after the lock on the directories is released.
         let _before = self.open_directories().push(node.id, opened);
     }
 
     /// Records the name by which a LOOKUP found the directory `node`.
-    pub(super) fn note_place(&self, node: &Node, parent: &Node, name: &OsStr) {
+    pub(super) fn note_found_by(&self, node: &Node, parent: &Node, name: &OsStr) {
         let mut directories = self.open_directories();
         if let Some(opened) = directories.peek_mut(&node.id)
-            && opened.place.as_ref().is_none_or(|(known, by)| *known != parent.id || **by != *name)
+            && opened.found_by.as_ref().is_none_or(|by| by.parent != parent.id || by.name != name)
         {
-            opened.place = Some((parent.id, name.into()));
+            opened.found_by = Some(DirectoryName { parent: parent.id, name: name.to_owned() });
         }
     }
 
     /// Forgets which directory was found by a name. A caller has renamed it, so the kernel finds the directory by another name now, and
     /// does not look that name up.
-    pub(super) fn forget_place(&self, parent: NodeId, name: &OsStr) {
+    pub(super) fn forget_found_by(&self, parent: NodeId, name: &OsStr) {
         let mut directories = self.open_directories();
-        let is_here = |(known, by): &mut (NodeId, Box<OsStr>)| *known == parent && **by == *name;
-        directories.iter_mut().for_each(|(_, opened)| drop(opened.place.take_if(is_here)));
+        let is_here = |by: &mut DirectoryName| by.parent == parent && by.name == name;
+        directories.iter_mut().for_each(|(_, opened)| drop(opened.found_by.take_if(is_here)));
     }
 
     /// Closes a directory that the kernel has forgotten.

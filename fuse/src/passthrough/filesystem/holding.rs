@@ -1,5 +1,5 @@
-//! Nodes without lasting file handles: the descriptors that they keep, and the places at which the server finds them again
-//! ([`places`](super::super::places)).
+//! Nodes without lasting file handles: the descriptors that they keep, and the names by which the server finds them again
+//! ([`node_names`](super::super::node_names)).
 
 use std::ffi::OsStr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -29,7 +29,7 @@ impl PassthroughFilesystem {
             // The server cannot close the descriptors of all nodes, so one may not be enough.
             while taken.is_err() {
                 let Some(oldest) = self.held.pop_oldest() else { break };
-                close_surplus(&self.nodes, vec![oldest]);
+                close_surplus(&self.nodes, Some(oldest));
                 taken = self.descriptors.take();
             }
             let kept = taken.and_then(|taken| Ok((open()?, taken)));
@@ -43,13 +43,13 @@ impl PassthroughFilesystem {
     }
 
     /// Records the name of a node without a lasting handle, so that the server finds the node again when its descriptor is closed.
-    pub(super) fn record_place(&self, node: &Node, parent: &Node, name: &OsStr) {
+    pub(super) fn record_name(&self, node: &Node, parent: &Node, name: &OsStr) {
         if node.handle().is_none() && (node.kind != FileType::Directory || has_lasting_number(node)) {
-            node.set_place(parent.id, name);
+            node.record_name(parent.id, name);
         }
     }
 
-    /// As [`Self::record_place`], for the file that has just been moved to `name`.
+    /// As [`Self::record_name`], for the file that has just been moved to `name`.
     pub(super) fn record_move(&self, directory: BorrowedFd<'_>, parent: &Node, name: &OsStr) {
         if parent.handle().is_some() {
             return;
@@ -58,20 +58,22 @@ impl PassthroughFilesystem {
         let Ok(file) = openat(directory, name, flags, Mode::empty()) else { return };
         let identity = self.mounts.identify(file.as_fd(), Some(parent));
         if let Some(node) = identity.ok().and_then(|(identity, _)| self.nodes.find(&identity)) {
-            self.record_place(&node, parent, name);
+            self.record_name(&node, parent, name);
         }
     }
 }
 
-/// Closes the descriptors of nodes that the server finds again by their places.
-pub(super) fn close_surplus(nodes: &Nodes, surplus: Vec<NodeId>) {
-    surplus.into_iter().filter_map(|node| nodes.get(node)).for_each(|node| node.let_go_if_placed());
+/// Closes the descriptor of a node that the server finds again by its name.
+pub(super) fn close_surplus(nodes: &Nodes, surplus: Option<NodeId>) {
+    if let Some(node) = surplus.and_then(|node| nodes.get(node)) {
+        node.let_go_if_named();
+    }
 }
 
 /// Whether the file system will give the directory the same inode number again. A server of FUSE that leaves the numbers to libfuse has
 /// another one after each time that the kernel forgets the directory: the number by which the server knows it.
 fn has_lasting_number(directory: &Node) -> bool {
-    let Some(held) = directory.held() else { return directory.place().is_some() };
+    let Some(held) = directory.held() else { return directory.directory_name().is_some() };
     let number = FileHandle::of(held.as_fd()).ok().and_then(|(handle, _)| handle.fuse_node());
     number.is_some_and(|number| !directory.has_number(number))
 }

@@ -1,11 +1,12 @@
 //! Directories, opened by OPENDIR or by the kernel alone.
 
+use std::cell::OnceCell;
 use std::ffi::OsStr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::sync::Arc;
 
-use rustix::fs::{AtFlags, Mode, OFlags, StatxFlags, fdatasync, fsync, openat, statx};
+use rustix::fs::{AtFlags, Mode, OFlags, Statx, StatxFlags, fdatasync, fsync, openat, statx};
 use rustix::io::Errno;
 use zerocopy::IntoBytes;
 
@@ -47,7 +48,7 @@ impl PassthroughFilesystem {
         request: &Request<'_>,
         exchange: &Exchange<'_>,
     ) -> Result<(HandleId, u32), Errno> {
-        let taken = self.place(exchange)?;
+        let taken = self.descriptor_permit(exchange)?;
         let directory = self.open_to_read(node)?;
         let found = attributes_of(directory.as_fd())?;
         if found.stx_nlink == 0 && self.is_directory_replaced(node, request) {
@@ -83,12 +84,13 @@ impl PassthroughFilesystem {
         buffer: &mut Vec<u8>,
     ) -> Result<Answer, Errno> {
         let capacity = arguments.size as usize;
+        let numbers = ShownNumbers::of(node);
         self.continue_listing(node, arguments, |listing, _| {
             listing.read_some(arguments.offset, |directory, entry| {
                 if buffer.len() + listed(entry, 0).length() > capacity {
                     return Ok(false);
                 }
-                let ino = self.shown_ino(node, directory, entry);
+                let ino = numbers.shown(directory, entry);
                 listed(entry, ino).push(buffer);
                 Ok(true)
             })?;
@@ -104,6 +106,7 @@ impl PassthroughFilesystem {
         buffer: &mut Vec<u8>,
     ) -> Result<Answer, Errno> {
         let capacity = arguments.size as usize;
+        let numbers = ShownNumbers::of(node);
         let mut names = 0;
         self.continue_listing(node, arguments, |listing, with_attributes| {
             listing.read_some(arguments.offset, |directory, entry| {
@@ -123,7 +126,7 @@ impl PassthroughFilesystem {
                 };
                 let ino = match &looked_up {
                     Some(found) => found.attr.ino,
-                    None => self.shown_ino(node, directory, entry),
+                    None => numbers.shown(directory, entry),
                 };
                 let unknown = || EntryOut {
                     attr: Attr { ino, mode: u32::from(entry.kind) << 12, ..Default::default() },
@@ -212,20 +215,29 @@ impl PassthroughFilesystem {
         self.warn_of_socket(&node, parent, entry.name);
         Some(found)
     }
+}
+
+/// The inode numbers of the entries in the answer to one request.
+struct ShownNumbers<'a> {
+    node: &'a Node,
+    /// The listed directory, which is looked up at most once; `None` if that fails.
+    itself: OnceCell<Option<Statx>>,
+}
+
+impl<'a> ShownNumbers<'a> {
+    fn of(node: &'a Node) -> Self {
+        Self { node, itself: OnceCell::new() }
+    }
 
     /// The inode number of a listed file. `..` of the root has the root's number, because the volume hides the directory above.
-    fn shown_ino(&self, node: &Node, directory: BorrowedFd<'_>, entry: DirectoryEntry<'_>) -> u64 {
-        let mount = &node.mount;
-        let look = |name: &OsStr, flags: AtFlags| {
-            let flags = flags | AtFlags::SYMLINK_NOFOLLOW | AtFlags::NO_AUTOMOUNT | AtFlags::STATX_DONT_SYNC;
-            let found = statx(directory, name, flags, StatxFlags::INO | StatxFlags::MNT_ID).ok()?;
-            (found.stx_mnt_id == mount.id()).then_some(found)
-        };
-        let itself = || look(OsStr::new(""), AtFlags::EMPTY_PATH);
+    fn shown(&self, directory: BorrowedFd<'_>, entry: DirectoryEntry<'_>) -> u64 {
+        let mount = &self.node.mount;
+        let by_name = || self.look(directory, entry.name, AtFlags::empty());
+        let itself = || *self.itself.get_or_init(|| self.look(directory, OsStr::new(""), AtFlags::EMPTY_PATH));
         let shown = match entry.name.as_bytes() {
-            b".." if node.id == NodeId::ROOT => itself(),
-            b".." if mount.has_several_devices() => look(entry.name, AtFlags::empty()),
-            _ if entry.kind != libc::DT_DIR && mount.has_devices_by_file() => look(entry.name, AtFlags::empty()),
+            b".." if self.node.id == NodeId::ROOT => itself(),
+            b".." if mount.has_several_devices() => by_name(),
+            _ if entry.kind != libc::DT_DIR && mount.has_devices_by_file() => by_name(),
             _ => None,
         };
         if let Some(found) = shown {
@@ -235,6 +247,13 @@ impl PassthroughFilesystem {
         // number of these than their attributes, as on the source.
         let device = if mount.has_several_devices() { itself().map(|found| device_of(&found)) } else { None };
         mount.listed_ino(device, entry.ino)
+    }
+
+    /// Looks up a file, if it is on the mount of the node.
+    fn look(&self, directory: BorrowedFd<'_>, name: &OsStr, flags: AtFlags) -> Option<Statx> {
+        let flags = flags | AtFlags::SYMLINK_NOFOLLOW | AtFlags::NO_AUTOMOUNT | AtFlags::STATX_DONT_SYNC;
+        let found = statx(directory, name, flags, StatxFlags::INO | StatxFlags::MNT_ID).ok()?;
+        (found.stx_mnt_id == self.node.mount.id()).then_some(found)
     }
 }
 

@@ -91,7 +91,7 @@ impl PassthroughFilesystem {
                 }
             } else {
                 let file = files.first().ok_or(Errno::BADF)?.file()?;
-                let open = || Ok((for_locking(&file)?, self.place(exchange).map_err(|_| Errno::NOLCK)?));
+                let open = || Ok((for_locking(&file)?, self.descriptor_permit(exchange).map_err(|_| Errno::NOLCK)?));
                 (locks.description(&self.region, node.id, arguments, open)?, cached)
             }
         };

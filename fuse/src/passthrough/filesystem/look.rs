@@ -48,9 +48,9 @@ impl PassthroughFilesystem {
     ) -> Result<(Arc<Node>, EntryOut), Errno> {
         let (node, entry) = self.enter_found(directory, parent, name, made)?;
         if node.kind == FileType::Directory {
-            self.note_place(&node, parent, name);
+            self.note_found_by(&node, parent, name);
         }
-        self.record_place(&node, parent, name);
+        self.record_name(&node, parent, name);
         Ok((node, entry))
     }
 

@@ -19,6 +19,7 @@ use rustix::io::Errno;
 use super::super::attributes::attributes_of;
 use super::super::handle::FileHandle;
 use super::super::node::Node;
+use super::super::node_names::DirectoryName;
 use super::PassthroughFilesystem;
 use crate::session::{Answer, Filesystem, FuseOperation, NodeId, Request};
 
@@ -57,13 +58,15 @@ impl PassthroughFilesystem {
         if self.options.has_exclusive_source() || self.is_remote() {
             return false;
         }
-        let place = |id| self.place_now(&*self.nodes.get(id)?, LEVELS);
+        let replacement = |id| self.open_replacement(&*self.nodes.get(id)?, LEVELS);
         let is_elsewhere = match request.operation {
-            FuseOperation::Lookup { name } => place(request.node)
+            FuseOperation::Lookup { name } => replacement(request.node)
                 .is_some_and(|now| statx(now, name, AtFlags::SYMLINK_NOFOLLOW, StatxFlags::empty()).is_ok()),
-            FuseOperation::Rename { new_parent, .. } => place(request.node).or_else(|| place(new_parent)).is_some(),
-            FuseOperation::TmpFile { .. } => place(request.node).is_some(),
-            _ => request.operation.entry().is_some() && place(request.node).is_some(),
+            FuseOperation::Rename { new_parent, .. } => {
+                replacement(request.node).or_else(|| replacement(new_parent)).is_some()
+            }
+            FuseOperation::TmpFile { .. } => replacement(request.node).is_some(),
+            _ => request.operation.entry().is_some() && replacement(request.node).is_some(),
         };
         is_elsewhere && self.replaced.sends_back(request)
     }
@@ -76,13 +79,13 @@ impl PassthroughFilesystem {
 
     /// Whether to send the thread of an OPENDIR back: the directory is removed, and its name leads to another file.
     pub(super) fn is_directory_replaced(&self, directory: &Node, request: &Request<'_>) -> bool {
-        self.place_now(directory, LEVELS).is_some() && self.replaced.sends_back(request)
+        self.open_replacement(directory, LEVELS).is_some() && self.replaced.sends_back(request)
     }
 
     /// A descriptor of the file to which the name of `directory` leads now, if that is another file.
-    fn place_now(&self, directory: &Node, levels: usize) -> Option<OwnedFd> {
+    fn open_replacement(&self, directory: &Node, levels: usize) -> Option<OwnedFd> {
         let levels = levels.checked_sub(1).filter(|_| directory.id != NodeId::ROOT)?;
-        let (parent, name) = self.open_directories().peek(&directory.id)?.place.clone()?;
+        let DirectoryName { parent, name } = self.open_directories().peek(&directory.id)?.found_by.clone()?;
         let parent = self.nodes.get(parent)?;
         let name = CString::new(name.as_bytes()).ok()?;
         let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
@@ -93,7 +96,7 @@ impl PassthroughFilesystem {
             Ok((found, _)) if found == *known => None,
             Ok(_) => open(above.ok()?.as_fd()),
             // The directory above may be replaced, too.
-            Err(Errno::NOENT | Errno::STALE) => open(self.place_now(&parent, levels)?.as_fd()),
+            Err(Errno::NOENT | Errno::STALE) => open(self.open_replacement(&parent, levels)?.as_fd()),
             Err(_) => None,
         }
     }

@@ -43,7 +43,7 @@ use rustix::fs::OFlags;
 use rustix::io::Errno;
 
 use super::descriptor::reopen;
-use super::share::SharePlace;
+use super::share::DescriptorPermit;
 use super::state::{HeldCell, LockCell, no_memory, recordable};
 use crate::region::Region;
 use crate::region::cells::OwnedCell;
@@ -70,7 +70,7 @@ struct OwnerLocks {
     /// The cells of the open files through which the owner locked. Dropped before the descriptor that they name is closed.
     handles: HashMap<HandleId, OwnedCell<LockCell>>,
     description: OpenDescription,
-    _taken: SharePlace,
+    _taken: DescriptorPermit,
     /// The process that locked last.
     pid: u32,
     /// Whether the owner has given up its locks while a request used the description.
@@ -108,7 +108,7 @@ impl NodeLocks {
         region: &Arc<Region>,
         node: NodeId,
         arguments: &LkIn,
-        open: impl FnOnce() -> Result<(OwnedFd, SharePlace), Errno>,
+        open: impl FnOnce() -> Result<(OwnedFd, DescriptorPermit), Errno>,
     ) -> Result<Arc<OwnedFd>, Errno> {
         let pid = arguments.lk.pid;
         let locks = match self.by_owner.entry(arguments.owner) {
@@ -147,7 +147,11 @@ impl NodeLocks {
     }
 
     /// Takes over the cell of a dead server. Calls `descriptor` once for each owner.
-    pub fn inherit(&mut self, record: OwnedCell<LockCell>, descriptor: impl FnOnce() -> (Option<OwnedFd>, SharePlace)) {
+    pub fn inherit(
+        &mut self,
+        record: OwnedCell<LockCell>,
+        descriptor: impl FnOnce() -> (Option<OwnedFd>, DescriptorPermit),
+    ) {
         let pid = record.pid.load(Relaxed);
         let locks = match self.by_owner.entry(LockOwner(record.owner.load(Relaxed))) {
             Entry::Occupied(locks) => locks.into_mut(),

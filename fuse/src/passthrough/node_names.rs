@@ -2,17 +2,16 @@
 //!
 //! A node on a file system whose handles end with the kernel's inode ([`lasting_handles`](super::lasting_handles)) has the inode number as
 //! its identity, and keeps a descriptor. The server closes the descriptors that were used longest ago ([`HeldNodes`]). To open such a node
-//! again, it goes by the node's place, and checks type, device and inode number. A file that was replaced on the source is `ESTALE` then.
+//! again, it goes by the node's name, and checks type, device and inode number. A file that was replaced on the source is `ESTALE` then.
 //!
-//! 1. Each LOOKUP, CREATE and RENAME records the place of the node that it finds, makes or moves. A kill loses none of them, because the
+//! 1. Each LOOKUP, CREATE and RENAME records the name of the node that it finds, makes or moves. A kill loses none of them, because the
 //!    kernel sends a request again that has no answer.
-//! 2. The cells of the new place are complete before the node's cell names them, in one word. The cells of the old place become free
+//! 2. The cells of the new name are complete before the node's cell names them, in one word. The cells of the old name become free
 //!    afterwards. A successor erases cells that no node names.
-//! 3. A node without a place keeps its descriptor: a removed directory, and a directory whose number does not last. Some servers of FUSE
+//! 3. A node without a recorded name keeps its descriptor: a removed directory, and a directory whose number does not last. Some servers of FUSE
 //!    number a file anew each time that the kernel looks it up, so nothing would show that the directory is still the same.
 
 use std::ffi::{OsStr, OsString};
-use std::num::NonZeroUsize;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::Relaxed;
@@ -22,29 +21,31 @@ use lru::LruCache;
 use rustix::io::Errno;
 
 use super::hashing::HashKey;
-use super::state::{PLACE_WORDS, PlaceCell, no_memory};
+use super::state::{DirectoryNameCell, NAME_WORDS, no_memory};
 use crate::region::Region;
 use crate::region::cell_id::CellId;
 use crate::region::cells::CellRef;
 use crate::session::NodeId;
 
 /// The most nodes that keep a descriptor although the server could find them again.
-const MOST: NonZeroUsize = NonZeroUsize::new(1024).expect("it is not zero");
+const MOST: usize = 1024;
 /// Bytes of a name in one cell.
-const BYTES: usize = PLACE_WORDS * 8;
+const BYTES: usize = NAME_WORDS * 8;
 /// The longest name of Linux.
 const LONGEST: usize = 255;
+/// The most cells of a name.
+const MOST_CELLS: usize = LONGEST.div_ceil(BYTES);
 
 /// A directory and a name in it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct PlaceInDirectory {
+pub struct DirectoryName {
     /// The directory.
     pub parent: NodeId,
     /// The name.
     pub name: OsString,
 }
 
-/// Records a place of `node`. Returns the first of its cells.
+/// Records a name of `node`. Returns the first of its cells.
 ///
 /// # Errors
 /// When there is no memory.
@@ -53,7 +54,7 @@ pub fn record(region: &Arc<Region>, node: NodeId, parent: NodeId, name: &OsStr) 
     let mut length = 0;
     for chunk in name.as_bytes().chunks(BYTES).rev() {
         length += chunk.len();
-        let made = CellRef::new(region, |cell: &PlaceCell| {
+        let made = CellRef::new(region, |cell: &DirectoryNameCell| {
             cell.length.store(u32::try_from(length).expect("a name is short"), Relaxed);
             cell.node.store(node.0, Relaxed);
             cell.parent.store(parent.0, Relaxed);
@@ -73,13 +74,14 @@ pub fn record(region: &Arc<Region>, node: NodeId, parent: NodeId, name: &OsStr) 
     first.ok_or(Errno::INVAL)
 }
 
-/// The place of `node` that begins in the cell `first`, and all its cells. `None` if the cells contradict each other.
-pub fn read(region: &Region, first: CellId, node: NodeId) -> Option<(PlaceInDirectory, Vec<CellId>)> {
-    let (mut name, mut cells, mut next) = (Vec::new(), Vec::new(), Some(first));
+/// The name of `node` that begins in the cell `first`, and all its cells. `None` if the cells contradict each other.
+pub fn read(region: &Region, first: CellId, node: NodeId) -> Option<(DirectoryName, [Option<CellId>; MOST_CELLS])> {
+    let (mut name, mut cells, mut next) = (Vec::new(), [None; MOST_CELLS], Some(first));
     let mut parent = None;
     let mut remaining = None;
-    while let Some(id) = next {
-        let cell = region.cells().find::<PlaceCell>(id)?;
+    for read in &mut cells {
+        let Some(id) = next else { break };
+        let cell = region.cells().find::<DirectoryNameCell>(id)?;
         let length = cell.length.load(Relaxed) as usize;
         let is_next = remaining.is_none_or(|expected| expected == length) && (1..=LONGEST).contains(&length);
         if !is_next || cell.node.load(Relaxed) != node.0 {
@@ -90,19 +92,19 @@ pub fn read(region: &Region, first: CellId, node: NodeId) -> Option<(PlaceInDire
         parent.get_or_insert(NodeId(cell.parent.load(Relaxed)));
         remaining = Some(length.saturating_sub(BYTES));
         next = CellId::from_word(cell.next.load(Relaxed));
-        cells.push(id);
+        *read = Some(id);
         if remaining == Some(0) && next.is_some() {
             return None;
         }
     }
     let is_name = remaining == Some(0) && !name.contains(&b'/') && !name.contains(&0) && name != b"." && name != b"..";
-    Some((PlaceInDirectory { parent: parent?, name: OsString::from_vec(name) }, cells)).filter(|_| is_name)
+    Some((DirectoryName { parent: parent?, name: OsString::from_vec(name) }, cells)).filter(|_| is_name)
 }
 
-/// Frees the cells of the place of `node` that begins in the cell `first`.
+/// Frees the cells of the name of `node` that begins in the cell `first`.
 pub fn free(region: &Region, first: CellId, node: NodeId) {
     if let Some((_, cells)) = read(region, first, node) {
-        cells.into_iter().for_each(|cell| region.cells().free(cell));
+        cells.into_iter().flatten().for_each(|cell| region.cells().free(cell));
     }
 }
 
@@ -123,14 +125,13 @@ impl Default for HeldNodes {
 }
 
 impl HeldNodes {
-    /// A request has used the descriptor of a node. Returns nodes that were not used for the longest time, if there are too many: the
-    /// caller closes their descriptors.
-    pub fn used(&self, node: NodeId) -> Vec<NodeId> {
+    /// A request has used the descriptor of a node. Returns the node that was not used for the longest time, if there are too many: the
+    /// caller closes its descriptor.
+    pub fn used(&self, node: NodeId) -> Option<NodeId> {
         self.are_some.store(true, Relaxed);
         let mut nodes = self.lock();
         nodes.put(node, ());
-        let surplus = nodes.len().saturating_sub(MOST.get());
-        (0..surplus).filter_map(|_| nodes.pop_lru()).map(|(node, ())| node).collect()
+        if nodes.len() > MOST { nodes.pop_lru().map(|(node, ())| node) } else { None }
     }
 
     /// Removes the node that was not used for the longest time.
@@ -169,9 +170,9 @@ mod tests {
         for length in [1, 7, 8, 95, 96, 97, 192, 193, 255] {
             let name = OsString::from_vec((0..length).map(|n| b'a' + n % 26).collect());
             let first = record(&region, NODE, PARENT, &name).expect("memory");
-            let (place, cells) = read(&region, first, NODE).expect("a place");
-            assert_eq!(place, PlaceInDirectory { parent: PARENT, name });
-            assert_eq!(cells.len(), usize::from(length).div_ceil(BYTES));
+            let (found, cells) = read(&region, first, NODE).expect("a name");
+            assert_eq!(found, DirectoryName { parent: PARENT, name });
+            assert_eq!(cells.iter().flatten().count(), usize::from(length).div_ceil(BYTES));
             assert_eq!(read(&region, first, NodeId(9)), None, "it is another node's");
             free(&region, first, NODE);
             assert_eq!(region.cells().tagged().count(), 0);
@@ -179,7 +180,7 @@ mod tests {
     }
 
     #[test]
-    fn a_name_that_leads_elsewhere_is_no_place() {
+    fn a_name_that_leads_elsewhere_is_refused() {
         let region = Arc::new(Region::create(VolumeKind::Passthrough).expect("a region"));
         for name in ["..", ".", "a/b", "a\0b"] {
             let first = record(&region, NODE, PARENT, OsStr::new(name)).expect("memory");
@@ -190,28 +191,32 @@ mod tests {
     #[test]
     fn the_nodes_that_were_used_last_keep_their_descriptors() {
         let held = HeldNodes::default();
-        for node in 0..MOST.get() as u64 {
-            assert_eq!(held.used(NodeId(node)), []);
+        for node in 0..MOST as u64 {
+            assert_eq!(held.used(NodeId(node)), None);
         }
-        assert_eq!(held.used(NodeId(0)), []);
-        assert_eq!(held.used(NodeId(5000)), [NodeId(1)]);
+        assert_eq!(held.used(NodeId(0)), None);
+        assert_eq!(held.used(NodeId(5000)), Some(NodeId(1)));
         held.forget(NodeId(2));
         assert_eq!(held.pop_oldest(), Some(NodeId(3)));
     }
 
     #[test]
-    fn a_place_has_the_bytes_that_other_versions_read() {
-        assert_layout::<PlaceCell>("tag 0, length 4, node 8, parent 16, next 24, name 32; 128 bytes");
+    fn a_name_has_the_bytes_that_other_versions_read() {
+        assert_layout::<DirectoryNameCell>("tag 0, length 4, node 8, parent 16, next 24, name 32; 128 bytes");
         let region = golden::region(VolumeKind::Passthrough);
         let name = OsString::from_vec((0..200).map(|n| b'a' + n % 26).collect());
         record(&region, NODE, PARENT, &name).expect("memory");
-        let recorded = golden!("region-places.bin");
-        golden::assert_golden("region-places.bin", recorded, &golden::content((*region).as_fd()));
+        let recorded = golden!("region-node-names.bin");
+        golden::assert_golden("region-node-names.bin", recorded, &golden::content((*region).as_fd()));
         let adopted = golden::adopted(recorded, VolumeKind::Passthrough);
         let cells: Vec<_> = adopted.cells().tagged().collect();
-        assert_eq!((cells.len(), cells[0].1, PlaceCell::TAG), (3, 7, 7), "other versions know the cells by this tag");
+        assert_eq!(
+            (cells.len(), cells[0].1, DirectoryNameCell::TAG),
+            (3, 7, 7),
+            "other versions know the cells by this tag"
+        );
         let read = cells.iter().filter_map(|(cell, _)| read(&adopted, *cell, NODE));
-        let places: Vec<_> = read.map(|(place, _)| place).filter(|place| place.name == name).collect();
-        assert_eq!(places, [PlaceInDirectory { parent: PARENT, name }]);
+        let names: Vec<_> = read.map(|(found, _)| found).filter(|found| found.name == name).collect();
+        assert_eq!(names, [DirectoryName { parent: PARENT, name }]);
     }
 }
