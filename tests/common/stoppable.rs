@@ -16,8 +16,13 @@ pub struct Stoppable {
 
 impl Stoppable {
     pub fn over(directory: &Path) -> Self {
+        Self::with_arguments(directory, &[])
+    }
+
+    /// As [`Self::over`], with further arguments of bindfs.
+    pub fn with_arguments(directory: &Path, arguments: &[&str]) -> Self {
         let mut command = Command::new("bindfs");
-        command.arg("-f").arg(directory).arg(directory).stdout(Stdio::null()).stderr(Stdio::null());
+        command.arg("-f").args(arguments).arg(directory).arg(directory).stdout(Stdio::null()).stderr(Stdio::null());
         let process = command.spawn().expect("bindfs, which tests/run installs");
         let mounted =
             || fs::read_to_string("/proc/self/mountinfo").expect("a table").contains(directory.to_str().expect("text"));

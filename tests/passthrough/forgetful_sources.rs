@@ -4,12 +4,13 @@
 use std::fs::{self, File};
 use std::io::{Read, Write};
 use std::os::fd::AsRawFd;
-use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
 use nix::mount::{MntFlags, umount2};
 use nix::sys::signal::{Signal, kill};
+use podfs_fuse::passthrough::CacheMode;
 use tempfile::TempDir;
 
 use crate::common::forgetting::forget_unused;
@@ -121,6 +122,33 @@ fn working_and_open_directories_of_bindfs_survive_cache_pressure() {
     }
     let text = shell.run("ls; cat file; echo; mkdir new && ls -d new; cd -P .. && ls");
     assert_eq!(text, "file\ncontent\nnew\nfile\nplace\n");
+}
+
+#[test]
+fn a_directory_of_bindfs_with_the_number_of_a_removed_one_is_another_directory() {
+    let bindfs = Bindfs::new();
+    let mounted = Mounted::of_with_cache(&bindfs.shown(), CacheMode::None);
+    let (on_host, shown) = (bindfs.shown().join("work/new"), mounted.path().join("work/new"));
+    let number = |path: &Path| fs::metadata(path).expect("attributes").ino();
+    fs::create_dir(&on_host).expect("made");
+    let removed = number(&shown);
+    fs::remove_dir(&on_host).expect("removed");
+    // ext4 gives the lowest free number.
+    let mut others = Vec::new();
+    loop {
+        fs::create_dir(&on_host).expect("made");
+        if number(&on_host) == removed {
+            break;
+        }
+        let other = bindfs.shown().join(format!("work/other-{}", others.len()));
+        fs::rename(&on_host, &other).expect("renamed");
+        others.push(other);
+        assert!(others.len() < 1000, "no directory gets the number {removed}");
+    }
+    fs::write(on_host.join("file"), "content").expect("written");
+    assert_eq!(fs::read_to_string(shown.join("file")).expect("shown"), "content");
+    fs::write(shown.join("made"), "made").expect("written");
+    assert_eq!(fs::read_to_string(on_host.join("made")).expect("it is there"), "made");
 }
 
 #[test]

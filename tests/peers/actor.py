@@ -1,6 +1,6 @@
 """System calls in two directories at once, to compare what they return.
 
-As a process of the differential tester (`actor.py BASE UID`), it makes the calls that come in as lines of JSON, and answers each with a
+As a process of the differential tester (`actor.py serve UID DIRECTORIES`), it makes the calls that come in as lines of JSON, and answers each with a
 line. As a script that the tester printed, it makes the calls of PROGRAM in turn in a native directory and in a volume, and prints how the
 answers differ.
 
@@ -36,6 +36,8 @@ WORDS = {
 WORDS.update({"RENAME_NOREPLACE": 1, "RENAME_EXCHANGE": 2, "RENAME_WHITEOUT": 4})
 WORDS.update({"KEEP_SIZE": 1, "PUNCH_HOLE": 2, "COLLAPSE_RANGE": 8, "ZERO_RANGE": 16, "INSERT_RANGE": 32, "UNSHARE_RANGE": 64})
 WORDS.update({"S_IFIFO": stat.S_IFIFO, "S_IFSOCK": stat.S_IFSOCK, "S_IFCHR": stat.S_IFCHR, "S_IFREG": stat.S_IFREG})
+# The requests BTRFS_IOC_SUBVOL_CREATE and BTRFS_IOC_SNAP_CREATE_V2.
+SUBVOLUME_CREATE, SNAPSHOT_CREATE = 0x5000940E, 0x50009417
 LOCKS = {"read": fcntl.F_RDLCK, "write": fcntl.F_WRLCK, "none": fcntl.F_UNLCK}
 LOCK = "hhxxxxqqixxxx"
 OFD_GETLK, OFD_SETLK = 36, 37
@@ -99,9 +101,6 @@ def describe(status):
     if kind in (stat.S_IFCHR, stat.S_IFBLK):
         shown["rdev"] = status.st_rdev
     for name in ("atime", "mtime", "ctime"):
-        if name == "atime" and kind == stat.S_IFDIR:
-            # A listing that the kernel has cached does not change it.
-            continue
         total = getattr(status, f"st_{name}_ns")
         shown[name] = when(total // 10**9, total % 10**9)
     return shown
@@ -226,6 +225,33 @@ def c_rename(path, new, flags=0):
 
 def c_mknod(path, kind, mode):
     os.mknod(path, bits(kind) | mode, 0)
+
+
+def c_subvolume(path):
+    """Makes a subvolume of btrfs."""
+    parent, name = opened_parent(path)
+    try:
+        fcntl.ioctl(parent, SUBVOLUME_CREATE, bytearray(struct.pack("q4088s", 0, name)))
+    finally:
+        os.close(parent)
+
+
+def c_snapshot(path, new):
+    """Makes a snapshot of a subvolume."""
+    source = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        parent, name = opened_parent(new)
+        try:
+            fcntl.ioctl(parent, SNAPSHOT_CREATE, bytearray(struct.pack("q48x4040s", source, name)))
+        finally:
+            os.close(parent)
+    finally:
+        os.close(source)
+
+
+def opened_parent(path):
+    parent, name = os.path.split(path)
+    return os.open(parent or ".", os.O_RDONLY | os.O_DIRECTORY), name.encode()
 
 
 def c_list(path):
@@ -470,12 +496,18 @@ CALLS.update(
 
 
 def leave():
+    failure = None
     for slot in list(files):
-        close(slot)
+        try:
+            close(slot)
+        except OSError as error:
+            failure = error
     for number in list(maps):
         c_munmap(number)
     handles.clear()
     os.chdir("/")
+    if failure:
+        raise failure
 
 
 def make(base, path):
@@ -500,13 +532,15 @@ def enter(base, path):
     os.chdir(path)
 
 
-def tree(path):
-    """Everything below a directory."""
+def tree(path, known):
+    """Everything below a directory. `known` has the first path of each file, by device and inode number."""
     shown = {}
     for name, kind in sorted(entries_of(path)):
         at = os.path.join(path, name)
         status = os.lstat(at)
-        answer = [describe(status), kind == stat.S_IFMT(status.st_mode) >> 12]
+        description = describe(status)
+        description["first path"] = known.setdefault((status.st_dev, status.st_ino), at)
+        answer = [description, kind == stat.S_IFMT(status.st_mode) >> 12]
         if stat.S_ISLNK(status.st_mode):
             answer.append(os.readlink(at))
         elif stat.S_ISREG(status.st_mode):
@@ -516,7 +550,7 @@ def tree(path):
         answer.append([[key, show(os.getxattr(at, key, follow_symlinks=False))] for key in sorted(os.listxattr(at, follow_symlinks=False))])
         shown[at] = answer
         if stat.S_ISDIR(status.st_mode):
-            shown.update(tree(at))
+            shown.update(tree(at, known))
     return shown
 
 
@@ -539,7 +573,7 @@ def answer(base, name, arguments):
         if name == "remove":
             return ["ok", remove(base, *arguments)]
         if name == "tree":
-            return ["ok", tree(".")]
+            return ["ok", tree(".", {})]
         return ["ok", CALLS[name](*arguments)]
     except NoSuchSlot:
         return ["no slot"]
@@ -547,16 +581,20 @@ def answer(base, name, arguments):
         return ["error", errno.errorcode.get(error.errno, error.errno)]
 
 
-def serve(base_directory, uid, requests, answers):
+def serve(directories, uid, requests, answers):
+    """Makes calls in the first directory, or after a request `choose` in another one."""
     global base_path
-    base = os.open(base_directory, os.O_PATH | os.O_DIRECTORY)
-    base_path = os.path.realpath(base_directory)
+    bases = [(os.open(path, os.O_PATH | os.O_DIRECTORY), os.path.realpath(path)) for path in directories]
+    base, base_path = bases[0]
     if uid:
         os.setgroups([])
         os.setresgid(uid, uid, uid)
         os.setresuid(uid, uid, uid)
     for line in iter(requests.readline, ""):
         name, *arguments = json.loads(line)
+        if name == "choose":
+            base, base_path = bases[arguments[0]]
+            arguments, name = [], "leave"
         answers.write(json.dumps(answer(base, name, arguments)) + "\n")
         answers.flush()
 
@@ -569,7 +607,7 @@ class ActorProcess:
         if os.fork() == 0:
             os.close(requests[1])
             os.close(answers[0])
-            serve(base, 1000 if actor == "U" else 0, os.fdopen(requests[0]), os.fdopen(answers[1], "w"))
+            serve([base], 1000 if actor == "U" else 0, os.fdopen(requests[0]), os.fdopen(answers[1], "w"))
             os._exit(0)
         os.close(requests[0])
         os.close(answers[1])
@@ -630,7 +668,7 @@ PROGRAM = []
 
 if __name__ == "__main__":
     if sys.argv[1:2] == ["serve"]:
-        serve(sys.argv[2], int(sys.argv[3]), sys.stdin, sys.stdout)
+        serve(sys.argv[3:], int(sys.argv[2]), sys.stdin, sys.stdout)
     elif len(sys.argv) < 3:
         sys.exit(f"usage: {sys.argv[0]} NATIVE_DIRECTORY VOLUME [SOURCE [SECOND_VOLUME]]")
     else:

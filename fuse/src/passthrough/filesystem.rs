@@ -389,6 +389,7 @@ impl PassthroughFilesystem {
     /// As [`Self::enter`], for a caller that keeps `file` open.
     fn enter_open(&self, file: &OwnedFd, parent: &Node, made: bool) -> Result<(Arc<Node>, Statx), Errno> {
         let (identity, mount) = self.mounts.identify(file.as_fd(), Some(parent))?;
+        self.separate_replaced(&identity, file.as_fd());
         let found = attributes_of(file.as_fd())?;
         let charge = if made { 0 } else { bytes_taken(&found) };
         let node = self.nodes.enter(NewNode { identity, mount, kind: kind(&found), charge })?;

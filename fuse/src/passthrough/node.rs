@@ -42,8 +42,8 @@ pub enum FileIdentity {
         /// The file.
         handle: FileHandle,
     },
-    /// An inode number, which the file system does not use again while the node holds the file open. A node that the server has to
-    /// find by its name may get the number of a deleted file.
+    /// An inode number. A file system of the kernel does not use it again while the node holds the file open; a server of FUSE may. A node
+    /// that the server has to find by its name may get the number of a deleted file.
     Number {
         /// The mount through which the server reached the file, as the volume numbers it.
         mount: u64,

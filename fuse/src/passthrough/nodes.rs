@@ -195,6 +195,14 @@ impl Nodes {
         self.0.node(&mut tables, cell)
     }
 
+    /// The file of `node` is deleted, and another file has its identity now.
+    pub fn separate(&self, node: &Node) {
+        let mut tables = self.0.lock();
+        if let Some(cell) = self.0.find_id(&tables, node.id) {
+            self.0.remove_identity(&mut tables, cell);
+        }
+    }
+
     /// The node of that file, a new one if there is none. Counts the answer that will give the node to the kernel.
     ///
     /// # Errors

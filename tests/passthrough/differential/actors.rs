@@ -25,9 +25,10 @@ pub fn peer() -> PathBuf {
 }
 
 impl ActorProcess {
-    pub fn start(actor: Actor, base: &Path) -> ActorProcess {
+    /// A process that can work in each of these directories, in the first at the beginning.
+    pub fn start(actor: Actor, bases: &[&Path]) -> ActorProcess {
         let mut command = Command::new("/usr/bin/python3");
-        command.args(["-I", "-S"]).arg(peer()).arg("serve").arg(base).arg(actor.uid().to_string());
+        command.args(["-I", "-S"]).arg(peer()).arg("serve").arg(actor.uid().to_string()).args(bases);
         let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("python starts");
         let requests = child.stdin.take().expect("a pipe");
         let output = BufReader::new(child.stdout.take().expect("a pipe"));

@@ -4,79 +4,155 @@
 use serde_json::Value;
 
 use super::lockstep::{Caching, LOCKS};
-use super::program::Step;
+use super::observed::{OPENS, Observed, WRITES, remove};
+use super::program::{Actor, Step};
 use super::sources::SourceKind;
-
-/// A call whose answers differ.
-pub struct Observed<'a> {
-    pub step: &'a Step,
-    pub before: &'a [Step],
-    pub native: &'a Value,
-    pub volume: &'a Value,
-    pub caching: Caching,
-    pub kind: SourceKind,
-}
 
 /// A row of the documentation, and whether it describes a difference.
 type DocumentedRow = (&'static str, fn(&Observed) -> bool);
 
 const ROWS: &[DocumentedRow] = &[
-    ("`fallocate` that moves the rest of a file", |seen| {
-        seen.is("fallocate") && seen.has_word("_RANGE") && seen.volume_error() == Some("ENOTSUP")
+    ("`fallocate` that moves the rest of a file, or copies shared blocks", |seen| {
+        seen.is("fallocate")
+            && ["COLLAPSE_RANGE", "INSERT_RANGE", "UNSHARE_RANGE"].iter().any(|mode| seen.has_word(mode))
+            && seen.volume_error() == Some("ENOTSUP")
+    }),
+    ("server and keeper killed at once", |seen| {
+        // A process that had a lock on the file gets EIO.
+        let had_lock = || seen.done().any(|step| step.is_any(&LOCKS));
+        let is_lost = match seen.volume_error() {
+            Some("ESTALE") => true,
+            Some("EIO") => had_lock(),
+            Some("EFAULT") => seen.is_any(&["load", "store"]),
+            _ => false,
+        };
+        seen.lost_both && is_lost && (seen.has_lost_name() || !seen.kind.has_handles())
     }),
     ("a removed file that a process has open by `O_PATH` alone", |seen| {
-        seen.volume_error() == Some("ESTALE") && seen.opened_with("O_PATH")
+        seen.volume_error() == Some("ESTALE") && seen.slot_has("O_PATH") && seen.has_lost_name()
     }),
-    ("`F_SETFL` and `O_DIRECT`, `O_APPEND`", |seen| any_call(seen.before, "setfl")),
+    ("`F_SETFL` and `O_DIRECT`, `O_APPEND`", |seen| {
+        let errors = [seen.native_error(), seen.volume_error()];
+        let keeps_append = || {
+            let is_write = |step: &Step| step.is_any(&["write", "pwrite", "sendfile", "copy"]);
+            errors == [None, None]
+                && seen.done().any(|step| step.is("setfl") && seen.opened(step, "O_APPEND"))
+                && seen.done().any(is_write)
+        };
+        let is_aligned_or_not = || {
+            errors.contains(&Some("EINVAL"))
+                && seen.step.is_any(&["read", "pread", "write", "pwrite", "copy", "sendfile"])
+                && seen
+                    .done()
+                    .any(|step| step.is("setfl") && (step.has_word("O_DIRECT") || seen.opened(step, "O_DIRECT")))
+        };
+        keeps_append() || is_aligned_or_not()
+    }),
     ("closing a file opened for reading only", |seen| {
-        seen.is_about_locks() && any_call(seen.before, "posix") && seen.closes()
+        let has_lock = |step: &Step| step.is("posix") && !step.has_word("\"none\"");
+        seen.caching != Caching::Private
+            && seen.is_about_locks()
+            && seen.volume_has_more_locks()
+            && seen.anyone_after(has_lock, |locker, closer| seen.closes(locker, closer, false))
     }),
-    ("a `flock` on a directory", |seen| seen.is("flock")),
+    ("a `flock` on a directory", |seen| {
+        seen.is("flock")
+            && seen.is_directory
+            && seen.native_error() == Some("EAGAIN")
+            && seen.done_elsewhere(&["flock"])
+    }),
     ("the end of a directory", |seen| {
-        let is_directory = |answer: &Value| answer[1] == "a directory" || answer[1] == "EISDIR";
-        (seen.is_any(&["lseek", "read"]) && (is_directory(seen.native) || is_directory(seen.volume)))
-            || (seen.is("lseek") && seen.native_error() == Some("EINVAL") && seen.volume_error() == Some("ENXIO"))
+        // The kernel refuses a read at an offset near the largest one, which is the end of a directory on btrfs.
+        let is_read = seen.is("read") && seen.native_error() == Some("EINVAL") && seen.volume_error() == Some("EISDIR");
+        let is_of_removed = seen.is("seekdir")
+            && seen.native_error() == Some("EINVAL")
+            && seen.volume_error().is_none()
+            && seen.done().any(|step| step.is_any(&["rmdir", "rename"]));
+        seen.is_directory && (seen.is("lseek") || is_read || is_of_removed)
     }),
     ("names made after a directory of btrfs was opened", |seen| {
         let names = |answer: &Value| answer[1].as_array().cloned().unwrap_or_default();
         seen.kind == SourceKind::Btrfs
             && seen.is("readdir")
+            && seen.native_error().is_none()
             && names(seen.native).iter().all(|name| names(seen.volume).contains(name))
+            && seen.changes_names_since(OPENS)
     }),
     ("locks of a file that is mapped, but not open any more", |seen| {
-        seen.is_about_locks() && any_call(seen.before, "mmap") && seen.closes()
+        let has_lock =
+            |step: &Step| step.is_any(&["flock", "ofd"]) && !step.has_word("\"none\"") && !step.has_word("LOCK_UN");
+        seen.is_about_locks()
+            && seen.native_has_more_locks()
+            && seen.done().any(|step| step.is("mmap"))
+            && seen.anyone_after(has_lock, |locker, closer| seen.closes(locker, closer, true))
     }),
     ("`O_DIRECT` with a `sizeLimit`", |seen| {
-        seen.caching == Caching::Limited && seen.native_error() == Some("EINVAL") && seen.opened_with("O_DIRECT")
+        seen.caching == Caching::Limited && seen.native_error() == Some("EINVAL") && seen.slot_has("O_DIRECT")
     }),
     ("owner and mode of an open file that were changed elsewhere", |seen| {
-        seen.changed_elsewhere(&["chmod", "fchmod", "chown", "fchown", "lchown", "setacl"])
-            && (seen.is_any(&["fchmod", "fchown", "futimens"]) || seen.differs_only_in_set_id())
+        let errors = [seen.native_error(), seen.volume_error()];
+        let is_checked = || {
+            seen.is_any(&["fchmod", "fchown", "futimens"])
+                && errors.contains(&Some("EPERM"))
+                && seen.is_by(Actor::U)
+                && seen.done_elsewhere(&["chown", "fchown", "lchown"])
+        };
+        let survives = || {
+            seen.volume_keeps_set_id()
+                && seen.done_elsewhere(&["chmod", "fchmod", "setacl"])
+                && seen.done().any(|step| step.by() == Some(Actor::U) && step.is_any(&WRITES))
+        };
+        is_checked() || survives()
     }),
     ("`chown(file, -1, -1)` of a file with setuid or setgid", |seen| {
-        (seen.is_any(&["chown", "lchown", "fchown"]) && seen.native_error() == Some("EPERM"))
-            || (seen.differs_only_in_set_id()
-                && ["chown", "lchown", "fchown"].iter().any(|name| any_call(seen.before, name)))
+        let changes_nothing = |step: &Step| step.is_any(&["chown", "lchown", "fchown"]) && step.ends_with(&[-1, -1]);
+        (changes_nothing(seen.step) && seen.native_error() == Some("EPERM") && seen.volume_error().is_none())
+            || (seen.volume_keeps_set_id() && seen.done().any(changes_nothing))
     }),
     ("setuid and setgid after a write that fails", |seen| {
-        seen.differs_only_in_set_id()
-            && ["pwrite", "write", "copy", "sendfile"].iter().any(|name| any_call(seen.before, name))
+        let has_failed = |step: &Step| step.is_any(&["pwrite", "write", "copy", "sendfile"]);
+        seen.native_keeps_set_id() && seen.failed().any(|step| step.by() == Some(Actor::U) && has_failed(step))
     }),
-    ("`copy_file_range` from a file that has grown elsewhere", |seen| {
+    ("`copy_file_range` from a file whose size was changed elsewhere", |seen| {
+        const SIZES: [&str; 9] =
+            ["write", "pwrite", "ftruncate", "truncate", "fallocate", "copy", "sendfile", "open", "openat"];
+        let copies_less = seen.volume[1].as_u64() < seen.native[1].as_u64();
+        let overlaps = [seen.native_error(), seen.volume_error()];
         seen.is("copy")
-            && seen.changed_elsewhere(&["write", "pwrite", "ftruncate", "truncate", "fallocate", "copy", "sendfile"])
-            && (seen.volume[1].as_u64() < seen.native[1].as_u64() || seen.native_error() == Some("EINVAL"))
+            && seen.done_elsewhere(&SIZES)
+            && match overlaps {
+                [None, None] => copies_less,
+                [native, volume] => native.or(volume) == Some("EINVAL") && (native.is_none() || volume.is_none()),
+            }
+    }),
+    ("a working directory that was moved elsewhere", |seen| {
+        let is_lost = seen.volume[1] == "in a removed directory" || seen.volume_error() == Some("ENOENT");
+        seen.is_any(&["chdir", "fchdir", "getcwd"])
+            && is_lost
+            && seen.native_error().is_none()
+            && matches!(seen.caching, Caching::Auto | Caching::None)
+            && seen.done_elsewhere(&["rename"])
     }),
     ("setuid, setgid and capabilities after `fallocate`", |seen| {
         matches!(seen.kind, SourceKind::Btrfs | SourceKind::Tmpfs)
-            && any_call(seen.before, "fallocate")
-            && seen.has_only_capability_more()
+            && seen.done().any(|step| step.is("fallocate"))
+            && seen.native_has_only_privileges_more()
     }),
-    ("names of `trusted.` attributes on btrfs", |seen| seen.kind == SourceKind::Btrfs && seen.is("listxattr")),
+    ("names of `trusted.` attributes on btrfs", |seen| {
+        let mut native = seen.native.clone();
+        if let Some(names) = native[1].as_array_mut() {
+            names.retain(|name| !name.as_str().is_some_and(|name| name.starts_with("trusted.")));
+        }
+        seen.kind == SourceKind::Btrfs && seen.is("listxattr") && seen.is_by(Actor::U) && native == *seen.volume
+    }),
     ("an ACL of a file that was moved elsewhere", |seen| {
-        seen.changed_elsewhere(&["setacl", "setxattr", "removexattr", "chmod"])
-            && seen.changed_elsewhere(&["rename"])
-            && (seen.volume_error() == Some("ENODATA") || seen.is_any(&["access", "getxattr"]))
+        let is_denied = [seen.native_error(), seen.volume_error()].contains(&Some("EACCES"));
+        let is_acl = seen.is_any(&["getxattr", "fgetxattr"]) && seen.has_word("system.posix_acl");
+        // The names of attributes come from the server.
+        let is_listed = seen.is("tree") && seen.volume_error() == Some("ENODATA");
+        seen.done_elsewhere(&["setacl", "setxattr", "removexattr", "chmod"])
+            && seen.done_elsewhere(&["rename"])
+            && (is_acl || is_listed || (is_denied && seen.is_by(Actor::U)))
     }),
     ("times after a store through a mapping, with a `sizeLimit`", |seen| {
         let timeless = |answer: &Value| {
@@ -85,155 +161,54 @@ const ROWS: &[DocumentedRow] = &[
             answer
         };
         seen.caching == Caching::Limited
-            && any_call(seen.before, "store")
+            && seen.done().any(|step| step.is("store"))
             && timeless(seen.native) == timeless(seen.volume)
     }),
+    ("bytes stored behind the end of a file through a mapping, with a `sizeLimit`", |seen| {
+        seen.kind == SourceKind::Tmpfs
+            && seen.caching == Caching::Limited
+            && seen.is_any(&["tree", "read", "pread", "load"])
+            && seen.done().any(|step| step.is("store"))
+            && seen.differs_only_in_content()
+    }),
     ("holes in a file, with a `sizeLimit`", |seen| {
-        seen.caching == Caching::Limited && (seen.has_word("SEEK_DATA") || seen.has_word("SEEK_HOLE"))
+        seen.caching == Caching::Limited
+            && seen.is("lseek")
+            && (seen.has_word("SEEK_DATA") || seen.has_word("SEEK_HOLE"))
     }),
     ("a rename between two directories that meets a directory which another process has moved", |seen| {
-        seen.is("rename") && seen.volume_error() == Some("ESTALE") && seen.caching != Caching::Alone
+        seen.is("rename")
+            && seen.volume_error() == Some("ESTALE")
+            && matches!(seen.caching, Caching::Auto | Caching::None)
+            && seen.done_elsewhere(&["rename"])
     }),
-    ("file handles of a source that has none", |seen| seen.is("handle") && seen.native_error() == Some("ENOTSUP")),
+    ("file handles of a source that has none", |seen| {
+        seen.is("handle")
+            && seen.native_error() == Some("ENOTSUP")
+            && seen.volume_error().is_none()
+            && !seen.kind.has_handles()
+    }),
     ("FIFOs and sockets", |seen| {
-        seen.is_any(&["open", "openat", "reopen"])
-            && [seen.native_error(), seen.volume_error()].contains(&Some("ENXIO"))
+        let is_special = |step: &Step| step.is("mknod") && (step.has_word("S_IFIFO") || step.has_word("S_IFSOCK"));
+        let is_connected = || {
+            seen.is_any(&["open", "openat", "reopen", "openhandle"])
+                && [seen.native_error(), seen.volume_error()].contains(&Some("ENXIO"))
+                && seen.done_elsewhere(&["open", "openat", "reopen", "openhandle", "mknod"])
+        };
+        seen.done().any(is_special) && (is_connected() || seen.differs_only_in_times_of_fifos())
+    }),
+    ("ACLs of a FUSE file system that does not apply them, such as bindfs", |seen| {
+        let is_denied = [seen.native_error(), seen.volume_error()].contains(&Some("EACCES"));
+        seen.kind == SourceKind::Bindfs
+            && is_denied
+            && seen.is_by(Actor::U)
+            && seen.done().any(|step| step.is("setacl"))
     }),
 ];
 
 /// The row that describes a difference.
 pub fn row(seen: &Observed) -> Option<&'static str> {
     ROWS.iter().find(|(_, describes)| describes(seen)).map(|(row, _)| *row)
-}
-
-/// Removes the fields of this name.
-pub fn remove(value: &mut Value, key: &str) {
-    match value {
-        Value::Object(fields) => {
-            fields.remove(key);
-            fields.values_mut().for_each(|value| remove(value, key));
-        }
-        Value::Array(values) => values.iter_mut().for_each(|value| remove(value, key)),
-        _ => {}
-    }
-}
-
-/// Removes the files whose names begin with this from trees and listings.
-pub fn remove_names(answer: &mut Value, prefix: &str) {
-    let is_gone = |path: &str| path.rsplit('/').next().is_some_and(|name| name.starts_with(prefix));
-    match answer.get_mut(1) {
-        Some(Value::Object(files)) => files.retain(|path, _| !is_gone(path)),
-        Some(Value::Array(entries)) => entries.retain(|entry| !entry[0].as_str().is_some_and(is_gone)),
-        _ => {}
-    }
-}
-
-/// Removes an extended attribute from trees.
-fn remove_attribute(value: &mut Value, name: &str) {
-    if let Value::Array(values) = value {
-        values.retain(|value| value[0] != name);
-    }
-    match value {
-        Value::Array(values) => values.iter_mut().for_each(|value| remove_attribute(value, name)),
-        Value::Object(fields) => fields.values_mut().for_each(|value| remove_attribute(value, name)),
-        _ => {}
-    }
-}
-
-fn without_set_id(answer: &Value) -> Value {
-    match answer {
-        Value::Object(fields) => fields
-            .iter()
-            .map(|(name, value)| match value.as_str().and_then(|mode| mode.strip_prefix("0o")) {
-                Some(mode) if name == "mode" => {
-                    (name.clone(), (u32::from_str_radix(mode, 8).expect("a mode") & !0o6000).into())
-                }
-                _ => (name.clone(), without_set_id(value)),
-            })
-            .collect(),
-        Value::Array(values) => values.iter().map(without_set_id).collect(),
-        other => other.clone(),
-    }
-}
-
-fn any_call(steps: &[Step], wanted: &str) -> bool {
-    steps.iter().any(|step| matches!(step, Step::Call { name, .. } if name == wanted))
-}
-
-impl Observed<'_> {
-    fn is(&self, wanted: &str) -> bool {
-        matches!(self.step, Step::Call { name, .. } if name == wanted)
-    }
-
-    fn is_any(&self, wanted: &[&str]) -> bool {
-        wanted.iter().any(|name| self.is(name))
-    }
-
-    fn has_word(&self, word: &str) -> bool {
-        self.step.to_string().contains(word)
-    }
-
-    fn native_error(&self) -> Option<&str> {
-        (self.native[0] == "error").then_some(self.native[1].as_str()?)
-    }
-
-    fn volume_error(&self) -> Option<&str> {
-        (self.volume[0] == "error").then_some(self.volume[1].as_str()?)
-    }
-
-    fn is_about_locks(&self) -> bool {
-        self.is_any(&LOCKS)
-    }
-
-    /// Whether a stream of a directory has begun before the last change of a name. Then POSIX leaves open what it returns.
-    pub fn is_of_old_stream(&self) -> bool {
-        const BEGIN: [&str; 7] = ["open", "openat", "reopen", "openhandle", "dup", "rewind", "seekdir"];
-        const CHANGE: [&str; 10] =
-            ["open", "openat", "link", "linkfd", "mkdir", "mknod", "rename", "rmdir", "symlink", "unlink"];
-        let Step::Call { by: own, .. } = self.step else { return false };
-        let is_begin = |step: &Step| {
-            matches!(step, Step::Call { by, name, .. } if by == own && BEGIN.contains(&name.as_str()))
-                && step.slot() == self.step.slot()
-        };
-        let begin = self.before.iter().rposition(is_begin).map_or(0, |index| index + 1);
-        self.is("readdir") && CHANGE.iter().any(|name| any_call(&self.before[begin..], name))
-    }
-
-    /// Whether a process in another place has made one of these calls.
-    fn changed_elsewhere(&self, calls: &[&str]) -> bool {
-        let place = |step: &Step| match step {
-            Step::Call { by, name, .. } => Some((by.view(), name.clone())),
-            Step::Disturb(_) => None,
-        };
-        let here = place(self.step).map(|(view, _)| view);
-        let mut others = self.before.iter().filter_map(place);
-        others.any(|(view, name)| Some(view) != here && calls.contains(&name.as_str()))
-    }
-
-    /// Whether the answers differ only in capabilities: the volume has removed them.
-    fn has_only_capability_more(&self) -> bool {
-        let without = |answer: &Value| {
-            let mut answer = without_set_id(answer);
-            remove_attribute(&mut answer, "security.capability");
-            answer
-        };
-        without(self.native) == without(self.volume)
-    }
-
-    /// Whether the answers are attributes that differ in nothing but setuid and setgid.
-    fn differs_only_in_set_id(&self) -> bool {
-        without_set_id(self.native) == without_set_id(self.volume)
-    }
-
-    /// Whether an open with this flag came before.
-    fn opened_with(&self, flag: &str) -> bool {
-        self.before.iter().any(|step| step.to_string().contains(flag))
-    }
-
-    /// Whether a process has closed a file, also by using its slot again.
-    fn closes(&self) -> bool {
-        ["close", "open", "openat", "reopen", "dup", "openhandle"].iter().any(|name| any_call(self.before, name))
-    }
 }
 
 #[test]

@@ -1,5 +1,15 @@
 //! Random programs.
 
+/// Appends a call to the program.
+macro_rules! call {
+    ($generator:expr, $name:literal $(, $argument:expr)*) => {{
+        let arguments = vec![$(json!($argument)),*];
+        $generator.add($name, arguments)
+    }};
+}
+
+mod special;
+
 use std::collections::{BTreeMap, BTreeSet};
 
 use fastrand::Rng;
@@ -26,8 +36,8 @@ const ATTRIBUTES: [&str; 7] = [
 /// Times that no call gives a file by itself, in nanoseconds since 1970.
 const TIMES: [i64; 5] = [0, 1, 1_000_000_000_123_456_789, 4_000_000_000_000_000_001, -1_000_000_000];
 
-/// A program for these actors. The first of them prepares some files.
-pub fn program(random: &mut Rng, actors: &[Actor], may_kill: bool) -> Program {
+/// A program for these actors. The first of them prepares some files. `may_make_subvolumes`: the host's process can do so.
+pub fn program(random: &mut Rng, actors: &[Actor], may_make_subvolumes: bool) -> Program {
     let mut generator = Generator {
         random,
         by: actors[0],
@@ -36,13 +46,18 @@ pub fn program(random: &mut Rng, actors: &[Actor], may_kill: bool) -> Program {
         open: BTreeSet::new(),
         maps: BTreeSet::new(),
         handles: BTreeSet::new(),
+        directories: vec!["d", "e", "d", "e", "l", ".."],
     };
+    let has_subvolumes = may_make_subvolumes && actors.contains(&Actor::H);
+    if has_subvolumes {
+        generator.prepare_subvolume();
+    }
     generator.prepare();
     let length = generator.steps.len() + generator.random.usize(10..90);
     while generator.steps.len() < length {
         generator.by = generator.one_of(actors);
         for _ in 0..generator.random.usize(1..12) {
-            generator.next(may_kill);
+            generator.next(has_subvolumes);
         }
     }
     Program(generator.steps)
@@ -65,14 +80,8 @@ struct Generator<'a> {
     open: BTreeSet<(Actor, u64)>,
     maps: BTreeSet<(Actor, u64)>,
     handles: BTreeSet<(Actor, u64)>,
-}
-
-/// Appends a call to the program.
-macro_rules! call {
-    ($generator:expr, $name:literal $(, $argument:expr)*) => {{
-        let arguments = vec![$(json!($argument)),*];
-        $generator.add($name, arguments)
-    }};
+    /// What a path may have before its last name.
+    directories: Vec<&'static str>,
 }
 
 impl Generator<'_> {
@@ -126,7 +135,8 @@ impl Generator<'_> {
     /// Any path.
     fn new_path(&mut self) -> String {
         let depth = self.one_of(&[1, 1, 1, 2, 2, 3]);
-        let mut parts: Vec<_> = (1..depth).map(|_| self.one_of(&["d", "e", "d", "e", "l", ".."])).collect();
+        let directories = self.directories.clone();
+        let mut parts: Vec<_> = (1..depth).map(|_| self.one_of(&directories)).collect();
         // `..` leads out of the program's directory only behind a directory.
         if parts.first() == Some(&"..") {
             parts[0] = "d";
@@ -227,7 +237,10 @@ impl Generator<'_> {
         }
     }
 
-    fn next(&mut self, may_kill: bool) {
+    fn next(&mut self, has_subvolumes: bool) {
+        if has_subvolumes && self.one_in(60) {
+            return self.subvolumes();
+        }
         match self.random.u32(..400) {
             0..48 => self.open(),
             48..120 => self.data(),
@@ -240,16 +253,16 @@ impl Generator<'_> {
             340..364 => self.mappings(),
             364..384 => self.directories(),
             384..396 => self.unusual(),
-            _ => self.disturb(may_kill),
+            _ => self.disturb(),
         }
     }
 
-    fn disturb(&mut self, may_kill: bool) {
-        let disturbance = match self.random.u32(..8) {
+    fn disturb(&mut self) {
+        let disturbance = match self.random.u32(..9) {
             0..2 => Disturbance::DropCaches,
-            _ if !may_kill => return,
             2..4 => Disturbance::KillServer,
             4..6 => Disturbance::KillKeeper,
+            6 => Disturbance::KillServerAndKeeper,
             _ => Disturbance::KillServerDuring,
         };
         self.steps.push(Step::Disturb(disturbance));
@@ -434,125 +447,6 @@ impl Generator<'_> {
             1 => ("trusted.t", "t".to_owned()),
             2 => ("user.long", "long".repeat(self.random.usize(..300))),
             _ => (self.one_of(&["user.a", "user.b"]), self.random.u8(..).to_string()),
-        }
-    }
-
-    fn locks(&mut self) {
-        let slot = self.slot();
-        let kind = self.one_of(&["read", "write", "none"]);
-        let (start, length) = (self.random.u64(..4) * 10, self.random.u64(..4) * 10);
-        match self.random.u32(..9) {
-            0..3 => call!(self, "flock", slot, self.one_of(&["LOCK_SH", "LOCK_EX", "LOCK_EX", "LOCK_UN"])),
-            3..5 => call!(self, "posix", slot, kind, start, length),
-            5..7 => call!(self, "ofd", slot, kind, start, length),
-            7 => call!(self, "posixget", slot, self.one_of(&["read", "write"]), start, length),
-            _ => call!(self, "ofdget", slot, self.one_of(&["read", "write"]), start, length),
-        }
-    }
-
-    /// A process takes a lock, looks at the file, and appends to it.
-    fn locked_section(&mut self) {
-        let slot = self.slot();
-        let kind = self.random.u32(..3);
-        match kind {
-            0 => call!(self, "flock", slot, "LOCK_EX"),
-            1 => call!(self, "posix", slot, "write", 0, 0),
-            _ => call!(self, "ofd", slot, "write", 0, 0),
-        }
-        call!(self, "fstat", slot);
-        call!(self, "pread", slot, 4096, 0);
-        call!(self, "lseek", slot, 0, "SEEK_END");
-        call!(self, "write", slot, self.random.u8(..), self.random.u8(..));
-        call!(self, "fstat", slot);
-        match kind {
-            0 => call!(self, "flock", slot, "LOCK_UN"),
-            1 => call!(self, "posix", slot, "none", 0, 0),
-            _ => call!(self, "ofd", slot, "none", 0, 0),
-        }
-    }
-
-    fn mappings(&mut self) {
-        let mapped: Vec<_> = self.maps.iter().filter(|(actor, _)| *actor == self.by).map(|(_, map)| *map).collect();
-        let (offset, length) = (self.random.u64(..12_000), self.random.u64(1..5_000));
-        match (self.random.u32(..8), mapped.first()) {
-            (0..2, _) | (_, None) => {
-                let number = self.random.u64(..2);
-                self.maps.insert((self.by, number));
-                let protection = self.one_of(&["PROT_READ", "PROT_READ|PROT_WRITE", "PROT_READ|PROT_WRITE"]);
-                let flags = self.one_of(&["MAP_SHARED", "MAP_SHARED", "MAP_PRIVATE"]);
-                let start = self.one_of(&[0, 0, 4096]);
-                call!(self, "mmap", number, self.slot(), protection, flags, start, 4096 * self.random.u64(1..5));
-            }
-            (2..4, _) => call!(self, "load", self.one_of(&mapped), offset, length),
-            (4..6, _) => call!(self, "store", self.one_of(&mapped), self.random.u8(..), offset, length),
-            (6, _) => call!(self, "msync", self.one_of(&mapped)),
-            (_, Some(number)) => {
-                self.maps.remove(&(self.by, *number));
-                call!(self, "munmap", *number);
-            }
-        }
-    }
-
-    fn directories(&mut self) {
-        let directory = self.path_of(Kind::Directory);
-        match self.random.u32(..8) {
-            0..5 => {
-                let slot = self.new_slot();
-                call!(self, "open", slot, directory, "O_RDONLY|O_DIRECTORY");
-                for _ in 0..self.random.u32(1..5) {
-                    match self.random.u32(..6) {
-                        0..3 => call!(self, "readdir", slot, self.random.u8(1..5)),
-                        3 => call!(self, "rewind", slot),
-                        4 => call!(self, "tell", slot, self.random.u8(..2)),
-                        _ => call!(self, "seekdir", slot, self.random.u8(..2)),
-                    }
-                }
-            }
-            5..7 => {
-                call!(self, "chdir", directory);
-                for _ in 0..self.random.u32(1..4) {
-                    let name = self.one_of(&NAMES);
-                    match self.random.u32(..7) {
-                        0 => call!(self, "open", self.new_slot(), name, self.flags(), self.mode()),
-                        1 => call!(self, "mkdir", name, self.mode()),
-                        2 => call!(self, "unlink", name),
-                        3 => call!(self, "stat", name),
-                        4 => call!(self, "list", "."),
-                        5 => call!(self, "getcwd"),
-                        _ => call!(self, "rename", name, self.one_of(&NAMES)),
-                    }
-                }
-                let depth = directory.matches('/').count() + 1;
-                call!(self, "chdir", vec![".."; depth].join("/"));
-            }
-            _ => call!(self, "fchdir", self.slot()),
-        }
-    }
-
-    /// Calls that few programs make.
-    fn unusual(&mut self) {
-        let (slot, path) = (self.slot(), self.path());
-        match self.random.u32(..16) {
-            0..6 => match self.handles.iter().find(|(actor, _)| *actor == self.by) {
-                Some((_, number)) if self.random.bool() => {
-                    let number = *number;
-                    let flags = self.one_of(&["O_RDONLY", "O_RDWR", "O_PATH"]);
-                    call!(self, "openhandle", self.new_slot(), number, flags);
-                }
-                _ => {
-                    let number = self.random.u64(..2);
-                    self.handles.insert((self.by, number));
-                    call!(self, "handle", number, path);
-                }
-            },
-            6..8 => call!(self, "setfl", slot, self.one_of(&["O_APPEND", "O_APPEND", ""])),
-            8..12 => call!(self, "rename", path, self.path(), "RENAME_WHITEOUT"),
-            12 => call!(self, "rename", path, self.path(), "RENAME_WHITEOUT|RENAME_NOREPLACE"),
-            13 => call!(self, "setfl", slot, "O_DIRECT"),
-            _ => {
-                let mode = self.one_of(&["COLLAPSE_RANGE", "INSERT_RANGE", "UNSHARE_RANGE"]);
-                call!(self, "fallocate", slot, mode, self.aligned(), self.aligned() + 4096);
-            }
         }
     }
 }

@@ -9,8 +9,9 @@ use std::time::{Duration, Instant};
 use serde_json::{Value, json};
 
 use super::actors::ActorProcess;
-use super::documented::{self, Observed};
-use super::pods::TestPod;
+use super::documented;
+use super::observed::{Observed, remove, remove_names, remove_of_type};
+use super::pods::{TestPod, kills_of_both, without_kill_of_both};
 use super::program::{ACTORS, Actor, Disturbance, Program, Step, View};
 use super::sources::SourceKind;
 
@@ -28,7 +29,9 @@ pub enum Caching {
     None,
     /// Only callers of this volume use the directory.
     Alone,
-    /// The same, and the server reads and writes.
+    /// The same, and the kernel keeps locks by itself.
+    Private,
+    /// As `Alone`, and the server reads and writes.
     Limited,
 }
 
@@ -57,20 +60,35 @@ impl Setup<'_> {
     /// An answer without what need not be equal.
     fn comparable(&self, answer: &Value) -> Value {
         let mut answer = answer.clone();
+        if self.may_cache_listings() {
+            remove_of_type(&mut answer, 0o040_000, "atime");
+        }
         if self.caching == Caching::Limited {
             // Reads from the kernel's cache do not change this time.
-            documented::remove(&mut answer, "atime");
+            remove(&mut answer, "atime");
         }
         if self.kind == SourceKind::Bindfs {
-            // libfuse has an inode for each path, and renames files that are removed while they are open.
-            documented::remove(&mut answer, "nlink");
-            documented::remove_names(&mut answer, ".fuse_hidden");
+            // libfuse has an inode for each path, and renames files that are removed while they are open. The kernel reads ahead from
+            // bindfs, also while another call sets this time.
+            remove(&mut answer, "atime");
+            remove(&mut answer, "nlink");
+            remove(&mut answer, "first path");
+            remove_names(&mut answer, ".fuse_hidden");
         }
         if self.kind == SourceKind::Overlay {
             // overlayfs takes this time from the upper file at moments of its own.
-            documented::remove(&mut answer, "atime");
+            remove(&mut answer, "atime");
         }
         answer
+    }
+
+    /// Whether the kernel may list a directory again without the server. That does not change the time of its last access.
+    fn may_cache_listings(&self) -> bool {
+        match self.caching {
+            Caching::None => false,
+            Caching::Auto => matches!(self.kind, SourceKind::Ext4 | SourceKind::Xfs),
+            Caching::Alone | Caching::Private | Caching::Limited => true,
+        }
     }
 
     /// The actors that can work there.
@@ -114,6 +132,9 @@ impl Display for Difference {
 
 /// The processes of a setup, in both places.
 pub struct Lockstep<'a> {
+    /// Setups with the same actors. The processes can work in each.
+    setups: Vec<&'a Setup<'a>>,
+    /// The one in which they work now.
     pub setup: &'a Setup<'a>,
     actors: BTreeMap<Actor, [ActorProcess; 2]>,
     /// The number of programs so far. Each works in a directory of its own.
@@ -122,24 +143,35 @@ pub struct Lockstep<'a> {
 }
 
 impl<'a> Lockstep<'a> {
-    /// `name` tells the directories of this one's programs from those of others.
-    pub fn new(setup: &'a Setup<'a>, name: String) -> Self {
-        let mut lockstep = Self { setup, actors: BTreeMap::new(), programs: 0, name };
+    /// `name` tells the directories of this one's programs from those of others. All setups have the same actors. The processes begin in
+    /// the first.
+    pub fn new(setups: Vec<&'a Setup<'a>>, name: String) -> Self {
+        let setup = setups[0];
+        let mut lockstep = Self { setups, setup, actors: BTreeMap::new(), programs: 0, name };
         lockstep.start();
         lockstep
     }
 
     fn start(&mut self) {
         for actor in self.setup.actors() {
-            let shown = self.setup.place(actor.view()).expect("it is one of those");
-            let both = [&self.setup.native, shown].map(|base| ActorProcess::start(actor, base));
-            self.actors.insert(actor, both);
+            let shown = |setup: &&'a Setup<'a>| setup.place(actor.view()).expect("it is one of those").as_path();
+            let native: Vec<_> = self.setups.iter().map(|setup| setup.native.as_path()).collect();
+            let shown: Vec<_> = self.setups.iter().map(shown).collect();
+            self.actors.insert(actor, [native, shown].map(|bases| ActorProcess::start(actor, &bases)));
         }
+    }
+
+    /// Lets the processes work in another setup from the next program on.
+    pub fn choose(&mut self, setup: usize) -> Result<(), String> {
+        self.setup = self.setups[setup];
+        let actors = self.setup.actors();
+        self.all_do(&actors, "choose", &[json!(setup)])
     }
 
     /// Runs a program. A failure is one of the tester or a call that hangs.
     pub fn run(&mut self, program: &Program) -> Result<Verdict, String> {
         self.programs += 1;
+        let kills_of_both_before = kills_of_both();
         let top = format!("{}-{}", self.name, self.programs);
         // `..` from the program's directory must not lead to those of others.
         let directory = format!("{top}/1/2/3/4");
@@ -148,13 +180,26 @@ impl<'a> Lockstep<'a> {
         let used: Vec<_> =
             self.setup.actors().into_iter().filter(|actor| *actor == Actor::A || is_used(actor)).collect();
         self.all_do(&used, "enter", &[json!(directory)])?;
-        let mut run =
-            Run { lockstep: self, program, used: &used, changed: BTreeMap::new(), fresh: None, during: false };
+        let mut run = Run {
+            lockstep: self,
+            program,
+            used: &used,
+            answers: Vec::new(),
+            changed: BTreeMap::new(),
+            fresh: None,
+            during: false,
+            kills_of_both: kills_of_both_before,
+        };
         let verdict = run.steps()?;
-        self.all_do(&used, "leave", &[])?;
+        let left = self.all_do(&used, "leave", &[]);
+        // Closing a lost file fails.
+        let lost_both = kills_of_both() != kills_of_both_before;
+        if !lost_both {
+            left?;
+        }
         let removed = self.all_do(&[Actor::A], "remove", &[json!(top)]);
         match (removed, verdict) {
-            (Err(reason), Verdict::Equal) => {
+            (Err(reason), Verdict::Equal) if !lost_both => {
                 let step = "removing all".to_owned();
                 Ok(Verdict::Different(Difference { step, native: String::new(), volume: reason }))
             }
@@ -201,12 +246,16 @@ struct Run<'r, 'a> {
     program: &'r Program,
     /// The actors that make calls.
     used: &'r [Actor],
+    /// The answers in the native directory so far.
+    answers: Vec<Value>,
     /// When something was last changed in a place.
     changed: BTreeMap<&'static str, Instant>,
     /// An actor that has just taken a lock on the file in this slot, whose attributes the kernel does not have cached.
     fresh: Option<(Actor, u64)>,
     /// Whether the server is to be killed during the next call.
     during: bool,
+    /// The number of such kills when the program began.
+    kills_of_both: u64,
 }
 
 impl Run<'_, '_> {
@@ -214,6 +263,7 @@ impl Run<'_, '_> {
         let program = self.program;
         for (index, step) in program.0.iter().enumerate() {
             let before = &program.0[..index];
+            let mut answer = Value::Null;
             let verdict = match step {
                 Step::Disturb(Disturbance::KillServerDuring) => {
                     self.during = true;
@@ -228,12 +278,15 @@ impl Run<'_, '_> {
                 Step::Call { by, name, arguments } => {
                     let [native, mut volume] = self.call(step, *by, name, arguments)?;
                     volume = self.settled(*by, name, arguments, &native, volume)?;
-                    self.compare(step, before, &native, &volume)
+                    let verdict = self.compare(step, before, &native, &volume)?;
+                    answer = native;
+                    verdict
                 }
             };
             if verdict != Verdict::Equal {
                 return Ok(verdict);
             }
+            self.answers.push(answer);
         }
         self.remaining()
     }
@@ -245,6 +298,7 @@ impl Run<'_, '_> {
         if !(is_lock || is_fresh && AT_FRESH_FILE.contains(&name)) {
             self.wait(by.view());
         }
+        let _server_or_keeper_lives = without_kill_of_both();
         let during = std::mem::take(&mut self.during);
         let setup = self.lockstep.setup;
         let both = self.lockstep.both(by);
@@ -294,6 +348,7 @@ impl Run<'_, '_> {
         let may_settle = LOCKS.contains(&name) && native[0] == "ok";
         while may_settle && *native != volume && Instant::now() < deadline {
             thread::sleep(Duration::from_millis(5));
+            let _server_or_keeper_lives = without_kill_of_both();
             let process = &mut self.lockstep.both(by)[1];
             process.ask(name, arguments);
             volume = process.answer()?;
@@ -301,28 +356,48 @@ impl Run<'_, '_> {
         Ok(volume)
     }
 
-    fn compare(&self, step: &Step, before: &[Step], native: &Value, volume: &Value) -> Verdict {
+    fn compare(&mut self, step: &Step, before: &[Step], native: &Value, volume: &Value) -> Result<Verdict, String> {
         let setup = self.lockstep.setup;
         let (native, volume) = (setup.comparable(native), setup.comparable(volume));
         if native == volume {
-            return Verdict::Equal;
+            return Ok(Verdict::Equal);
         }
-        let difference =
-            Observed { step, before, native: &native, volume: &volume, caching: setup.caching, kind: setup.kind };
-        match documented::row(&difference) {
-            _ if difference.is_of_old_stream() => Verdict::Equal,
+        let observed = Observed {
+            step,
+            before,
+            answers: &self.answers,
+            native: &native,
+            volume: &volume,
+            caching: setup.caching,
+            kind: setup.kind,
+            lost_both: kills_of_both() != self.kills_of_both,
+            is_directory: false,
+        };
+        if observed.is_of_old_stream() {
+            return Ok(Verdict::Equal);
+        }
+        let is_directory = is_directory(self.lockstep, step)?;
+        let observed = Observed { is_directory, ..observed };
+        Ok(match documented::row(&observed) {
             Some(row) => Verdict::Documented(row),
+            None if step.is("tree") => {
+                let by = step.by().map_or("", Actor::name);
+                Verdict::Different(only_differences(
+                    format!("the files that remain, as {by} sees them"),
+                    &native,
+                    &volume,
+                ))
+            }
             None => Verdict::Different(Difference {
                 step: step.to_string(),
                 native: native.to_string(),
                 volume: volume.to_string(),
             }),
-        }
+        })
     }
 
     /// Compares all files, as the volume shows them and as they are on the host.
     fn remaining(&mut self) -> Result<Verdict, String> {
-        let setup = self.lockstep.setup;
         for actor in [Actor::A, Actor::B, Actor::H] {
             if !self.used.contains(&actor) {
                 continue;
@@ -331,24 +406,22 @@ impl Run<'_, '_> {
             let both = self.lockstep.both(actor);
             both.iter_mut().for_each(|process| process.ask("tree", &[]));
             let [native, volume] = both.each_mut().map(ActorProcess::answer);
-            let (native, volume) = (setup.comparable(&native?), setup.comparable(&volume?));
-            if native == volume {
-                continue;
-            }
             let step = Step::Call { by: actor, name: "tree".to_owned(), arguments: Vec::new() };
-            let before = &self.program.0[..];
-            let (caching, kind) = (setup.caching, setup.kind);
-            let observed = Observed { step: &step, before, native: &native, volume: &volume, caching, kind };
-            return Ok(match documented::row(&observed) {
-                Some(row) => Verdict::Documented(row),
-                None => {
-                    let step = format!("the files that remain, as {} sees them", actor.name());
-                    Verdict::Different(only_differences(step, &native, &volume))
-                }
-            });
+            let verdict = self.compare(&step, &self.program.0, &native?, &volume?)?;
+            if verdict != Verdict::Equal {
+                return Ok(verdict);
+            }
         }
         Ok(Verdict::Equal)
     }
+}
+
+/// Whether the first argument of a call is the slot of a directory.
+fn is_directory(lockstep: &mut Lockstep, step: &Step) -> Result<bool, String> {
+    let (Some(by), Some(slot)) = (step.by(), step.slot()) else { return Ok(false) };
+    let native = &mut lockstep.both(by)[0];
+    native.ask("fstat", &[json!(slot)]);
+    Ok(native.answer()?[1]["mode"].as_str().is_some_and(|mode| mode.starts_with("0o4")))
 }
 
 /// The entries of two trees that differ.

@@ -65,13 +65,16 @@ pub enum Disturbance {
     KillKeeper,
     /// The server is killed while it handles the next call.
     KillServerDuring,
+    /// Both are killed at once, between two calls.
+    KillServerAndKeeper,
 }
 
-const DISTURBANCES: [(Disturbance, &str); 4] = [
+const DISTURBANCES: [(Disturbance, &str); 5] = [
     (Disturbance::DropCaches, "drop caches"),
     (Disturbance::KillServer, "kill server"),
     (Disturbance::KillKeeper, "kill keeper"),
     (Disturbance::KillServerDuring, "kill server during the next call"),
+    (Disturbance::KillServerAndKeeper, "kill server and keeper"),
 ];
 
 /// A step of a program.
@@ -82,6 +85,40 @@ pub enum Step {
 }
 
 impl Step {
+    pub fn by(&self) -> Option<Actor> {
+        match self {
+            Step::Call { by, .. } => Some(*by),
+            Step::Disturb(_) => None,
+        }
+    }
+
+    pub fn is(&self, wanted: &str) -> bool {
+        matches!(self, Step::Call { name, .. } if name == wanted)
+    }
+
+    pub fn is_any(&self, wanted: &[&str]) -> bool {
+        wanted.iter().any(|name| self.is(name))
+    }
+
+    /// Whether the line of the step contains this text.
+    pub fn has_word(&self, word: &str) -> bool {
+        self.to_string().contains(word)
+    }
+
+    /// Whether these numbers are the last arguments.
+    pub fn ends_with(&self, numbers: &[i64]) -> bool {
+        let Step::Call { arguments, .. } = self else { return false };
+        let first = arguments.len().saturating_sub(numbers.len());
+        arguments[first..].iter().map(Value::as_i64).eq(numbers.iter().copied().map(Some))
+    }
+
+    /// The slots of the files that the call uses, and the one into which it opens a file.
+    pub fn slots(&self) -> Vec<u64> {
+        let Step::Call { arguments, .. } = self else { return Vec::new() };
+        let slots = if self.is_any(&["openat", "reopen", "dup", "copy", "sendfile"]) { 2 } else { 1 };
+        arguments.iter().take(slots).filter_map(Value::as_u64).collect()
+    }
+
     /// The slot, if the first argument is one.
     pub fn slot(&self) -> Option<u64> {
         match self {

@@ -21,6 +21,13 @@ pub enum SourceKind {
     Bindfs,
 }
 
+impl SourceKind {
+    /// Whether the file system has file handles, and these last.
+    pub fn has_handles(self) -> bool {
+        !matches!(self, SourceKind::Overlay | SourceKind::Bindfs)
+    }
+}
+
 /// A file system with two equal directories: `native` and `shown`, which volumes show.
 pub struct SourceDisk {
     pub kind: SourceKind,
@@ -91,7 +98,9 @@ fn overlay() -> (PathBuf, Parts) {
 fn bindfs() -> (PathBuf, Parts) {
     let directory = disk_directory();
     fs::set_permissions(directory.path(), Permissions::from_mode(0o755)).expect("set");
-    let server = Stoppable::over(directory.path());
+    // Otherwise the kernel would show a file by one of its names as it was before a change by another one, for a second.
+    let server =
+        Stoppable::with_arguments(directory.path(), &["-o", "attr_timeout=0,entry_timeout=0,negative_timeout=0"]);
     let path = directory.path().to_owned();
     (path.clone(), vec![Box::new(MountedThere(path)), Box::new(server), Box::new(directory)])
 }

@@ -8,8 +8,9 @@ use std::sync::Arc;
 use rustix::fs::{FileType, Mode, OFlags, openat};
 use rustix::io::Errno;
 
+use super::super::attributes::attributes_of;
 use super::super::handle::FileHandle;
-use super::super::node::Node;
+use super::super::node::{FileIdentity, Node};
 use super::super::nodes::Nodes;
 use super::PassthroughFilesystem;
 use crate::session::NodeId;
@@ -40,6 +41,28 @@ impl PassthroughFilesystem {
             close_surplus(&self.nodes, self.held.used(node.id));
         }
         Ok(())
+    }
+
+    /// Separates the node of a deleted file from `file`, which has got its inode number. The descriptor that the node keeps prevents that
+    /// on file systems of the kernel. A server of FUSE is not told of it, and may give the number to another file at once.
+    pub(super) fn separate_replaced(&self, identity: &FileIdentity, file: BorrowedFd<'_>) {
+        if matches!(identity, FileIdentity::Handle { .. }) {
+            return;
+        }
+        let Some((node, held)) = self.nodes.find(identity).and_then(|node| Some((Arc::clone(&node), node.held()?)))
+        else {
+            return;
+        };
+        // The kernel has both inodes now, so another handle is that of another inode. It may be a hard link of the same file.
+        let handle = |file: BorrowedFd<'_>| FileHandle::of(file).ok().map(|(handle, _)| handle);
+        let is_gone = || match attributes_of(held.as_fd()) {
+            Ok(found) => found.stx_nlink == 0,
+            Err(errno) => [Errno::NOENT, Errno::STALE].contains(&errno),
+        };
+        if handle(held.as_fd()) != handle(file) && is_gone() {
+            node.forget_place();
+            self.nodes.separate(&node);
+        }
     }
 
     /// Records the name of a node without a lasting handle, so that the server finds the node again when its descriptor is closed.
