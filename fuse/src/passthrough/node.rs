@@ -12,10 +12,9 @@ use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 use std::sync::{Arc, Mutex, MutexGuard};
 
-use rustix::fs::{FileType, Mode, OFlags, Statx, openat};
+use rustix::fs::{AtFlags, FileType, Mode, OFlags, Statx, StatxFlags, openat, statx};
 use rustix::io::Errno;
 
-use super::attributes::attributes_of;
 use super::descriptor::reopen;
 use super::devices::device_of;
 use super::handle::FileHandle;
@@ -176,7 +175,8 @@ impl Node {
         let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let opened = openat(&*directory, &*name, flags, Mode::empty());
         let file = opened.map_err(|errno| if errno == Errno::NOENT { Errno::STALE } else { errno })?;
-        if self.is_of(&attributes_of(file.as_fd())?) { Ok(file) } else { Err(Errno::STALE) }
+        let found = statx(&file, c"", AtFlags::EMPTY_PATH, StatxFlags::BASIC_STATS)?;
+        if self.is_of(&found) { Ok(file) } else { Err(Errno::STALE) }
     }
 
     /// Whether `found` can be the file of this node.
