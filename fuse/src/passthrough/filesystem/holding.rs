@@ -60,7 +60,7 @@ impl PassthroughFilesystem {
             Err(errno) => [Errno::NOENT, Errno::STALE].contains(&errno),
         };
         if handle(held.as_fd()) != handle(file) && is_gone() {
-            node.forget_place();
+            node.forget_name();
             self.nodes.separate(&node);
         }
     }
