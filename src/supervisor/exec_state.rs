@@ -119,7 +119,7 @@ pub(super) fn become_program(path: &Path, mut state: ExecState, left_open: &[Bor
     let inherited = signal_record::record().is_none().then(record_left).flatten();
     let record = signal_record::record().or(inherited.as_ref().map(AsFd::as_fd));
     state.signals = record.as_ref().map(AsRawFd::as_raw_fd);
-    state.ready_fd = ready_fd::unwritten();
+    state.ready_fd = ready_fd::unwritten(|| ExecState::of_before()?.ready_fd);
     let set_flags = |flags: FdFlag| {
         let mut all = left_open.iter().chain(&record);
         all.try_for_each(|descriptor| fcntl(descriptor, FcntlArg::F_SETFD(flags)).map(drop))?;

@@ -14,8 +14,8 @@
 //! | `exec_state` | the state that a program passes to the one that it executes in an upgrade |
 //! | `installed` | where the programs of podfs are on disk |
 //! | [`log_format`] | the format of lines on standard error |
-//! | `ready_fd` | the descriptor to which the program writes when the pod is ready, also over an upgrade |
 //! | `signal_record` | the signals that this program has not obeyed yet, for the next program of an upgrade |
+//! | `ready_fd` | the descriptor to which the program writes when the pod is ready, also over an upgrade |
 //! | `long_step` | a line in the log when a step waits for a disk |
 //!
 //! One asynchronous task runs the pod, and it never blocks. Work that makes system calls on a mount (mounting a volume,

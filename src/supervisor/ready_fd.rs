@@ -10,8 +10,6 @@ use std::sync::{Mutex, MutexGuard};
 
 use nix::fcntl::{FcntlArg, FdFlag, fcntl};
 
-use super::exec_state::ExecState;
-
 /// The descriptor of this process.
 static READY_FD: Mutex<ReadyFd> = Mutex::new(ReadyFd::NotTaken);
 
@@ -50,12 +48,12 @@ pub(super) fn write(json: impl FnOnce() -> io::Result<Vec<u8>>) -> io::Result<()
     File::from(descriptor).write_all(&json()?)
 }
 
-/// The number of the descriptor, unless the object is written. A program that has not taken the descriptor knows the number from the
-/// program that has executed it.
-pub(super) fn unwritten() -> Option<RawFd> {
+/// The number of the descriptor, unless the object is written. `inherited` finds the number that the program which executed this one has
+/// left, for a program that has not taken the descriptor.
+pub(super) fn unwritten(inherited: impl FnOnce() -> Option<RawFd>) -> Option<RawFd> {
     match &*state() {
         ReadyFd::Waiting(descriptor) => Some(descriptor.as_raw_fd()),
-        ReadyFd::NotTaken => ExecState::of_before()?.ready_fd,
+        ReadyFd::NotTaken => inherited(),
         ReadyFd::Written => None,
     }
 }

@@ -62,7 +62,7 @@ const NODE: Layers = &[
 
 /// `src/supervisor`.
 const SUPERVISOR: Layers = &[
-    &["long_step", "signal_record"],
+    &["long_step", "ready_fd", "signal_record"],
     &["exec_state", "installed", "log_format", "run_dir"],
     &["server"],
     &["volume"],

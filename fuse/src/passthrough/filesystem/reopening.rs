@@ -75,8 +75,9 @@ impl PassthroughFilesystem {
             let volume = self.options.name.as_str();
             tracing::warn!(
                 volume,
-                "volume {volume:?}: {lost} open files lost their locks with the server and its keeper, because other \
-                 processes locked the same meanwhile; calls with them fail with EIO until they are closed"
+                "volume {volume:?}: {lost} open files lost their locks with the server and its keeper: other processes \
+                 locked the same meanwhile, or the files have no name any more; calls with them fail with EIO until they \
+                 are closed"
             );
         }
     }
