@@ -45,6 +45,8 @@ pub struct Freshness {
     changes_in_flight: u32,
     /// The version of the content that the kernel's pages have.
     content: Option<FileVersion>,
+    /// The kernel may still have pages of an earlier version.
+    has_old_pages: bool,
     rights: Vec<AccessRight>,
     /// The epoch of the connection over which podfs last wrote data of the file.
     epoch: u64,
@@ -134,12 +136,20 @@ impl Freshness {
         }
     }
 
-    /// Records that the kernel's pages have this content from now on. Returns whether they had it before.
+    /// Records that the kernel's pages have this content from now on, because the kernel drops older ones when it gets the answer to an
+    /// OPEN. Returns whether they had it before.
     pub fn opened(&mut self, found: &Attributes) -> bool {
         let version = FileVersion::of(found);
         let same = self.changes_in_flight > 0 || self.content.is_some_and(|content| !content.differs(&version));
         self.content = Some(version);
-        same
+        !std::mem::take(&mut self.has_old_pages) && same
+    }
+
+    /// Records that pages which the kernel reads from now on have this content, and that the kernel may still have older ones: podfs makes
+    /// it drop them, but does not wait for that.
+    pub fn begins_to_drop_pages(&mut self, found: &Attributes) {
+        self.content = Some(FileVersion::of(found));
+        self.has_old_pages = true;
     }
 
     /// The epoch of the connection over which podfs last wrote data of the file.
@@ -251,5 +261,42 @@ impl FileVersion {
     /// Whether the content is another one. A change of the mode alone does not change the content.
     fn differs(&self, other: &Self) -> bool {
         (self.size, self.mtime) != (other.size, other.mtime)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn of_size(size: u64) -> Attributes {
+        let time = Time::default();
+        Attributes {
+            kind: FileType::File,
+            mode: 0o644,
+            links: 1,
+            uid: 0,
+            gid: 0,
+            size,
+            used: size,
+            device: (0, 0),
+            fsid: 0,
+            fileid: 1,
+            atime: time,
+            mtime: time,
+            ctime: time,
+        }
+    }
+
+    #[test]
+    fn an_open_after_a_change_drops_pages_although_podfs_has_begun_to_drop_them() {
+        let (caching, now) = (Caching::default(), Instant::now());
+        let mut freshness = Freshness::default();
+        assert!(!freshness.opened(&of_size(18)));
+        assert!(freshness.opened(&of_size(18)));
+        // The release of the last open is not there yet, so the file counts as open.
+        assert_eq!(freshness.learn(&of_size(5), 1, now, &caching), AttributeChange::Changed);
+        freshness.begins_to_drop_pages(&of_size(5));
+        assert!(!freshness.opened(&of_size(5)), "the kernel may still have the old pages");
+        assert!(freshness.opened(&of_size(5)));
     }
 }

@@ -429,8 +429,7 @@ impl NfsFilesystem {
         if change == AttributeChange::Changed && node.is_open() {
             let mut freshness = node.freshness.borrow_mut();
             if let Some(found) = freshness.attributes().copied() {
-                // Pages that are read from now on are at least as new as this.
-                freshness.opened(&found);
+                freshness.begins_to_drop_pages(&found);
             }
             self.invalidator.drop_content(&self.notifier, node.id);
         }
@@ -443,7 +442,7 @@ impl NfsFilesystem {
         let nodes: Vec<_> = files.map(|open| Rc::clone(&open.node)).collect();
         for node in nodes {
             if let Ok(found) = self.fetch_attributes(&node).await {
-                node.freshness.borrow_mut().opened(&found);
+                node.freshness.borrow_mut().begins_to_drop_pages(&found);
             }
             self.invalidator.drop_content(&self.notifier, node.id);
         }
