@@ -266,7 +266,7 @@ impl<'a> Observed<'a> {
         is_lost()
             || (without(self.native) == without(self.volume)
                 && set_ids(self.native) >= set_ids(self.volume)
-                && !(self.volume.to_string().contains(CAPABILITY) && !self.native.to_string().contains(CAPABILITY)))
+                && (self.native.to_string().contains(CAPABILITY) || !self.volume.to_string().contains(CAPABILITY)))
     }
 }
 
