@@ -25,7 +25,7 @@ enum ReadyFd {
 /// Takes the descriptor that `--ready-fd` names.
 ///
 /// # Errors
-/// When the kernel does not set the descriptor's close-on-exec flag. The descriptor is closed then.
+/// When the kernel does not set the descriptor's close-on-exec flag. Closes the descriptor then.
 pub(crate) fn take(descriptor: OwnedFd) -> io::Result<()> {
     fcntl(&descriptor, FcntlArg::F_SETFD(FdFlag::FD_CLOEXEC))?;
     *state() = ReadyFd::Waiting(descriptor);
@@ -35,7 +35,7 @@ pub(crate) fn take(descriptor: OwnedFd) -> io::Result<()> {
 /// Writes the object that `json` makes, and closes the descriptor. Does nothing without `--ready-fd`, and after the first call.
 ///
 /// # Errors
-/// When the object cannot be made or written, for example because nobody reads. The descriptor is closed then, too.
+/// When the object cannot be made or written, for example because nobody reads. Closes the descriptor then, too.
 pub(super) fn write(json: impl FnOnce() -> io::Result<Vec<u8>>) -> io::Result<()> {
     let waiting = {
         let mut state = state();

@@ -172,7 +172,8 @@ pub fn options(server: &impl Serves) -> ExportOptions {
         reserved_port: false,
         ..MountRequest::new(export.clone(), nfs.ip(), BUDGET)
     };
-    let MountedExport { nfs, mountd, root, attributes, limits } = reach(&request).expect("the server answers");
+    let MountedExport { nfs, mountd, root, attributes, limits, one_user } =
+        reach(&request).expect("the server answers");
     let options = ExportOptions::new(export, nfs, root.as_bytes(), limits);
-    ExportOptions { mountd: Some(mountd), root_attributes: Some(attributes), ..options }
+    ExportOptions { mountd: Some(mountd), root_attributes: Some(attributes), one_user, ..options }
 }

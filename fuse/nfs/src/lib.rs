@@ -12,6 +12,7 @@
 //! | [`mountd`], [`portmap`] | the two services that mounting needs |
 //! | [`rpc`] | calls and replies over TCP; the client connects again when a connection is lost |
 //! | [`xdr`] | numbers and bytes in messages |
+//! | `squash` | whether a server takes all users for one |
 //! | `backoff` | pauses between attempts |
 //!
 //! The [`Policy`](rpc::Policy) of a call says whether the call waits for a server that does not answer. It comes from the mount's
@@ -56,6 +57,7 @@ pub mod mountd;
 pub mod portmap;
 pub mod rpc;
 pub mod server;
+mod squash;
 pub mod v3;
 pub mod xdr;
 

@@ -16,6 +16,7 @@ use crate::mountd::{self, MountdError};
 use crate::portmap;
 use crate::rpc::{Credential, Policy, RpcConnection, RpcError};
 use crate::server::{MAX_CONNECTIONS, Servers};
+use crate::squash::takes_all_for_one;
 use crate::v3::{self, Attributes, FsInfo, NfsFileHandle};
 
 /// The most time for one call to a portmapper.
@@ -148,6 +149,8 @@ pub struct MountedExport {
     pub attributes: Attributes,
     /// The largest READ and WRITE of the server.
     pub limits: Limits,
+    /// The server takes all users for one.
+    pub one_user: bool,
 }
 
 /// Finds the addresses, the root and the limits that serving an export needs, and keeps no connection. Blocks the thread.
@@ -159,7 +162,8 @@ pub fn reach(request: &MountRequest) -> Result<MountedExport, NfsMountError> {
     LocalSet::new().block_on(&runtime, async {
         let (export, mountd, attributes) = find(&Servers::default(), request).await?;
         let (nfs, root, limits) = (export.server().address(), export.root(), export.limits());
-        Ok(MountedExport { nfs, mountd, root, attributes, limits })
+        let one_user = takes_all_for_one(&export, &attributes).await;
+        Ok(MountedExport { nfs, mountd, root, attributes, limits, one_user })
     })
 }
 

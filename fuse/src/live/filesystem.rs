@@ -15,7 +15,7 @@
 //!    drop the pages once more.
 //!
 //! No signal ends a wait in step 2. So a child process makes that call: a killed server can end while the child waits
-//! ([`cache_invalidator`](crate::session::drop_content_of)).
+//! ([`page_invalidator`](crate::session::drop_content_of)).
 //!
 //! Threads lock the tree only for short times, and never while the kernel drops pages.
 

@@ -87,7 +87,8 @@ pub enum MountPointType {
 pub enum PermissionCheck {
     /// The kernel, by modes, owners and ACLs (`default_permissions`). Id-mapped mounts need this (`FUSE_ALLOW_IDMAP`).
     Kernel,
-    /// The file system, at each request. The kernel checks nothing, not even the search of a directory whose names it has cached.
+    /// The file system, at each request. The kernel checks nothing, not even the search of a directory whose names it has cached: only for
+    /// file systems that give all callers the same rights.
     FileSystem,
 }
 
@@ -210,7 +211,7 @@ impl PrivateMount {
         for (key, value) in settings {
             fsconfig_set_string(context.as_fd(), key, value).map_err(failed)?;
         }
-        // FU-03
+        // All users may enter (FU-03).
         fsconfig_set_flag(context.as_fd(), "allow_other").map_err(failed)?;
         if permissions == PermissionCheck::Kernel {
             fsconfig_set_flag(context.as_fd(), "default_permissions").map_err(failed)?;

@@ -55,6 +55,9 @@ pub struct ExportOptions {
     pub local_locks: LocalLocks,
     /// The user as which podfs makes calls.
     pub callers: ActAs,
+    /// The NFS server takes all users for one (`all_squash`).
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub one_user: bool,
     /// podfs reports every request on standard output.
     pub trace: bool,
 }
@@ -181,6 +184,7 @@ impl ExportOptions {
             with_attributes: true,
             local_locks: LocalLocks::default(),
             callers: ActAs::default(),
+            one_user: false,
             trace: false,
         }
     }
@@ -191,12 +195,14 @@ impl ExportOptions {
         Self { nfs: place.nfs, mountd: Some(place.mountd), ..self }
     }
 
-    /// Who checks permissions: the NFS server, which alone knows what it makes of a user (`all_squash`, `root_squash`, ACLs). A pod with
-    /// ids of its own needs id-mapped mounts, so the kernel checks there.
+    /// Who checks permissions. Where the NFS server takes all users for one, the kernel cannot know what a user may do. A pod with ids of
+    /// its own needs id-mapped mounts, so the kernel always checks there.
     pub fn permission_check(&self) -> PermissionCheck {
         match self.callers {
             ActAs::CallerInItsNamespace => PermissionCheck::Kernel,
-            _ => PermissionCheck::FileSystem,
+            ActAs::Nobody => PermissionCheck::FileSystem,
+            ActAs::Caller if self.one_user => PermissionCheck::FileSystem,
+            ActAs::Caller => PermissionCheck::Kernel,
         }
     }
 

@@ -9,11 +9,11 @@
 
 use std::sync::LazyLock;
 
-use crate::session::{CacheInvalidator, NodeId, Notifier};
+use crate::session::{NodeId, Notifier, PageInvalidator};
 
 /// The process that undoes stores in all volumes. It starts at the first store. Without it, a store stays until the kernel
 /// drops the page.
-static INVALIDATOR: LazyLock<Option<CacheInvalidator>> = LazyLock::new(|| CacheInvalidator::start("undo").ok());
+static INVALIDATOR: LazyLock<Option<PageInvalidator>> = LazyLock::new(|| PageInvalidator::start("undo").ok());
 
 /// Undoes stores to the files of one volume.
 pub struct Undo(Notifier);

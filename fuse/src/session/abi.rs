@@ -107,8 +107,6 @@ wire! {
     pub struct NotifyInvalInodeOut { ino: NodeId, off: i64, len: i64 }
     /// The arguments of ACCESS.
     pub struct AccessIn { mask: u32, padding: u32 }
-    /// Notifies the kernel that an entry of a directory is not valid any more; the name and a zero byte follow.
-    pub struct NotifyInvalEntryOut { parent: NodeId, namelen: u32, flags: u32 }
     /// Notifies the kernel to forget nodes that are unused; their ids follow.
     pub struct NotifyPruneOut { count: u32, padding: u32, spare: u64 }
     /// The argument of `FUSE_DEV_IOC_BACKING_OPEN`.
@@ -138,7 +136,6 @@ pub mod init {
     pub const HANDLE_KILLPRIV_V2: u64 = 1 << 28;
     pub const SETXATTR_EXT: u64 = 1 << 29;
     pub const INIT_EXT: u64 = 1 << 30;
-    pub const HAS_EXPIRE_ONLY: u64 = 1 << 35;
     pub const PASSTHROUGH: u64 = 1 << 37;
     pub const HAS_RESEND: u64 = 1 << 39;
     pub const ALLOW_IDMAP: u64 = 1 << 40;
@@ -177,10 +174,6 @@ pub const URING_REGISTER: u32 = 1;
 pub const URING_COMMIT_AND_FETCH: u32 = 2;
 /// The code of a notification: the kernel drops its cached content of a node.
 pub const NOTIFY_INVAL_INODE: i32 = 2;
-/// The code of a notification: an entry of a directory is not valid any more.
-pub const NOTIFY_INVAL_ENTRY: i32 = 3;
-/// The kernel asks for the entry when it needs it next, and keeps what is mounted on it (Linux 6.2, with [`init::HAS_EXPIRE_ONLY`]).
-pub const EXPIRE_ONLY: u32 = 1 << 0;
 /// The code of a notification: the kernel sends again all requests that were read and not answered (Linux 6.9).
 pub const NOTIFY_RESEND: i32 = 7;
 /// The code of a notification: the kernel forgets these nodes if they are unused (Linux 6.18).

@@ -1,6 +1,6 @@
 //! Answers: results as bytes for the kernel.
 
-use std::ffi::{CString, OsStr};
+use std::ffi::OsStr;
 use std::io::{self, IoSlice};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -9,9 +9,8 @@ use rustix::io::Errno;
 use zerocopy::{Immutable, IntoBytes};
 
 use super::abi::{
-    AttrOut, CopyFileRangeOut, Dirent, EXPIRE_ONLY, EntryOut, FileLock, GetxattrOut, Kstatfs, LseekOut,
-    NOTIFY_INVAL_ENTRY, NOTIFY_INVAL_INODE, NOTIFY_PRUNE, NotifyInvalEntryOut, NotifyInvalInodeOut, NotifyPruneOut,
-    OpenOut, OutHeader, StatxOut, UNIQUE_RESEND, WriteOut,
+    AttrOut, CopyFileRangeOut, Dirent, EntryOut, FileLock, GetxattrOut, Kstatfs, LseekOut, NOTIFY_INVAL_INODE,
+    NOTIFY_PRUNE, NotifyInvalInodeOut, NotifyPruneOut, OpenOut, OutHeader, StatxOut, UNIQUE_RESEND, WriteOut,
 };
 use super::ids::NodeId;
 use super::ring_reply::RingReply;
@@ -152,7 +151,7 @@ pub struct Notifier {
 
 impl Notifier {
     /// Lets the kernel drop its cached pages and attributes of a node. This waits for pages that are being read, and no
-    /// signal ends the wait: see [`CacheInvalidator`](super::CacheInvalidator).
+    /// signal ends the wait: see [`PageInvalidator`](super::PageInvalidator).
     ///
     /// # Errors
     /// When the kernel does not know the node, or the file system is unmounted.
@@ -169,19 +168,6 @@ impl Notifier {
     pub fn drop_attributes(&self, node: NodeId) -> io::Result<()> {
         let kernel = Responder::of_device(&self.device, 0);
         kernel.write(NOTIFY_INVAL_INODE, NotifyInvalInodeOut { ino: node, off: -1, len: 0 }.as_bytes(), &[])
-    }
-
-    /// Lets the kernel look a name up when it needs it next. This waits for calls that change the directory, and no signal ends the wait:
-    /// see [`CacheInvalidator`](super::CacheInvalidator). Only with [`init::HAS_EXPIRE_ONLY`](super::abi::init::HAS_EXPIRE_ONLY): other kernels would unmount what is mounted
-    /// on the entry.
-    ///
-    /// # Errors
-    /// When the kernel does not know the entry, or the file system is unmounted.
-    pub(super) fn expire_name(&self, parent: NodeId, name: &CString) -> io::Result<()> {
-        let kernel = Responder::of_device(&self.device, 0);
-        let namelen = u32::try_from(name.count_bytes()).map_err(io::Error::other)?;
-        let header = NotifyInvalEntryOut { parent, namelen, flags: EXPIRE_ONLY };
-        kernel.write(NOTIFY_INVAL_ENTRY, header.as_bytes(), name.as_bytes_with_nul())
     }
 
     /// Lets the kernel forget nodes of regular files unless a caller, an open file or a mapping uses them. The kernel waits

@@ -27,9 +27,9 @@
 
 pub mod abi;
 pub mod answer;
-mod cache_invalidator;
 pub mod ids;
 mod input;
+mod page_invalidator;
 pub mod polled;
 mod readers;
 pub mod request;
@@ -51,9 +51,9 @@ use crate::label::VolumeLabel;
 use abi::{InitOut, MAJOR, MINOR, init};
 use answer::Responder;
 pub use answer::{Answer, DeferredAnswer, Exchange, Notifier, ReaddirEntry};
-pub use cache_invalidator::{CacheInvalidator, drop_content_of};
 pub use ids::{HandleId, LockOwner, NodeId};
 pub use input::InputBuffer;
+pub use page_invalidator::{PageInvalidator, drop_content_of};
 pub use polled::PolledSession;
 use readers::Readers;
 pub use request::{FuseOperation, Request, operation_name};

@@ -86,6 +86,7 @@ impl ReachedExport {
         let serving = ExportOptions {
             read_only: access == ContainerAccess::ReadOnly,
             callers: callers(Backend::User, options, pod),
+            one_user: reached.one_user,
             trace: setting.trace,
             ..serving(source, options, &reached)
         };

@@ -40,6 +40,7 @@ const PODFS_NFS: Layers = &[
     &["v3"],
     &["error", "mountd", "portmap", "server"],
     &["export"],
+    &["squash"],
     &["mount"],
     &["lib"],
 ];

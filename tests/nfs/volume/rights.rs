@@ -9,7 +9,7 @@ use std::path::Path;
 use std::process::{Command, Output};
 
 use crate::common::eventually;
-use crate::mounted::{Mounted, Serves, Shown};
+use crate::mounted::{Mounted, Serves, Shown, options};
 use crate::nfs_rig::ganesha::{Access, Export, Setup, Squash};
 use crate::nfs_rig::{Ganesha, Proxy};
 
@@ -118,7 +118,13 @@ fn root_may_do_what_the_server_lets_it() {
 fn users_of_an_export_that_squashes_everybody_may_do_what_the_server_lets_them() {
     let exports = vec![Export { squash: Squash::Everybody, anonymous: (65534, 65534), ..Export::named("/export") }];
     let server = Ganesha::with(Setup { exports, ..Setup::default() });
-    let shown = shown(&server);
+    // A directory in the root shows that an unknown user is its owner to the server. The root itself is for everybody.
+    let exported = &server.exported();
+    fs::set_permissions(exported, fs::Permissions::from_mode(0o777)).expect("set");
+    fs::create_dir(exported.join("there")).expect("made");
+    chown(exported.join("there"), Some(65534), Some(65534)).expect("given");
+    let shown = Mounted::new(&server).shown();
+    fs::remove_dir(exported.join("there")).expect("removed");
     for uid in [1234, 0] {
         for command in [
             "mkdir $1/own && echo one > $1/own/file && echo two >> $1/own/file && grep -q two $1/own/file",
@@ -141,10 +147,7 @@ fn a_user_cannot_use_names_that_another_one_has_cached_below_a_private_directory
     const OWNER: u32 = 1000;
     const OTHER: u32 = 2000;
     let server = Ganesha::start();
-    // The kernel would keep names for an hour.
-    let shown =
-        Mounted::with(&server, |options| (options.caching.acdirmin, options.caching.acdirmax) = (3600, 3600)).shown();
-    fs::set_permissions(server.exported(), fs::Permissions::from_mode(0o777)).expect("set");
+    let shown = shown(&server);
     let uses = [
         "stat $1/private/file",
         "cat $1/private/file",
@@ -171,15 +174,50 @@ fn a_user_cannot_use_names_that_another_one_has_cached_below_a_private_directory
     may(OWNER, "chmod 755 $1/private", shown.path());
     may(OTHER, "cat $1/private/file && stat $1/private/below/file", shown.path());
     may(OWNER, "chmod 700 $1/private", shown.path());
-    eventually("the kernel asks about the names again", || {
-        !run(OTHER, &[OTHER], "stat $1/private/file || stat $1/private/below", shown.path()).status.success()
-    });
     uses.iter().for_each(|command| may_not(OTHER, command, shown.path()));
     may(OWNER, "cat $1/private/file", shown.path());
 }
 
 #[test]
-fn names_below_a_private_directory_need_no_call_while_podfs_knows_them() {
+fn an_export_in_which_users_differ_is_not_taken_for_one_that_squashes_them() {
+    for squash in [Squash::Nobody, Squash::Root] {
+        let exports = vec![Export { squash, ..Export::named("/export") }];
+        let server = Ganesha::with(Setup { exports, ..Setup::default() });
+        for (name, uid, mode) in [("a", 65534, 0o755), ("b", 1000, 0o700), ("c", 0, 0o755), ("d", 1001, 0o777)] {
+            fs::create_dir(server.exported().join(name)).expect("made");
+            fs::set_permissions(server.exported().join(name), fs::Permissions::from_mode(mode)).expect("set");
+            chown(server.exported().join(name), Some(uid), Some(uid)).expect("given");
+        }
+        assert!(!options(&server).one_user);
+    }
+}
+
+#[test]
+fn a_user_whom_the_server_refuses_a_name_does_not_disturb_those_who_use_it() {
+    let server = Ganesha::start();
+    let shown = shown(&server);
+    may(1000, "mkdir -p $1/private/below && chmod 700 $1/private", shown.path());
+    // The owner works there, and another file system is mounted there.
+    let below = shown.path().join("private/below");
+    let nested = below.join("nested");
+    may(1000, "mkdir $1/private/below/nested", shown.path());
+    nix::mount::mount(Some("none"), &nested, Some("tmpfs"), nix::mount::MsFlags::empty(), None::<&str>)
+        .expect("mounted");
+    let fifo = "cd $1/private/below && touch $1/ready && while [ ! -e $1/go ]; do sleep 0.01; done; /bin/pwd";
+    let place = shown.path().to_owned();
+    let owner = std::thread::spawn(move || run(1000, &[1000], fifo, &place));
+    eventually("the owner is there", || server.exported().join("ready").exists());
+    may_not(2000, "stat $1/private/below", shown.path());
+    may_not(2000, "stat $1/private/below/nested", shown.path());
+    fs::write(shown.path().join("go"), "").expect("written");
+    let output = owner.join().expect("no panic");
+    let is_mounted = fs::read_to_string("/proc/self/mountinfo").expect("a table").contains(&*nested.to_string_lossy());
+    let _ = nix::mount::umount2(&nested, nix::mount::MntFlags::MNT_DETACH);
+    assert!(output.status.success() && is_mounted, "{output:?} {is_mounted}");
+}
+
+#[test]
+fn names_below_a_private_directory_need_no_call_while_the_kernel_knows_them() {
     let server = Ganesha::start();
     let proxied = Proxied { proxy: Proxy::start(server.address()), mountd: server.mount_address() };
     let shown = Mounted::new(&proxied).shown();

@@ -60,13 +60,6 @@ struct FileVersion {
     ctime: Time,
 }
 
-/// A version of a directory. Each change of its names, its mode or its owner gives it another one.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct DirectoryVersion {
-    mtime: Time,
-    ctime: Time,
-}
-
 #[derive(Debug)]
 struct AccessRight {
     credential: Credential,
@@ -93,18 +86,6 @@ impl Freshness {
     /// The last attributes.
     pub fn attributes(&self) -> Option<&Attributes> {
         self.attributes.as_ref()
-    }
-
-    /// The version of a directory, while its attributes are valid.
-    pub fn directory_version(&self, now: Instant) -> Option<DirectoryVersion> {
-        let attributes = self.attributes.as_ref().filter(|_| !self.remaining(now).is_zero())?;
-        Some(DirectoryVersion { mtime: attributes.mtime, ctime: attributes.ctime })
-    }
-
-    /// Whether the mode of a directory lets every user search it. The server may still refuse a user.
-    pub fn all_may_search(&self) -> bool {
-        const SEARCH: u32 = 0o111;
-        self.attributes.as_ref().is_some_and(|attributes| attributes.mode & SEARCH == SEARCH)
     }
 
     /// The time for which the attributes are still valid.
@@ -224,16 +205,6 @@ impl Freshness {
             self.rights.remove(0);
         }
         self.rights.push(AccessRight { credential, granted, requested, ctime, at: now });
-    }
-
-    /// Records a right that a call of this credential has just shown.
-    pub fn learn_right(&mut self, credential: &Credential, shown: u32, now: Instant, caching: &Caching) {
-        if self.right(credential, 0, now, caching).is_none() {
-            return self.set_right(credential.clone(), shown, shown, now);
-        }
-        if let Some(known) = self.rights.iter_mut().find(|known| known.credential == *credential) {
-            (known.granted, known.requested) = (known.granted | shown, known.requested | shown);
-        }
     }
 
     fn keep(&mut self, found: &Attributes, query: u64, now: Instant, caching: &Caching, unchanged: bool) {

@@ -13,7 +13,7 @@ use podfs_nfs::rpc::Credential;
 use podfs_nfs::v3::{FileType, NfsFileHandle};
 use rustix::io::Errno;
 
-use super::freshness::{DirectoryVersion, Freshness};
+use super::freshness::Freshness;
 use super::name::{Name, SharedName};
 use super::state::{HANDLE_LENGTH, NfsNodeCell, SILLY, no_memory, read_bytes, write_bytes};
 use crate::nfs::file_type::{file_type, kind_of};
@@ -36,8 +36,6 @@ pub struct NfsNode {
     handle: Cell<NfsFileHandle>,
     record: RefCell<OwnedCell<NfsNodeCell>>,
     name: SharedName,
-    /// The version that the directory had when the server last reported this name.
-    reported_in: Cell<Option<DirectoryVersion>>,
     opens: Cell<u32>,
     /// OPENs that are not answered yet.
     opening: Cell<u32>,
@@ -58,8 +56,8 @@ impl NfsNode {
     fn new(id: NodeId, found: NewNfsNode, record: OwnedCell<NfsNodeCell>, name: Option<Rc<Name>>) -> Self {
         let NewNfsNode { handle, kind, fileid } = found;
         let (handle, record, name) = (Cell::new(handle), RefCell::new(record), RefCell::new(name));
-        let (freshness, remover, reported_in, opens, opening) = Default::default();
-        Self { id, kind, fileid, freshness, remover, handle, record, name, reported_in, opens, opening }
+        let (freshness, remover, opens, opening) = Default::default();
+        Self { id, kind, fileid, freshness, remover, handle, record, name, opens, opening }
     }
 
     /// The server's handle of the file.
@@ -72,18 +70,7 @@ impl NfsNode {
         self.name.borrow().clone()
     }
 
-    /// Records that the server has just reported its name in a directory of this version.
-    pub fn set_reported(&self, directory: Option<DirectoryVersion>) {
-        self.reported_in.set(directory);
-    }
-
-    /// Whether the server has reported its name in this version of the directory: the name is still there.
-    pub fn is_reported_in(&self, directory: DirectoryVersion) -> bool {
-        self.reported_in.get() == Some(directory)
-    }
-
     fn set_name(&self, name: Option<Rc<Name>>) {
-        self.reported_in.set(None);
         self.record.borrow().name.store(name.as_ref().map_or(0, |name| name.word()), Release);
         // The cells of the earlier name are freed only now, when the node's cell does not refer to them any more.
         drop(self.name.replace(name));
@@ -257,13 +244,8 @@ impl NfsNodes {
             }
             None => self.insert(found, at)?,
         };
-        self.look_up(&node);
-        Ok(node)
-    }
-
-    /// Counts a lookup of a known node, because the answer shows the node to the kernel.
-    pub fn look_up(&self, node: &NfsNode) {
         node.record.borrow().lookups.fetch_add(1, Release);
+        Ok(node)
     }
 
     fn insert(&self, found: NewNfsNode, at: Option<(NodeId, &[u8])>) -> Result<Rc<NfsNode>, Errno> {
@@ -367,12 +349,6 @@ impl NfsNodes {
                 table.remove(id);
             }
         }
-    }
-
-    /// The names in a directory under which nodes were found last.
-    pub fn names_in(&self, directory: NodeId) -> Vec<Box<[u8]>> {
-        let table = self.table.borrow();
-        table.by_name.keys().filter(|(parent, _)| *parent == directory).map(|(_, name)| name.clone()).collect()
     }
 
     /// All nodes.

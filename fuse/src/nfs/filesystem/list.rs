@@ -197,7 +197,6 @@ impl NfsFilesystem {
             self.forget(node.id, 1);
             return None;
         }
-        self.record_report(directory, &node);
         let holds = node.freshness.borrow().remaining(Instant::now());
         Some(entry(node.id, self.converter.attr(&attributes, node.is_silly()), self.name_holds(directory), holds))
     }

@@ -9,14 +9,13 @@ use std::time::{Duration, Instant};
 
 use podfs_nfs::export::CallOptions;
 use podfs_nfs::rpc::Credential;
-use podfs_nfs::v3::{Attributes, FileType, FsStat, NfsFileHandle, NfsStatus, access};
+use podfs_nfs::v3::{Attributes, FileType, FsStat, NfsFileHandle, NfsStatus};
 use rustix::io::Errno;
 use tokio::time::timeout;
 
 use super::attributes::{attributes, entry};
 use super::nfs_request::NfsRequest;
 use super::{NfsAnswer, NfsFilesystem, new_node};
-use crate::mount::private::PermissionCheck;
 use crate::nfs::client_state::freshness::AttributeChange;
 use crate::nfs::client_state::node::NfsNode;
 use crate::nfs::options::LookupCache;
@@ -64,9 +63,6 @@ impl NfsFilesystem {
         nfs_request: &NfsRequest,
     ) -> Result<NfsAnswer, Errno> {
         let credential = self.credential(nfs_request);
-        if let Some(entry) = self.known_entry(parent, name, &credential) {
-            return Ok(Answer::Entry(entry).into());
-        }
         match self.find(parent, name, &credential).await {
             Ok((_, entry)) => Ok(Answer::Entry(entry).into()),
             Err(Errno::NOENT) if self.options.caching.lookups == LookupCache::All => {
@@ -92,40 +88,7 @@ impl NfsFilesystem {
         if let Some(directory) = &looked.directory {
             self.learn(parent, directory, query);
         }
-        parent.freshness.borrow_mut().learn_right(credential, access::LOOKUP, Instant::now(), &self.options.caching);
-        let found = self.enter(parent, name, looked.handle, looked.attributes, query).await?;
-        self.record_report(parent, &found.0);
-        Ok(found)
-    }
-
-    /// Records that the server has just reported the name of `node` in `directory`.
-    pub(super) fn record_report(&self, directory: &NfsNode, node: &NfsNode) {
-        node.set_reported(directory.freshness.borrow().directory_version(Instant::now()));
-    }
-
-    /// The entry of a name, if podfs knows without a call that the name is there, and that the server lets the caller look it up. The
-    /// kernel asks about each name in a directory whose names it may not cache.
-    fn known_entry(&self, parent: &NfsNode, name: &[u8], credential: &Credential) -> Option<EntryOut> {
-        let caching = &self.options.caching;
-        let now = Instant::now();
-        if caching.lookups == LookupCache::None || self.kernel_may_keep_names(parent) {
-            return None;
-        }
-        let node = self.state.nodes.at(parent.id, name)?;
-        {
-            let directory = parent.freshness.borrow();
-            let may_look = directory.right(credential, access::LOOKUP, now, caching)? & access::LOOKUP != 0;
-            if !may_look || !node.is_reported_in(directory.directory_version(now)?) {
-                return None;
-            }
-        }
-        let holds = node.freshness.borrow().remaining(now);
-        if holds.is_zero() || self.writeback().has_data(node.id) {
-            return None;
-        }
-        let found = *node.freshness.borrow().attributes()?;
-        self.state.nodes.look_up(&node);
-        Some(entry(node.id, self.converter.attr(&found, node.is_silly()), self.name_holds(parent), holds))
+        self.enter(parent, name, looked.handle, looked.attributes, query).await
     }
 
     /// The node of the file that was found under a name, with its entry for the kernel. `query` is the number of the call that
@@ -162,17 +125,11 @@ impl NfsFilesystem {
 
     /// The time for which the kernel may cache a name in a directory.
     pub(super) fn name_holds(&self, directory: &NfsNode) -> Duration {
-        if self.options.caching.lookups == LookupCache::None || !self.kernel_may_keep_names(directory) {
+        if self.options.caching.lookups == LookupCache::None {
             return Duration::ZERO;
         }
         let remaining = directory.freshness.borrow().remaining(Instant::now());
         remaining.max(self.options.caching.shortest(directory.kind))
-    }
-
-    /// Whether the kernel may cache names in a directory. Where the NFS server checks permissions, the kernel uses a cached name for every
-    /// caller, so the kernel may cache only names in directories that every user may search.
-    fn kernel_may_keep_names(&self, directory: &NfsNode) -> bool {
-        self.options.permission_check() == PermissionCheck::Kernel || directory.freshness.borrow().all_may_search()
     }
 
     pub(super) async fn attributes(&self, node: &Rc<NfsNode>) -> Result<NfsAnswer, Errno> {

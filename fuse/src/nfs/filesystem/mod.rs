@@ -5,10 +5,9 @@
 //! 1. *Close-to-open.* An open sees the content of the last close, by any client: OPEN fetches the attributes, and the kernel
 //!    keeps its pages only if they have the file's current content. close(2) and fsync(2) wait until the NFS server has all data on
 //!    disk, and return write errors.
-//! 2. The NFS server checks permissions: it alone knows what it makes of a user. OPEN, OPENDIR and ACCESS ask it, and every other request
-//!    goes to it with the caller's credential. The kernel caches a name for all callers, so it caches only names in directories that
-//!    every user may search. In a pod with ids of its own the kernel checks by mode, too. Reads and writes have the credential of the
-//!    open.
+//! 2. The kernel checks permissions by mode (`default_permissions`), and OPEN and OPENDIR ask the NFS server, too: the NFS server decides
+//!    what root may do. Where the NFS server takes all users for one, the kernel cannot know what they may do: there it checks nothing,
+//!    and the NFS server alone decides (`rights`). Reads and writes have the credential of the open.
 //! 3. A call that makes or removes a file takes effect once, even if the NFS server or this process is killed in between
 //!    (`client_state::calls`). If podfs does not know whether the call took effect, it examines the outcome (`call_effects`).
 //! 4. A file that is removed while it is open gets another name until it is closed (`silly`).
@@ -55,7 +54,7 @@ use std::time::Instant;
 use podfs_nfs::export::{CallOptions, Export};
 use podfs_nfs::rpc::Credential;
 use podfs_nfs::server::NfsServer;
-use podfs_nfs::v3::{Attributes, FileType, FsStat, WccData};
+use podfs_nfs::v3::{Attributes, FsStat, WccData};
 use rustix::io::Errno;
 
 use super::client_state::ClientState;
@@ -67,11 +66,10 @@ use super::options::ExportOptions;
 use super::writeback::log::{InheritedRecord, Log};
 use super::writeback::{WriteParameters, Writeback};
 use crate::caller::credentials::{ActAs, Credentials};
-use crate::mount::private::PermissionCheck;
 use crate::region::Region;
 use crate::region::cells::OwnedCell;
 use crate::session::abi::init;
-use crate::session::{Answer, CacheInvalidator, FuseOperation, NodeId, Notifier, Request, WantedFeatures};
+use crate::session::{Answer, FuseOperation, NodeId, Notifier, PageInvalidator, Request, WantedFeatures};
 use at_once::{ChangesUnderWay, Removals};
 use attributes::AttributeConverter;
 use nfs_request::NfsRequest;
@@ -105,7 +103,7 @@ pub struct NfsFilesystem {
     order: CallSequence,
     converter: AttributeConverter,
     notifier: Notifier,
-    invalidator: CacheInvalidator,
+    invalidator: PageInvalidator,
     writeback: OnceCell<Writeback<ExportStore>>,
     /// Files whose names are being removed.
     removals: Removals,
@@ -121,8 +119,6 @@ pub struct NfsFilesystem {
     is_locking_logged: Cell<bool>,
     /// The log has a warning about a directory whose listing does not end.
     is_loop_logged: Cell<bool>,
-    /// The kernel forgets names at podfs's word.
-    can_expire_names: bool,
     /// The server has READDIRPLUS.
     has_readdirplus: Cell<bool>,
 }
@@ -137,7 +133,6 @@ pub fn wanted_features(options: &ExportOptions) -> WantedFeatures {
         | init::EXPLICIT_INVAL_DATA
         // The NFS server removes setuid and setgid from a file that is written.
         | init::HANDLE_KILLPRIV_V2
-        | init::HAS_EXPIRE_ONLY
         | init::HAS_RESEND;
     if options.with_attributes {
         flags |= init::DO_READDIRPLUS | init::READDIRPLUS_AUTO;
@@ -178,13 +173,12 @@ impl NfsFilesystem {
     /// When no thread can be started.
     pub fn start(setup: NfsFilesystemSetup, log: Log, inherited: Vec<InheritedRecord>) -> io::Result<Rc<Self>> {
         let NfsFilesystemSetup { options, export, region, state, root, notifier } = setup;
-        let can_expire_names = region.accepted().is_some_and(|accepted| accepted & init::HAS_EXPIRE_ONLY != 0);
         let parameters = WriteParameters { wsize: export.limits().write as usize, stable: options.stable };
         let filesystem = Rc::new(Self {
             converter: AttributeConverter { fsid: root.get().fsid, block: export.limits().write.next_power_of_two() },
             credentials: Credentials::new(options.callers),
             order: CallSequence::default(),
-            invalidator: CacheInvalidator::start("nfs-drop")?,
+            invalidator: PageInvalidator::start("nfs-drop")?,
             notifier,
             writeback: OnceCell::new(),
             removals: Removals::default(),
@@ -198,7 +192,6 @@ impl NfsFilesystem {
             mountd: Cell::new(options.mountd),
             options,
             export,
-            can_expire_names,
             state,
         });
         let writeback = Writeback::new(log, inherited, ExportStore::new(&filesystem), parameters);
@@ -390,10 +383,8 @@ impl NfsFilesystem {
             return AttributeChange::Outdated;
         }
         let caching = &self.options.caching;
-        let was_open_to_all = node.freshness.borrow().all_may_search();
         let change = node.freshness.borrow_mut().learn(found, query, Instant::now(), caching);
         self.react(node, change);
-        self.expire_names_if_closed(node, was_open_to_all);
         if node.id == NodeId::ROOT {
             self.root.borrow().set(found);
         }
@@ -404,23 +395,8 @@ impl NfsFilesystem {
     fn changed(&self, node: &NfsNode, around: &WccData) {
         let caching = &self.options.caching;
         let number = self.order.next();
-        let was_open_to_all = node.freshness.borrow().all_may_search();
         let change = node.freshness.borrow_mut().changed_here(around, true, number, Instant::now(), caching);
         self.react(node, change);
-        self.expire_names_if_closed(node, was_open_to_all);
-    }
-
-    /// If not every user may search a directory any more, the kernel asks about each of its names from now on.
-    fn expire_names_if_closed(&self, node: &NfsNode, was_open_to_all: bool) {
-        if was_open_to_all
-            && node.kind == FileType::Directory
-            && !node.freshness.borrow().all_may_search()
-            && self.can_expire_names
-            && self.options.permission_check() == PermissionCheck::FileSystem
-        {
-            let names = self.state.nodes.names_in(node.id);
-            names.iter().for_each(|name| self.invalidator.expire_name(&self.notifier, node.id, name));
-        }
     }
 
     /// After a change by another client, the kernel's pages have the old content. If the file is open, the kernel drops them now;

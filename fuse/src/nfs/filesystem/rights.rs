@@ -1,4 +1,9 @@
 //! The rights of users: the NFS server decides, and podfs caches its answers.
+//!
+//! An export that takes all users for one (`all_squash`, `sec=none`) is mounted without `default_permissions`: owner and mode say nothing about
+//! the caller. There the kernel sends ACCESS, and uses a name that it has cached for every caller. That is right because the server
+//! gives all callers the same rights. In other exports it would be wrong: the kernel would have to ask at each step of a path, and after a
+//! refusal would unmount what is mounted below the refused name, for every user (`fuse_dentry_revalidate`).
 
 use std::rc::Rc;
 use std::time::Instant;

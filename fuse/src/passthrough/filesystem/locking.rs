@@ -2,7 +2,7 @@
 //!
 //! A caller that has got a lock sees what the last holder wrote, also if that holder is a process of the host or uses another volume. So
 //! the kernel drops its cached attributes of the file after the lock is granted and before the caller has the answer. It drops
-//! cached content, too, if it does not read the source by itself: that may wait for a request (`CacheInvalidator`), so a thread of
+//! cached content, too, if it does not read the source by itself: that may wait for a request (`PageInvalidator`), so a thread of
 //! its own does it, and answers. Before such a file is unlocked, the kernel writes what callers stored through mappings.
 
 use std::sync::Arc;
